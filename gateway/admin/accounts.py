@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ _ACTOR = "admin"
 _WORKERS_TIMEOUT = 2.0
 _LIMITS = [{"name": "minute", "unit": "requests", "capacity": 600, "window": 60.0}]
 _KEY: Json = {"description": "The id of a key, not its text.", "example": "key_5f2c51d0a7be9f2c"}
+_operation = partial(Operation, tag="accounts")
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,10 +101,9 @@ class TenantController(Controller):
 
     @get(
         "/",
-        operation=Operation(
+        operation=_operation(
             id="list_tenants",
             summary="All tenants",
-            tag="accounts",
             errors=(DependencyUnavailable,),
         ),
     )
@@ -113,10 +114,9 @@ class TenantController(Controller):
 
     @post(
         "/",
-        operation=Operation(
+        operation=_operation(
             id="create_tenant",
             summary="Create a tenant",
-            tag="accounts",
             errors=(Conflict, DependencyUnavailable),
             body=(Content(example={"id": "acme", "name": "Acme Ltd.", "limits": _LIMITS}),),
         ),
@@ -137,10 +137,9 @@ class TenantController(Controller):
 
     @get(
         "/{tenant:str}",
-        operation=Operation(
+        operation=_operation(
             id="get_tenant",
             summary="One tenant",
-            tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             about={"tenant": TENANT},
         ),
@@ -151,10 +150,9 @@ class TenantController(Controller):
 
     @put(
         "/{tenant:str}/limits",
-        operation=Operation(
+        operation=_operation(
             id="set_tenant_limits",
             summary="Replace a tenant's limits",
-            tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example=_LIMITS),),
             about={"tenant": TENANT},
@@ -179,10 +177,9 @@ class KeyController(Controller):
 
     @get(
         "/",
-        operation=Operation(
+        operation=_operation(
             id="list_keys",
             summary="The keys of a tenant, or all",
-            tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             about={"tenant": TENANT},
         ),
@@ -198,10 +195,9 @@ class KeyController(Controller):
 
     @post(
         "/",
-        operation=Operation(
+        operation=_operation(
             id="create_key",
             summary="Create a key",
-            tag="accounts",
             errors=(NotFound, Conflict, DependencyUnavailable),
             body=(Content(example={"tenant": "acme", "name": "website"}),),
         ),
@@ -231,10 +227,9 @@ class KeyController(Controller):
 
     @put(
         "/{key:str}/limits",
-        operation=Operation(
+        operation=_operation(
             id="set_key_limits",
             summary="Replace a key's limits",
-            tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example=_LIMITS),),
             about={"key": _KEY},
@@ -254,10 +249,9 @@ class KeyController(Controller):
     @delete(
         "/{key:str}",
         status_code=200,
-        operation=Operation(
+        operation=_operation(
             id="revoke_key",
             summary="Revoke a key",
-            tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             about={"key": _KEY},
         ),

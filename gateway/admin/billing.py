@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,8 +12,8 @@ from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.openapi import TENANT
-from gateway.api.grouping import parse_group_by
 from gateway.api.openapi_parts import MOMENT, Content, Json, Operation
+from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger import rendering
 from gateway.ledger.invoices import Invoice
@@ -30,6 +31,7 @@ _MONTH: Json = {
     "example": "2026-11",
 }
 _AS_CSV = Content(media="text/csv", schema={"type": "string"})
+_operation = partial(Operation, tag="billing")
 
 
 class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "from", "until": "to"}):
@@ -53,10 +55,9 @@ class BillingController(Controller):
 
     @get(
         "/usage",
-        operation=Operation(
+        operation=_operation(
             id="get_usage",
             summary="Usage of a tenant, or of all",
-            tag="billing",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
             answers={200: (Content(type=UsagePage, summary="A row for each group"), _AS_CSV)},
             about={
@@ -84,8 +85,8 @@ class BillingController(Controller):
         """Return usage of a tenant, or of all; this month so far by default."""
         now = datetime.now(UTC)
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-        start = _moment("from", since) or month
-        end = _moment("to", until) or now + timedelta(seconds=1)
+        start = parse_moment("from", since or None) or month
+        end = parse_moment("to", until or None) or now + timedelta(seconds=1)
         document = await active.document()
         groups = [GroupBy(name) for name in parse_group_by(group_by, _GROUPS, default=_DEFAULT)]
         if tenant is not None:
@@ -99,10 +100,9 @@ class BillingController(Controller):
 
     @get(
         "/invoices",
-        operation=Operation(
+        operation=_operation(
             id="get_invoice",
             summary="A tenant's invoice for a month",
-            tag="billing",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
             answers={200: (Content(type=Invoice, summary="The invoice"), _AS_CSV)},
             about={"tenant": TENANT, "month": _MONTH, "format": _FORMAT},
@@ -125,10 +125,9 @@ class BillingController(Controller):
 
     @get(
         "/audit",
-        operation=Operation(
+        operation=_operation(
             id="list_audit",
             summary="Who changed what, when",
-            tag="billing",
             errors=(DependencyUnavailable,),
             about={
                 "limit": {"description": "So many entries at most."},
@@ -153,13 +152,3 @@ class BillingController(Controller):
 
 def _json(value: object) -> Response[bytes]:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-def _moment(name: str, text: str) -> datetime | None:
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidRequest(f"`{name}` must be a date or a time, such as 2026-11-21") from error
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

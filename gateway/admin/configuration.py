@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -42,6 +43,7 @@ regions:
 models:
   sentiment: {cache_ttl: 3600}
 """
+_operation = partial(Operation, tag="configuration")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,10 +86,9 @@ class ConfigController(Controller):
 
     @get(
         "/",
-        operation=Operation(
+        operation=_operation(
             id="get_config",
             summary="What is active, and its history",
-            tag="configuration",
             errors=(NotFound, ConfigurationError, DependencyUnavailable),
             answers={200: (Content(type=ActiveConfig, summary="What is active"),)},
             headers=("ETag",),
@@ -114,10 +115,9 @@ class ConfigController(Controller):
 
     @put(
         "/",
-        operation=Operation(
+        operation=_operation(
             id="replace_config",
             summary="Publish a document in place of everything",
-            tag="configuration",
             errors=(
                 *(PreconditionFailed, ConfigurationError),
                 *(Conflict, DependencyUnavailable),
@@ -149,10 +149,9 @@ class ConfigController(Controller):
 
     @post(
         "/reload",
-        operation=Operation(
+        operation=_operation(
             id="reload_config",
             summary="Publish the configuration folder",
-            tag="configuration",
             errors=(ConfigurationError, Conflict, DependencyUnavailable),
             answers=_change(PublishedChange),
             headers=("ETag",),
@@ -166,10 +165,9 @@ class ConfigController(Controller):
 
     @post(
         "/rollback",
-        operation=Operation(
+        operation=_operation(
             id="roll_back_config",
             summary="Publish an earlier document again",
-            tag="configuration",
             errors=(NotFound, ConfigurationError, Conflict, DependencyUnavailable),
             body=(Content(type=Rollback, example={"generation": 1}),),
             is_body_required=False,

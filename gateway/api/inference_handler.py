@@ -1,6 +1,6 @@
 """Handles the inference routes of the application as a raw ASGI handler.
 
-`gateway.api.request_processor` decides about each request, here and on the fast path.
+`RequestProcessor` decides about each request, here and on the fast path.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class InferenceHandler:
             finally:
                 self._body_budget.release(state)
             _describe(span, state)
-        await _send(server, send, reply)
+        await (respond(send, reply) if server is None else server.send(*reply))
 
     async def _reply(
         self,
@@ -87,10 +87,6 @@ class InferenceHandler:
             return self._processor.failed(state, error)
         reply = self._processor.reply_now(state, model, raw)
         return await self._processor.reply_later(state) if reply is None else reply
-
-
-async def _send(server: BufferedHttpExtension | None, send: Send, reply: HttpReply) -> None:
-    await (respond(send, reply) if server is None else server.send(*reply))
 
 
 def _describe(span: Span, state: RequestState) -> None:

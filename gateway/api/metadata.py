@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -11,7 +12,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
-from gateway.api.grouping import parse_group_by
 from gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
@@ -22,6 +22,7 @@ from gateway.api.openapi_parts import (
 )
 from gateway.api.request_headers import parse_timeout
 from gateway.api.revalidation import with_etag
+from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.config.document import Document, ModelConfig
 from gateway.errors import (
     DependencyUnavailable,
@@ -34,16 +35,18 @@ from gateway.middleware.admission import PRINCIPAL
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 
+AnyRequest = Request[Any, Any, Any]
 _GROUPS = ("model", "day", "key", "task")
+_operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
 _DEFAULT_ENTRY = ModelConfig()
+# Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
+_YEARS = range(1970, 2262)
 _ERRORS = (RateLimited, DependencyUnavailable)
 _IF_NONE_MATCH = request_header(
     "If-None-Match", "The `ETag` of an answer that is known.", {"type": "string"}, '"5f2c"'
 )
 _NOT_MODIFIED = Content(media="", summary="What is known has not changed")
-# Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
-_FIRST_YEAR, _LAST_YEAR = 1970, 2261
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -164,11 +167,9 @@ class MetadataController(Controller):
     @get(
         "/models",
         opt={
-            "operation": Operation(
+            "operation": _operation(
                 id="list_models",
                 summary="The models this key may use",
-                tag="metadata",
-                kind=Kind.LIMITED,
                 errors=_ERRORS,
                 answers={200: (Content(summary="The models"),), 304: (_NOT_MODIFIED,)},
                 headers=("ETag",),
@@ -177,7 +178,7 @@ class MetadataController(Controller):
         },
     )
     async def list_models(
-        self, request: Request[Any, Any, Any], models: Models, runtimes: Runtimes
+        self, request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> Response[ModelList]:
         """Return every model that is served and that the key may use."""
         document = runtimes.current.document
@@ -191,11 +192,9 @@ class MetadataController(Controller):
     @get(
         "/models/{model:str}",
         opt={
-            "operation": Operation(
+            "operation": _operation(
                 id="get_model",
                 summary="One model",
-                tag="metadata",
-                kind=Kind.LIMITED,
                 errors=(*_ERRORS, ModelNotFound, NotFound),
                 answers={200: (Content(summary="The model"),), 304: (_NOT_MODIFIED,)},
                 headers=("ETag",),
@@ -205,11 +204,7 @@ class MetadataController(Controller):
         },
     )
     async def get_model(
-        self,
-        model: FromPath[str],
-        request: Request[Any, Any, Any],
-        models: Models,
-        runtimes: Runtimes,
+        self, model: FromPath[str], request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> Response[ModelCard]:
         """Return one model, 404 when there is none of that name."""
         found = models.model(model)
@@ -222,27 +217,22 @@ class MetadataController(Controller):
     @get(
         "/usage",
         opt={
-            "operation": Operation(
+            "operation": _operation(
                 id="get_usage",
                 summary="The calling tenant's usage and cost",
-                tag="metadata",
-                kind=Kind.LIMITED,
                 errors=_ERRORS,
                 parameters=(TIMEOUT_HEADER,),
                 about={
                     "from": MOMENT,
                     "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
-                    "group_by": {
-                        "description": _GROUP_BY,
-                        "example": ["model", "day"],
-                    },
+                    "group_by": {"description": _GROUP_BY, "example": ["model", "day"]},
                 },
             )
         },
     )
     async def get_usage(
         self,
-        request: Request[Any, Any, Any],
+        request: AnyRequest,
         usage: UsageOfTenants,
         runtimes: Runtimes,
         since: Annotated[
@@ -256,10 +246,10 @@ class MetadataController(Controller):
         Of a key that is limited to models it is the usage of those.
         """
         now = datetime.now(UTC)
-        start = _moment("from", since) or now.replace(
+        start = parse_moment("from", since, years=_YEARS) or now.replace(
             day=1, hour=0, minute=0, second=0, microsecond=0
         )
-        end = _moment("to", until) or now + timedelta(seconds=1)
+        end = parse_moment("to", until, years=_YEARS) or now + timedelta(seconds=1)
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
         groups = parse_group_by(group_by, _GROUPS, default="model")
@@ -275,7 +265,7 @@ class MetadataController(Controller):
         return UsageReport(since=_shown(start), until=_shown(end), data=lines)
 
 
-def _principal(request: Request[Any, Any, Any]) -> Principal:
+def _principal(request: AnyRequest) -> Principal:
     principal: Principal = request.scope["state"][PRINCIPAL]
     return principal
 
@@ -303,18 +293,6 @@ def _card(model: ServedModel) -> ModelCard:
         demonstration=info.demonstration,
         regions=list(model.regions),
     )
-
-
-def _moment(name: str, value: str | None) -> datetime | None:
-    if value is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise InvalidRequest(f"`{name}` must be a date or time, as 2026-11-21.") from error
-    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise InvalidRequest(f"`{name}` must be in the years {_FIRST_YEAR} to {_LAST_YEAR}.")
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 def _shown(moment: datetime) -> str:

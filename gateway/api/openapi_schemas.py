@@ -88,14 +88,12 @@ class Schemas:
         if not config.forbid_unknown_fields and not config.omit_defaults:
             # It is only sent, and then as a whole but for what may be unset.
             unset = {
-                field.encode_name for field in msgspec.structs.fields(struct) if _is_unset(field)
+                field.encode_name
+                for field in msgspec.structs.fields(struct)
+                if field.default is msgspec.UNSET
             }
             schema["required"] = [name for name in fields if name not in unset]
         return schema
-
-
-def _is_unset(field: msgspec.structs.FieldInfo) -> bool:
-    return field.default is msgspec.UNSET
 
 
 def _any_value(kind: type) -> Json:

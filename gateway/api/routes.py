@@ -50,8 +50,7 @@ def build_api(
         state = request.scope["state"]
         if REQUEST_ID not in state:
             state[REQUEST_ID] = new_id()
-        headers = {name.decode(): value.decode() for name, value in response_headers(request.scope)}
-        return problem_response(error, str(state[REQUEST_ID]), headers)
+        return problem_response(error, str(state[REQUEST_ID]), response_headers(request.scope))
 
     provided: dict[str, object] = {
         "models": models,

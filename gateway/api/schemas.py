@@ -25,7 +25,6 @@ from backends.protocol import (
 from gateway.api import results
 from gateway.types import InferenceRequest, ModelName
 
-Text = str
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -78,7 +77,7 @@ class TaskBody(Body, frozen=True, kw_only=True):
 class InputBody(TaskBody, frozen=True, kw_only=True):
     """Has the field of bodies that take one input or a list of them."""
 
-    input: Text | list[Text]
+    input: str | list[str]
     """A text, or a list of texts."""
 
     @override
@@ -93,7 +92,7 @@ class ClassifyBody(InputBody, frozen=True, kw_only=True):
     answer: ClassVar = results.ClassifyAnswer
     summary: ClassVar = "Label texts with a trained classifier"
     example: ClassVar = {"model": "sentiment", "input": ["a gorgeous, witty movie", "labored gags"]}
-    input: Text | list[Text | tuple[Text, Text]]  # type: ignore[assignment]  # wider
+    input: str | list[str | tuple[str, str]]  # type: ignore[assignment]  # it takes pairs, too
     """A text, or a list of texts and of pairs of texts."""
     top_k: Positive | None = None
     """How many labels to return, the best ones; all where it is left out."""
@@ -164,7 +163,7 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
     }
     query: str
     """What the documents are compared with."""
-    documents: list[Text]
+    documents: list[str]
     """The texts to put in order."""
     top_n: Positive | None = None
     """How many documents to return, the best ones; all where it is left out."""

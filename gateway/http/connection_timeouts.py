@@ -14,8 +14,8 @@ import msgspec
 from typing_extensions import override
 
 from gateway.errors import Overloaded, RequestTimeout
-from gateway.http.bounded_protocol import BoundedProtocol, ReadFlow
 from gateway.http.draining import Draining
+from gateway.http.strict_protocol import ReadFlow, StrictHttpProtocol
 
 _CHECK_INTERVAL = 1.0
 # Connections above the limit that get a 503 at a time; more are aborted without a response.
@@ -33,7 +33,7 @@ class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Connections open at a time."""
 
 
-class TimedProtocol(BoundedProtocol):
+class TimedProtocol(StrictHttpProtocol):
     """Extends the protocol with timeouts for heads, idle connections and stalled writes.
 
     `rejected` holds the worker's connections above the limit until each has got its 503.

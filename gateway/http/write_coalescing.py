@@ -162,7 +162,7 @@ class WriteCoalescingProtocol(TimedProtocol):
         self._coalescing_transport.is_body_due = self._is_in_body
 
     @override
-    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `StrictHttpProtocol`
         self._coalescing_transport.is_body_due = False
         return super().eof_received()
 

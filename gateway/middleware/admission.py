@@ -76,22 +76,20 @@ class AdmissionMiddleware(ASGIMiddleware):
         )
 
 
-def response_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+def response_headers(scope: Scope) -> dict[str, str]:
     """Return what every answer carries: the request's id, and limits where there is a caller."""
     state = scope["state"]
-    headers = [(b"x-request-id", str(state.get(REQUEST_ID, "")).encode())]
     decision = state.get(DECISION)
-    if decision is not None:
-        headers += rate_limit_headers(decision)
-    return headers
+    limits = [] if decision is None else rate_limit_headers(decision)
+    own = {name.decode(): value.decode() for name, value in limits}
+    return {"x-request-id": str(state.get(REQUEST_ID, "")), **own}
 
 
 def _with_headers(scope: Scope, send: Send) -> Send:
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableScopeHeaders.from_message(message)
-            for name, value in response_headers(scope):
-                headers[name.decode()] = value.decode()
+            headers.update(response_headers(scope))
         await send(message)
 
     return send_with_headers

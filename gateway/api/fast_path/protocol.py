@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gateway.api.answers import HIT
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
-from gateway.api.http import HttpReply
+from gateway.api.http import Headers, HttpReply
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.errors import GatewayError
@@ -33,11 +33,11 @@ class FastPath:
         self.coalescer = WriteCoalescer(before=self.hit_events.commit)
         self.processor = processor
         self._hits = processor.hits
-        self._server_headers: list[tuple[bytes, bytes]] = []
+        self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
 
-    def replay(self, request: bytes, server_headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
         `None` where there was none; see `MemoryHits.replay`.
@@ -66,9 +66,7 @@ class FastPath:
             self.heads.add_replayable(request, parsed)
         return reply or state
 
-    def render(
-        self, reply: HttpReply, server_headers: list[tuple[bytes, bytes]], *, is_last: bool = False
-    ) -> bytes:
+    def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
         """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
 
         `is_last` adds `connection: close`.
@@ -84,7 +82,7 @@ class FastPath:
             reply.body,
         )
 
-    def _prepare(self, server_headers: list[tuple[bytes, bytes]]) -> None:
+    def _prepare(self, server_headers: Headers) -> None:
         """Make what answers begin with; the date in it is another each second."""
         self._server_headers = server_headers
         self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
@@ -146,7 +144,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         super().refuse(error)
 
     @override
-    def eof_received(self) -> bool:  # type: ignore[override]  # see `BoundedProtocol`
+    def eof_received(self) -> bool:  # type: ignore[override]  # see `StrictHttpProtocol`
         if not (self._is_waiting or self._held):
             return super().eof_received()
         self._is_at_eof = True

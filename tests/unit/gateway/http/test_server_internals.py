@@ -15,13 +15,13 @@ from uvicorn.server import ServerState
 
 import gateway
 from gateway.api.fast_path.protocol import FastPathProtocol
-from gateway.http.bounded_protocol import BoundedProtocol
 from gateway.http.server_internals import (
     STATUS_LINE,
     FlowControl,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
+from gateway.http.strict_protocol import StrictHttpProtocol
 
 pytestmark = pytest.mark.anyio
 _IMPORT = re.compile(r"^(?:from|import) uvicorn", re.MULTILINE)
@@ -217,7 +217,7 @@ def test_every_internal_that_is_used_is_listed_here() -> None:
 async def test_every_attribute_of_the_protocol_that_is_not_its_own_is_listed_here() -> None:
     names = {*vars(_protocol()), *vars(HttpToolsProtocol)} - {"config", "url"}
     used = {name for path in _sources() for owner, name in _attributes(path) if owner == "self"}
-    own = [vars(kind) for kind in FastPathProtocol.__mro__ if issubclass(kind, BoundedProtocol)]
+    own = [vars(kind) for kind in FastPathProtocol.__mro__ if issubclass(kind, StrictHttpProtocol)]
     overridden = {name for kind in own for name in kind if not name.startswith("__")}
 
     assert names & (used | overridden) - set(_PROTOCOL) == set()
@@ -236,7 +236,7 @@ def test_uvicorn_is_imported_by_one_package_only() -> None:
 
 def _sources() -> list[Path]:
     root = Path(gateway.__file__).parent
-    names = ("bounded_protocol", "connection_timeouts", "write_coalescing")
+    names = ("strict_protocol", "parser_events", "connection_timeouts", "write_coalescing")
     return [
         *(root / "http" / f"{name}.py" for name in names),
         root / "api" / "fast_path" / "protocol.py",

@@ -13,8 +13,9 @@ from typing import Any
 import httptools
 from typing_extensions import override
 
-from gateway.errors import GatewayError, InternalError, InvalidRequest, VersionNotSupported
-from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from gateway.errors import GatewayError, InvalidRequest
+from gateway.http.parser_events import UpgradeBodyReader, parser_error
+from gateway.http.problem_details import encode_refusal
 from gateway.http.request_head import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
@@ -23,7 +24,7 @@ from gateway.http.request_head import (
     decode_path,
     header_fields_too_large,
 )
-from gateway.http.server_internals import STATUS_LINE, FlowControl, HttpToolsProtocol
+from gateway.http.server_internals import FlowControl, HttpToolsProtocol
 
 _log = logging.getLogger(__name__)
 # Input is parsed in chunks, so that the bounds are checked often enough.
@@ -59,27 +60,7 @@ class ReadFlow(FlowControl):
             super().resume_reading()
 
 
-class _BodyAfterUpgrade:
-    """Forwards a parser's events to a protocol, except those of the first, synthetic head."""
-
-    def __init__(self, protocol: "BoundedProtocol") -> None:
-        self._protocol = protocol
-        self._skips_head = True
-        self.on_body = protocol.on_body
-        self.on_message_begin = self._after_head(protocol.on_message_begin)
-        self.on_url = self._after_head(protocol.on_url)
-        self.on_header = self._after_head(protocol.on_header)
-        self.on_headers_complete = self._after_head(protocol.on_headers_complete)
-
-    def on_message_complete(self) -> None:
-        self._skips_head = False
-        self._protocol.on_message_complete()
-
-    def _after_head(self, callback: Callable[..., None]) -> Callable[..., None]:
-        return lambda *event: None if self._skips_head else callback(*event)
-
-
-class BoundedProtocol(HttpToolsProtocol):
+class StrictHttpProtocol(HttpToolsProtocol):
     """Extends uvicorn's protocol with bounds on heads and framing.
 
     `new_id` makes the id of each request that it refuses.
@@ -237,7 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._feed_parser(data)
         except httptools.HttpParserError as error:
-            self.refuse(self._refusal or _parser_error(error, self.parser.get_method()))
+            self.refuse(self._refusal or parser_error(error, self.parser.get_method()))
             return
         if self._events != events:
             self._overhead_bytes = 0
@@ -270,7 +251,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 data = data[upgrade.args[0] :]
                 self._ignores_upgrade = False
                 framing = [b"%b: %b\r\n" % h for h in self.headers if h[0] in _FRAMING_FIELDS]
-                self.parser = httptools.HttpRequestParser(_BodyAfterUpgrade(self))
+                self.parser = httptools.HttpRequestParser(UpgradeBodyReader(self))
                 self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
                 self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
             else:
@@ -297,7 +278,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _end_refused(self, error: GatewayError) -> None:
         self.transport.write(
-            _encode_refusal(error, self._new_id(), self.server_state.default_headers)
+            encode_refusal(error, self._new_id(), self.server_state.default_headers)
         )
         self.linger()
 
@@ -312,29 +293,3 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write_eof()
         self.flow.resume_reading()
         self.loop.call_later(_LINGER_TIMEOUT, self.transport.close)
-
-
-def _parser_error(error: httptools.HttpParserError, method: bytes) -> GatewayError:
-    """Return the gateway error that stands for a parser error."""
-    if isinstance(error, httptools.HttpParserCallbackError):
-        _log.error("unexpected failure", exc_info=error)
-        return InternalError("The gateway failed; its log says why.")
-    if method == b"PRI":
-        return VersionNotSupported("HTTP/2 is not spoken here; use HTTP/1.1.")
-    return InvalidRequest(f"This is no HTTP/1.1: {error}.")
-
-
-def _encode_refusal(
-    error: GatewayError, request_id: str, headers: list[tuple[bytes, bytes]]
-) -> bytes:
-    """Return the complete response that reports `error` and closes the connection."""
-    body = encode_problem(error, request_id)
-    lines = [*headers, (b"content-type", MEDIA_TYPE)]
-    lines += [(b"x-request-id", request_id.encode()), (b"cache-control", b"no-store")]
-    lines += problem_headers(error)
-    return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-        STATUS_LINE[error.status],
-        b"".join([b"%b: %b\r\n" % line for line in lines]),
-        len(body),
-        body,
-    )
