@@ -20,8 +20,9 @@ from backends.model_tools.importing.command import import_command
 from backends.model_tools.tuning.command import tune_command
 from backends.open_inference.address import servers
 from backends.protocol import ModelInfo
-from backends.repository.catalogue import Catalogue, Model, read_catalogue
+from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.description import describe_model
+from backends.repository.model import Model
 from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NoTracing

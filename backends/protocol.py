@@ -32,6 +32,11 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
+# How scores are made of logits.
+Function = Literal["softmax", "sigmoid", "none"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+
+
 class Task(StrEnum):
     """Enumerates the tasks of models; each is a route of the API."""
 
@@ -52,7 +57,7 @@ class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """Asks for `top_k` labels (`None`: all); `function` makes scores of logits, if given."""
 
     top_k: int | None = None
-    function: Literal["softmax", "sigmoid", "none"] | None = None
+    function: Function | None = None
 
 
 class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -83,7 +88,7 @@ class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Selects how pieces of words become entities, as Hugging Face's pipeline does."""
 
-    aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
+    aggregation: Aggregation = "simple"
 
 
 class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,6 +1,7 @@
 """Defines values that travel between the packages of a backend."""
 
 from enum import StrEnum
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -11,6 +12,8 @@ IntArray = NDArray[np.int32]
 
 # A sequence for a model: one text, or a pair joined by the model's separator.
 Text = str | tuple[str, str]
+# How the vectors of tokens become one of the text.
+Pooling = Literal["mean", "cls", "max"]
 
 
 class OutputKind(StrEnum):

@@ -19,11 +19,10 @@ import msgspec
 import uvloop
 
 from backends.protocol import ClassifyParameters, Task
+from gateway.cache.base import NullTier
 from gateway.cache.key import KeyMaker
-from gateway.cache.memory_tier import MemoryTier
-from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import Document, RoutingConfig
+from gateway.config.document import CacheConfig, Document, RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
@@ -106,8 +105,8 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
     ):
         client.configure((endpoint,), RoutingConfig())
         fleet.observe(endpoint, await client.state(endpoint, time_limit=_TIMEOUT))
-        memory = MemoryTier(capacity_bytes=_MEMORY)
-        cache, flights = ResultCache(memory=memory, remote=NullTier(), clock=time.time), Flights()
+        entry, flights = CacheConfig(memory_bytes=_MEMORY), Flights()
+        cache = ResultCache(entry, make_remote=lambda _: NullTier(), clock=time.time)
         inference = Inference(
             models=fleet,
             keys=KeyMaker(secret=b"bench"),

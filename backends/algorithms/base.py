@@ -2,15 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ModelInfo, Task
-
-First = TypeVar("First")
-Second = TypeVar("Second")
 
 
 class Algorithm(Protocol):
@@ -21,10 +18,8 @@ class Algorithm(Protocol):
     joins the batches of all other callers. A changed answer to the same item needs a new `version`.
     """
 
-    @property
-    def version(self) -> int:
-        """The version of the code, that of algorithms below included; part of cache keys."""
-        ...
+    version: int = 1
+    """The version of the code, plus those of the algorithms that it asks; part of cache keys."""
 
     # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -32,20 +27,12 @@ class Algorithm(Protocol):
         ...
 
 
-class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
+class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that is served: its info, its encoder, and an algorithm for each task."""
 
     info: ModelInfo
     encoder: str
     algorithms: dict[Task, Algorithm]
-
-
-async def together(
-    first: Coroutine[Any, Any, First], second: Coroutine[Any, Any, Second]
-) -> tuple[First, Second]:
-    """Run two questions at once; when one fails, the other is cancelled and the error raised."""
-    one, other = await all_of([first, second])
-    return one, other
 
 
 async def all_of(questions: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -5,7 +5,7 @@ from typing_extensions import override
 from backends.algorithms.classify import Labeller
 from backends.algorithms.ensemble import reorder
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import Function
+from backends.protocol import Function
 from backends.types import FloatArray, Text
 
 
@@ -21,11 +21,7 @@ class Cascade(Labeller):
         self._small = small
         self._large = large
         self._threshold = threshold
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + self._small.version + self._large.version
+        self.version = 1 + small.version + large.version
 
     @override
     async def scores(

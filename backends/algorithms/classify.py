@@ -11,8 +11,8 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import Function, apply_function, best_first, rounded
-from backends.protocol import ClassifyParameters
+from backends.pipelines.scores import apply_function, best_first, rounded
+from backends.protocol import ClassifyParameters, Function
 from backends.types import FloatArray, Text
 
 
@@ -78,11 +78,6 @@ class Classify(Labeller):
         super().__init__(labels=labels)
         self.model = model
         self.function = function
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def scores(

@@ -13,7 +13,7 @@ from typing_extensions import override
 from backends.algorithms.authoring import Ask as UserAsk
 from backends.algorithms.base import Algorithm
 from backends.algorithms.event_loop_thread import EventLoopBlocked, EventLoopThread
-from backends.algorithms.user_code import UserCode, place_of
+from backends.algorithms.user_code import UserCode, error_location
 from backends.errors import BackendError, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import ITEMS, PARAMETERS, InferParameters, Task
@@ -52,12 +52,8 @@ class Custom(Algorithm):
         self._side = EventLoopThread(f"algorithm {name}")
         # Models come and go while serving: the thread ends with the last reference to its model.
         weakref.finalize(self, self._side.close)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + sum(
-            algorithm.version for tasks in self._below.values() for algorithm in tasks.values()
+        self.version = 1 + sum(
+            algorithm.version for tasks in below.values() for algorithm in tasks.values()
         )
 
     @override
@@ -92,7 +88,7 @@ class Custom(Algorithm):
         except BackendError as error:
             return error
         except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
-            place = place_of(error, self._file)
+            place = error_location(error, self._file)
             return ItemRefused("algorithm_failed", f"the algorithm failed with {place}")
         try:
             msgspec.convert(plain, self._code.result)

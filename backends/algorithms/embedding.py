@@ -19,11 +19,6 @@ class Embed(Algorithm):
         self.model = model
         self.dimensions = dimensions
 
-    @property
-    @override
-    def version(self) -> int:
-        return 1
-
     @override
     async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
         dimensions = self.check_dimensions(parameters)
@@ -45,11 +40,6 @@ class Rerank(Algorithm):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:

@@ -10,7 +10,8 @@ from backends.algorithms.base import all_of
 from backends.algorithms.classify import Label, Labeller
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import Function, rounded
+from backends.pipelines.scores import rounded
+from backends.protocol import Function
 from backends.types import FloatArray, Text
 
 Combination = Literal["mean", "weighted", "vote"]
@@ -31,11 +32,7 @@ class Ensemble(Labeller):
         self._members = members
         self._combine = combine
         self._weights = np.array([weight / sum(weights) for weight in weights], dtype=np.float32)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + sum(member.version for member in self._members)
+        self.version = 1 + sum(member.version for member in members)
 
     @override
     async def rank(

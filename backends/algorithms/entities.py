@@ -1,7 +1,7 @@
 """Finds entities in a text by a token head, grouped as Hugging Face's pipeline groups them."""
 
 import unicodedata
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -9,11 +9,10 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import Function, apply_function, rounded
-from backends.protocol import EntitiesParameters
+from backends.pipelines.scores import apply_function, rounded
+from backends.protocol import Aggregation, EntitiesParameters, Function
 from backends.types import FloatArray, TokenOffsets
 
-Aggregation = Literal["none", "simple", "first", "average", "max"]
 _OUTSIDE = "O"
 
 
@@ -29,15 +28,12 @@ class TextEntity(msgspec.Struct, frozen=True, kw_only=True):
 class Entities(Algorithm):
     """Finds entities; `start` and `end` count characters of the text as it was sent."""
 
+    version = 2
+
     def __init__(self, *, model: str, labels: list[str], function: Function) -> None:
         self._model = model
         self._labels = labels
         self._function = function
-
-    @property
-    @override
-    def version(self) -> int:
-        return 2
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:

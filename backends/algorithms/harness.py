@@ -9,6 +9,7 @@ def test_angry_messages_are_urgent() -> None:
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def answer(
     custom = Custom(
         name="harness",
         code=read_user_code(path.name if is_file else str(code), path.parent),
-        below={name: _AnyTask(fake) for name, fake in models.items()},
+        below={name: _any_task(fake) for name, fake in models.items()},
         budget=Budget(time=time, rows=rows),
     )
     fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
@@ -62,25 +63,15 @@ def answer(
     return msgspec.json.decode(encode_result(asyncio.run(custom.run(item, given, ask))))
 
 
-class _AnyTask(dict[Task, Algorithm]):
-    """Answers every task with one function."""
-
-    def __init__(self, fake: Fake) -> None:
-        self._algorithm = _FakeAlgorithm(fake)
-        super().__init__({Task.INFER: self._algorithm})
-
-    def __missing__(self, task: Task) -> Algorithm:
-        return self._algorithm
+def _any_task(fake: Fake) -> Mapping[Task, Algorithm]:
+    """Return one algorithm for every task."""
+    algorithm = _FakeAlgorithm(fake)
+    return defaultdict(lambda: algorithm, {Task.INFER: algorithm})
 
 
 class _FakeAlgorithm(Algorithm):
     def __init__(self, fake: Fake) -> None:
         self._fake = fake
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:

@@ -12,7 +12,7 @@ from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import Function
+from backends.protocol import Function, ZeroShotParameters
 from backends.types import FloatArray, Text
 
 
@@ -44,11 +44,7 @@ class LabelTree(Labeller):
         self._tree = tree
         self._template = template
         self._beam = beam
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + self._judge.version
+        self.version = 1 + judge.version
 
     @override
     async def rank(
@@ -98,9 +94,8 @@ class LabelTree(Labeller):
         if len(nodes) == 1:
             return [(1.0, nodes[0])]
         by_name = {node.name: node for node in nodes}
-        ranked = await self._judge.rank(
-            text, ask, labels=list(by_name), template=self._template, multi_label=False
-        )
+        parameters = ZeroShotParameters(labels=list(by_name), hypothesis_template=self._template)
+        ranked = await self._judge.rank(text, parameters, ask)
         return [(label.score, by_name[label.label]) for label in ranked]
 
 

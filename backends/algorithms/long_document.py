@@ -9,8 +9,8 @@ from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, shorten
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import Function, apply_function
-from backends.protocol import EmbedParameters
+from backends.pipelines.scores import apply_function
+from backends.protocol import EmbedParameters, Function
 from backends.types import FloatArray, Text
 
 Combination = Literal["mean", "max", "first"]
@@ -46,11 +46,7 @@ class LongClassify(Labeller):
         super().__init__(labels=below.labels)
         self._below = below
         self._windows = Windows(model=below.model, combine=combine, overlap=overlap)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + self._below.version
+        self.version = 1 + below.version
 
     @override
     async def scores(
@@ -71,16 +67,8 @@ class LongEmbed(Algorithm):
     def __init__(self, *, below: Embed, combine: Combination, overlap: int) -> None:
         self._below = below
         self._windows = Windows(model=below.model, combine=combine, overlap=overlap)
-
-    @property
-    def dimensions(self) -> int:
-        """How many values the vector has."""
-        return self._below.dimensions
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + self._below.version
+        self.dimensions = below.dimensions
+        self.version = 1 + below.version
 
     @override
     async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:

@@ -12,16 +12,16 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
-from backends.algorithms.questions import (
-    ZeroShotTask,
-    check_choices,
-    check_labels,
-    fill_template,
-)
+from backends.algorithms.questions import ZeroShotTask, check_choices, hypotheses
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, rounded, sigmoid, softmax
-from backends.protocol import ChooseItem, ChooseParameters, RerankParameters
+from backends.protocol import (
+    ChooseItem,
+    ChooseParameters,
+    RerankParameters,
+    ZeroShotParameters,
+)
 
 _ENTAILMENT = "entail"
 
@@ -48,28 +48,16 @@ class EntailmentZeroShot(ZeroShotTask):
         # As the pipeline takes it: the other end of the labels.
         self._contradiction = -1 if self._entailment == 0 else 0
 
-    @property
-    @override
-    def version(self) -> int:
-        return 1
-
     @override
     async def rank(
-        self,
-        text: str,
-        ask: AlgorithmContext,
-        *,
-        labels: list[str],
-        template: str,
-        multi_label: bool,
+        self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
-        check_labels(labels)
-        filled = fill_template(template, labels)
+        labels, filled = parameters.labels, hypotheses(parameters)
         if not text.strip():
             raise ItemRefused("empty_input", "the text is empty; send some")
         logits = await ask.pairs(self._model, text, filled, cut_first_only=True)
         entailed = logits[:, self._entailment]
-        if multi_label or len(labels) == 1:
+        if parameters.multi_label or len(labels) == 1:
             against = np.stack([logits[:, self._contradiction], entailed], axis=-1)
             return rank(labels, softmax(against)[:, 1])
         return rank(labels, softmax(entailed))
@@ -80,11 +68,6 @@ class MultipleChoice(Algorithm):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def run(
@@ -104,11 +87,6 @@ class CrossEncode(Algorithm):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:

@@ -12,7 +12,7 @@ from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ZeroShotParameters
 
 MAX_LABELS = 256
-_SLOT = "{}"
+SLOT = "{}"
 
 
 class ZeroShotTask(Algorithm):
@@ -20,13 +20,7 @@ class ZeroShotTask(Algorithm):
 
     @abstractmethod
     async def rank(
-        self,
-        text: str,
-        ask: AlgorithmContext,
-        *,
-        labels: list[str],
-        template: str,
-        multi_label: bool,
+        self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
         """Return the labels, best first.
 
@@ -35,18 +29,18 @@ class ZeroShotTask(Algorithm):
 
     @override
     async def run(self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext) -> Any:
-        ranked = await self.rank(
-            item,
-            ask,
-            labels=parameters.labels,
-            template=parameters.hypothesis_template,
-            multi_label=parameters.multi_label,
-        )
+        ranked = await self.rank(item, parameters, ask)
         return {"labels": [label.as_json() for label in ranked]}
 
 
-def check_labels(labels: list[str]) -> None:
-    """Refuse labels that are equal, missing, empty, or too many."""
+def hypotheses(parameters: ZeroShotParameters) -> list[str]:
+    """Return the template with each label in the place of its `{}`.
+
+    Raises:
+        ItemRefused: labels are equal, missing, empty or too many, or the template does not hold
+            `{}` exactly once.
+    """
+    labels = parameters.labels
     if not labels:
         raise ItemRefused("no_labels", "`labels` is empty; send at least one")
     if len(labels) > MAX_LABELS:
@@ -55,6 +49,11 @@ def check_labels(labels: list[str]) -> None:
         raise ItemRefused("duplicate_labels", "`labels` holds one of them twice")
     if not all(label.strip() for label in labels):
         raise ItemRefused("empty_label", "`labels` holds an empty one")
+    if parameters.hypothesis_template.count(SLOT) != 1:
+        raise ItemRefused(
+            "bad_template", "`hypothesis_template` must hold `{}` once, for the label"
+        )
+    return [parameters.hypothesis_template.replace(SLOT, label) for label in labels]
 
 
 def check_choices(choices: list[str]) -> None:
@@ -63,16 +62,3 @@ def check_choices(choices: list[str]) -> None:
         raise ItemRefused("no_choices", "`choices` is empty; send what to choose from")
     if len(choices) > MAX_LABELS:
         raise ItemRefused("too_many_choices", f"`choices` holds more than {MAX_LABELS}")
-
-
-def fill_template(template: str, labels: list[str]) -> list[str]:
-    """Return the template with each label in the place of its `{}`.
-
-    Raises:
-        ItemRefused: it does not hold `{}` exactly once.
-    """
-    if template.count(_SLOT) != 1:
-        raise ItemRefused(
-            "bad_template", "`hypothesis_template` must hold `{}` once, for the label"
-        )
-    return [template.replace(_SLOT, label) for label in labels]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from backends.algorithms import ensemble, long_document
-from backends.algorithms.base import Algorithm, ServedModel
+from backends.algorithms.base import Algorithm, ModelAlgorithms
 from backends.algorithms.cascade import Cascade
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.custom import Budget, Custom
@@ -22,11 +22,11 @@ from backends.algorithms.tournament import Tournament
 from backends.algorithms.user_code import read_user_code
 from backends.algorithms.zero_shot import Choose, ZeroShot
 from backends.protocol import Task
-from backends.repository.catalogue import Model
+from backends.repository.model import Model
 
 Algorithms = dict[Task, Algorithm]
 # Raises `ValueError` with what the algorithm needs; the message goes on after its name.
-Recipe = Callable[[Model, Sequence[ServedModel]], Algorithms]
+Recipe = Callable[[Model, Sequence[ModelAlgorithms]], Algorithms]
 Kind = TypeVar("Kind", bound=Algorithm)
 Options = TypeVar("Options")
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -63,7 +63,7 @@ class _NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pass
 
 
-def _zero_shot(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _zero_shot(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     if len(below) != 1 or below[0].info.algorithm != "embedding":
         raise ValueError("needs one `encoder`")
@@ -71,7 +71,7 @@ def _zero_shot(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     return {Task.ZERO_SHOT: ZeroShot(model=name), Task.CHOOSE: Choose(model=name)}
 
 
-def _entailment(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _entailment(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     judge = _only(below, Classify, _CLASSIFIER)
     try:
@@ -80,17 +80,17 @@ def _entailment(model: Model, below: Sequence[ServedModel]) -> Algorithms:
         raise ValueError(f"cannot use `{judge.model}`: {error}") from None
 
 
-def _multiple_choice(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _multiple_choice(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     return {Task.CHOOSE: MultipleChoice(model=_only(below, Classify, _CLASSIFIER).model)}
 
 
-def _cross_encoder(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _cross_encoder(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     return {Task.RERANK: CrossEncode(model=_only(below, Classify, _CLASSIFIER).model)}
 
 
-def _cascade(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _cascade(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _Cascade)
     found = _labellers(below)
     if len(found) != 2:  # noqa: PLR2004 - a small and a large one
@@ -99,7 +99,7 @@ def _cascade(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     return {Task.CLASSIFY: Cascade(small=small, large=large, threshold=options.threshold)}
 
 
-def _ensemble(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _ensemble(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _Ensemble)
     members = _labellers(below)
     if options.combine == "weighted" and not options.weights:
@@ -114,7 +114,7 @@ def _ensemble(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     }
 
 
-def _long_document(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _long_document(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _LongDocument)
     if options.overlap > below[0].info.max_tokens // 2:
         raise ValueError("has an `overlap` of more than half of what its model reads")
@@ -125,7 +125,7 @@ def _long_document(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     return {Task.EMBED: LongEmbed(below=embed, combine=combine, overlap=overlap)}
 
 
-def _label_tree(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _label_tree(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _LabelTree)
     if options.template.count("{}") != 1:
         raise ValueError("needs a `template` that holds `{}` once")
@@ -138,7 +138,7 @@ def _label_tree(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     }
 
 
-def _tournament(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _tournament(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _Tournament)
     (judge, *others) = _labellers(below)
     if others or options.better not in judge.labels:
@@ -146,7 +146,7 @@ def _tournament(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     return {Task.INFER: Tournament(judge=judge, better=options.better, both_ways=options.both_ways)}
 
 
-def _custom(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _custom(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     budget = _options(model, Budget)
     code: str | None = getattr(model.manifest, "code", None)
     if code is None:
@@ -161,7 +161,7 @@ def _custom(model: Model, below: Sequence[ServedModel]) -> Algorithms:
     }
 
 
-def _reviewer(model: Model, below: Sequence[ServedModel]) -> Algorithms:
+def _reviewer(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
     match [algorithm for served_model in below for algorithm in served_model.algorithms.values()]:
         case [Labeller() as mood, ZeroShotTask() as topics, *_, Labeller() as intent]:
@@ -181,7 +181,7 @@ def _options(model: Model, kind: type[Options]) -> Options:
         raise ValueError(f"cannot read its `options`: {error}") from None
 
 
-def _find(below: Sequence[ServedModel], kind: type[Kind]) -> Kind | None:
+def _find(below: Sequence[ModelAlgorithms], kind: type[Kind]) -> Kind | None:
     """Return the algorithm of this kind of the one model below."""
     if len(below) != 1:
         return None
@@ -189,14 +189,14 @@ def _find(below: Sequence[ServedModel], kind: type[Kind]) -> Kind | None:
     return next(found, None)
 
 
-def _only(below: Sequence[ServedModel], kind: type[Kind], what: str) -> Kind:
+def _only(below: Sequence[ModelAlgorithms], kind: type[Kind], what: str) -> Kind:
     found = _find(below, kind)
     if found is None:
         raise ValueError(f"needs `uses` of one model: {what}")
     return found
 
 
-def _labellers(below: Sequence[ServedModel]) -> list[Labeller]:
+def _labellers(below: Sequence[ModelAlgorithms]) -> list[Labeller]:
     """Return what classifies of each model below; all of them have the same labels."""
     found = [
         algorithm

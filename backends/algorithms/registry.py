@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from backends.algorithms.base import Algorithm, ServedModel
+from backends.algorithms.base import Algorithm, ModelAlgorithms
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
@@ -12,15 +12,17 @@ from backends.algorithms.recipes import RECIPES, Algorithms
 from backends.algorithms.split import split_tasks
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
-from backends.repository.catalogue import Catalogue, Model
+from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
     AlgorithmManifest,
     ClassifierManifest,
     EncoderManifest,
+    GraphManifest,
     HeadManifest,
     SplitManifest,
     builds_on,
 )
+from backends.repository.model import Model
 
 # Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
 # a change there that changes answers.
@@ -28,7 +30,7 @@ _FOUNDATION_VERSION = 1
 _SPLIT = "split"
 
 
-def build_served_model(model: Model, built: Mapping[str, ServedModel]) -> ServedModel:
+def build_served_model(model: Model, built: Mapping[str, ModelAlgorithms]) -> ModelAlgorithms:
     """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
 
     Raises:
@@ -45,13 +47,13 @@ def build_served_model(model: Model, built: Mapping[str, ServedModel]) -> Served
     if isinstance(manifest, ClassifierManifest):
         return _serve_classifier(model, manifest)
     if isinstance(manifest, HeadManifest):
-        return _serve_head(model, manifest, below[0])
+        return _serve_head(model, manifest, below)
     if isinstance(manifest, SplitManifest):
         return _serve_split(model, manifest, below)
     return _serve_algorithm(model, manifest, below)
 
 
-def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
+def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
     """Refuse to build on a model whose revisions share its items, as that has no encoder or labels.
 
     A model owner's code has its items answered, by whichever revision that is.
@@ -69,7 +71,7 @@ def _check_shared(model: Model, below: Sequence[ServedModel]) -> None:
 
 def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     """Return what a catalogue would serve, and what is wrong, without loading any weights."""
-    served_models: dict[str, ServedModel] = {}
+    served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
     for name, model in catalogue.models.items():
         try:
@@ -79,51 +81,64 @@ def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     return [served_model.info for served_model in served_models.values()], problems
 
 
-def _serve_encoder(model: Model, manifest: EncoderManifest) -> ServedModel:
+def _serve(
+    model: Model,
+    algorithms: Algorithms,
+    below: Sequence[ModelAlgorithms],
+    *,
+    algorithm: str,
+    labels: list[str] | None = None,
+    dimensions: int | None = None,
+) -> ModelAlgorithms:
+    """Return the endpoint of algorithms over a graph of their own, or over the models `below`."""
+    manifest, infos = model.manifest, [served_model.info for served_model in below]
+    if isinstance(manifest, GraphManifest):
+        profile, max_tokens, encoder = manifest.profile, manifest.max_tokens, model.name
+    else:
+        # Models of different precision below one algorithm: all profiles are listed.
+        profile = "+".join(sorted({info.profile for info in infos}))
+        max_tokens = min(info.max_tokens for info in infos)
+        encoder = below[0].encoder
+    described = infos[0] if isinstance(manifest, SplitManifest) else manifest
+    info = ModelInfo(
+        name=model.name,
+        revision=model.revision,
+        profile=profile,
+        tasks=list(algorithms),
+        algorithm=algorithm,
+        algorithm_version=combined_version(algorithms),
+        labels=labels,
+        dimensions=dimensions,
+        max_tokens=max_tokens,
+        description=described.description,
+        demonstration=described.demonstration,
+    )
+    return ModelAlgorithms(info=info, encoder=encoder, algorithms=algorithms)
+
+
+def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
     available: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
         Task.RERANK: Rerank(model=model.name),
     }
     algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
-    info = ModelInfo(
-        name=model.name,
-        revision=model.revision,
-        profile=manifest.profile,
-        tasks=list(algorithms),
-        algorithm="embedding",
-        algorithm_version=combined_version(algorithms),
-        max_tokens=manifest.max_tokens,
-        dimensions=manifest.dimensions,
-        description=manifest.description,
-        demonstration=manifest.demonstration,
-    )
-    return ServedModel(info=info, encoder=model.name, algorithms=algorithms)
+    return _serve(model, algorithms, [], algorithm="embedding", dimensions=manifest.dimensions)
 
 
-def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ServedModel:
+def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ModelAlgorithms:
     try:
         algorithms = {
             task: _answer_by_logits(task, model.name, manifest) for task in manifest.tasks
         }
     except ValueError as error:
         raise ModelProblem(f"{model.folder}: {error}") from None
-    info = ModelInfo(
-        name=model.name,
-        revision=model.revision,
-        profile=manifest.profile,
-        tasks=list(algorithms),
-        algorithm="classifier",
-        algorithm_version=combined_version(algorithms),
-        labels=manifest.labels,
-        max_tokens=manifest.max_tokens,
-        description=manifest.description,
-        demonstration=manifest.demonstration,
-    )
-    return ServedModel(info=info, encoder=model.name, algorithms=algorithms)
+    return _serve(model, algorithms, [], algorithm="classifier", labels=manifest.labels)
 
 
-def _answer_by_logits(task: Task, name: str, manifest: ClassifierManifest) -> Algorithm:
-    """Return what answers a task by the logits of a graph, as its reference does."""
+def _answer_by_logits(
+    task: Task, name: str, manifest: ClassifierManifest | HeadManifest
+) -> Algorithm:
+    """Return what answers a task by the logits of a graph or head, as its reference does."""
     labels, function = manifest.labels, manifest.function
     if task is Task.ENTITIES:
         return Entities(model=name, labels=labels, function=function)
@@ -136,56 +151,35 @@ def _answer_by_logits(task: Task, name: str, manifest: ClassifierManifest) -> Al
     return Classify(model=name, labels=labels, function=function)
 
 
-def _serve_head(model: Model, manifest: HeadManifest, encoder: ServedModel) -> ServedModel:
-    labels, function = manifest.labels, manifest.function
-    algorithm: Algorithm
-    if manifest.task is Task.CLASSIFY:
-        algorithm = Classify(model=model.name, labels=labels, function=function)
-    else:
-        algorithm = Entities(model=model.name, labels=labels, function=function)
-    algorithms: Algorithms = {manifest.task: algorithm}
-    info = ModelInfo(
-        name=model.name,
-        revision=model.revision,
-        profile=encoder.info.profile,
-        tasks=list(algorithms),
-        algorithm=manifest.task.value,
-        algorithm_version=combined_version(algorithms),
-        labels=labels,
-        max_tokens=encoder.info.max_tokens,
-        description=manifest.description,
-        demonstration=manifest.demonstration,
-    )
-    return ServedModel(info=info, encoder=encoder.encoder, algorithms=algorithms)
+def _serve_head(
+    model: Model, manifest: HeadManifest, below: Sequence[ModelAlgorithms]
+) -> ModelAlgorithms:
+    algorithms = {manifest.task: _answer_by_logits(manifest.task, model.name, manifest)}
+    name = manifest.task.value
+    return _serve(model, algorithms, below, algorithm=name, labels=manifest.labels)
 
 
 def _serve_split(
-    model: Model, manifest: SplitManifest, below: Sequence[ServedModel]
-) -> ServedModel:
+    model: Model, manifest: SplitManifest, below: Sequence[ModelAlgorithms]
+) -> ModelAlgorithms:
     weights = list(manifest.arms.values())
     algorithms = split_tasks([served_model.algorithms for served_model in below], weights)
     if not algorithms:
         raise ModelProblem(f"{model.folder}: its revisions have no task in common")
     first = below[0].info
-    info = ModelInfo(
-        name=model.name,
-        revision=model.revision,
-        profile="+".join(sorted({served_model.info.profile for served_model in below})),
-        tasks=list(algorithms),
+    return _serve(
+        model,
+        algorithms,
+        below,
         algorithm=_SPLIT,
-        algorithm_version=combined_version(algorithms),
         labels=first.labels,
-        max_tokens=min(served_model.info.max_tokens for served_model in below),
         dimensions=first.dimensions,
-        description=first.description,
-        demonstration=first.demonstration,
     )
-    return ServedModel(info=info, encoder=below[0].encoder, algorithms=algorithms)
 
 
 def _serve_algorithm(
-    model: Model, manifest: AlgorithmManifest, below: Sequence[ServedModel]
-) -> ServedModel:
+    model: Model, manifest: AlgorithmManifest, below: Sequence[ModelAlgorithms]
+) -> ModelAlgorithms:
     recipe = RECIPES.get(manifest.algorithm)
     if recipe is None:
         raise ModelProblem(
@@ -200,31 +194,16 @@ def _serve_algorithm(
         if task not in available:
             raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` cannot answer `{task}`")
     algorithms = {task: available[task] for task in manifest.tasks}
-    info = ModelInfo(
-        name=model.name,
-        revision=model.revision,
-        # Models of different precision below one algorithm: all profiles are listed.
-        profile="+".join(sorted({served_model.info.profile for served_model in below})),
-        tasks=list(algorithms),
+    return _serve(
+        model,
+        algorithms,
+        below,
         algorithm=manifest.algorithm,
-        algorithm_version=combined_version(algorithms),
-        labels=_labels(algorithms),
-        dimensions=_dimensions(algorithms),
-        max_tokens=min(served_model.info.max_tokens for served_model in below),
-        description=manifest.description,
-        demonstration=manifest.demonstration,
+        labels=next((a.labels for a in algorithms.values() if isinstance(a, Labeller)), None),
+        dimensions=next(
+            (a.dimensions for a in algorithms.values() if isinstance(a, LongEmbed)), None
+        ),
     )
-    return ServedModel(info=info, encoder=below[0].encoder, algorithms=algorithms)
-
-
-def _labels(algorithms: Algorithms) -> list[str] | None:
-    found = [each.labels for each in algorithms.values() if isinstance(each, Labeller)]
-    return found[0] if found else None
-
-
-def _dimensions(algorithms: Algorithms) -> int | None:
-    found = [each.dimensions for each in algorithms.values() if isinstance(each, LongEmbed)]
-    return found[0] if found else None
 
 
 def combined_version(algorithms: Mapping[Task, Algorithm]) -> int:

@@ -5,15 +5,14 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, together
+from backends.algorithms.base import Algorithm, all_of
 from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import InferParameters
+from backends.protocol import InferParameters, ZeroShotParameters
 
 DEFAULT_TOPICS = ("payments", "cards", "account", "delivery", "service", "product", "price")
-_TEMPLATE = "This text is about {}."
 _COMPLAINT = "negative"
 _THRESHOLD = 0.7
 _SHOWN = 3
@@ -36,21 +35,18 @@ class Reviewer(Algorithm):
         self._mood = mood
         self._topics = topics
         self._intent = intent
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + self._mood.version + self._topics.version + self._intent.version
+        self.version = 1 + mood.version + topics.version + intent.version
 
     @override
     async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:
         message = _read_message(item)
         threshold = _read_threshold(parameters.parameters)
-        (mood,), topics = await together(
-            self._mood.rank(message.text, ask, top=1),
-            self._topics.rank(
-                message.text, ask, labels=message.topics, template=_TEMPLATE, multi_label=False
-            ),
+        topics_asked = ZeroShotParameters(labels=message.topics)
+        (mood,), topics = await all_of(
+            [
+                self._mood.rank(message.text, ask, top=1),
+                self._topics.rank(message.text, topics_asked, ask),
+            ]
         )
         complaint = mood.label == _COMPLAINT and mood.score >= threshold
         intent: Label | None = None
@@ -76,8 +72,7 @@ def _read_threshold(parameters: dict[str, Any]) -> float:
         if name != "threshold":
             raise ItemRefused("unknown_parameter", f"`{name}` is unknown; there is `threshold`")
     threshold = parameters.get("threshold", _THRESHOLD)
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise ItemRefused("bad_parameter", "`threshold` must be a number between 0 and 1")
-    if not 0 <= threshold <= 1:
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not (is_number and 0 <= threshold <= 1):
         raise ItemRefused("bad_parameter", "`threshold` must be a number between 0 and 1")
     return float(threshold)

@@ -9,16 +9,16 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, ServedModel
+from backends.algorithms.base import Algorithm, ModelAlgorithms
 from backends.algorithms.comparison import compare
-from backends.algorithms.split import place_of
+from backends.algorithms.split import hash_fraction
 from backends.errors import BackendError
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.repository.serving import Shadow
 from backends.types import ShadowStatistics
 
 _log = logging.getLogger(__name__)
-# So many items are mirrored at a time, no longer than so many seconds each.
+# Items that are mirrored at a time, and the seconds each may take.
 _MOST = 8
 _TIMEOUT = 10.0
 # A device with less to spare mirrors nothing.
@@ -128,23 +128,19 @@ class MirroringAlgorithm(Algorithm):
         self.tolerance = plan.tolerance
         self._share = plan.share / _ALL
         self._mirror = mirror
-
-    @property
-    @override
-    def version(self) -> int:
-        return self._below.version
+        self.version = below.version
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         answer = await self._below.run(item, parameters, ask)
-        if place_of("shadow", ask.scope, item) < self._share:
+        if hash_fraction("shadow", ask.scope, item) < self._share:
             self._mirror.offer(self, item, parameters, answer=answer, ask=ask)
         return answer
 
 
 def mirrored_model(
-    served_model: ServedModel, shadow: ServedModel, *, plan: Shadow, mirror: Mirror
-) -> ServedModel | None:
+    served_model: ModelAlgorithms, shadow: ModelAlgorithms, *, plan: Shadow, mirror: Mirror
+) -> ModelAlgorithms | None:
     """Return an endpoint whose items are mirrored; `None` where the two have no task in common."""
     common: Mapping[Any, Algorithm] = {
         task: MirroringAlgorithm(
@@ -159,7 +155,7 @@ def mirrored_model(
     }
     if not common:
         return None
-    return ServedModel(
+    return ModelAlgorithms(
         info=served_model.info,
         encoder=served_model.encoder,
         algorithms={**served_model.algorithms, **common},

@@ -27,11 +27,7 @@ class Split(Algorithm):
     def __init__(self, weighted: Sequence[WeightedAlgorithm]) -> None:
         self._weighted = weighted
         self._total = sum(part.weight for part in weighted)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + sum(part.algorithm.version for part in self._weighted)
+        self.version = 1 + sum(part.algorithm.version for part in weighted)
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -39,7 +35,7 @@ class Split(Algorithm):
 
     def choose(self, scope: str, item: Any) -> Algorithm:
         """Return what answers an item of a scope."""
-        place = place_of("split", scope, item) * self._total
+        place = hash_fraction("split", scope, item) * self._total
         for part in self._weighted:
             place -= part.weight
             if place < 0:
@@ -47,8 +43,8 @@ class Split(Algorithm):
         return self._weighted[-1].algorithm
 
 
-def place_of(purpose: str, scope: str, item: Any) -> float:
-    """Return where an item of a scope lies between 0 and 1, evenly and for each purpose anew."""
+def hash_fraction(purpose: str, scope: str, item: Any) -> float:
+    """Hash an item of a scope to a fraction of [0, 1), independently for each purpose."""
     content = msgspec.msgpack.encode((purpose, scope, item))
     digest = hashlib.blake2b(content, digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

@@ -39,11 +39,7 @@ class Tournament(Algorithm):
         self._judge = judge
         self._better = judge.labels.index(better)
         self._both_ways = both_ways
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1 + self._judge.version
+        self.version = 1 + judge.version
 
     @override
     async def run(self, item: Any, parameters: InferParameters, ask: AlgorithmContext) -> Any:

@@ -73,7 +73,7 @@ def _import_file(path: Path) -> ModuleType:
         loader.exec_module(module)
     except BaseException as error:  # noqa: BLE001 - foreign code may raise anything
         del sys.modules[name]
-        raise ValueError(f"cannot import {place_of(error, path.name)}: {error}") from None
+        raise ValueError(f"cannot import {error_location(error, path.name)}: {error}") from None
     return module
 
 
@@ -111,7 +111,7 @@ def _read_types(run: Callable[..., Awaitable[Any]]) -> UserCode:
     return found
 
 
-def place_of(error: BaseException, file: str) -> str:
+def error_location(error: BaseException, file: str) -> str:
     """Return where in `file` an error was raised; never its message, which may hold input."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).name == file]

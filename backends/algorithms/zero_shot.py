@@ -7,16 +7,11 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
-from backends.algorithms.kept_labels import KeptLabels
-from backends.algorithms.questions import (
-    ZeroShotTask,
-    check_choices,
-    check_labels,
-    fill_template,
-)
+from backends.algorithms.label_cache import LabelVectorCache
+from backends.algorithms.questions import SLOT, ZeroShotTask, check_choices, hypotheses
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
-from backends.protocol import ChooseItem, ChooseParameters
+from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from backends.types import FloatArray
 
 # Chosen on Banking77 by log loss; see the model's page.
@@ -37,26 +32,15 @@ class ZeroShot(ZeroShotTask):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-        self._label_cache = KeptLabels(most_bytes=_MOST_LABEL_BYTES)
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
+        self._label_cache = LabelVectorCache(most_bytes=_MOST_LABEL_BYTES)
 
     @override
     async def rank(
-        self,
-        text: str,
-        ask: AlgorithmContext,
-        *,
-        labels: list[str],
-        template: str,
-        multi_label: bool,
+        self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
-        check_labels(labels)
-        filled = fill_template(template, labels)
-        null = [text for text in fill_template(template, [""]) if text.strip()]
+        labels, template = parameters.labels, parameters.hypothesis_template
+        filled = hypotheses(parameters)
+        null = [text for text in [template.replace(SLOT, "")] if text.strip()]
         label_set = (ask.scope, template, tuple(labels))
         directions = self._label_cache.get(label_set)
         if directions is None:
@@ -72,7 +56,7 @@ class ZeroShot(ZeroShotTask):
             ask.count_cached(len(filled) + len(null))
             rows = await ask(self._model, [text])
         cosines: FloatArray = directions @ normalize(rows[:1])[0]
-        if multi_label:
+        if parameters.multi_label:
             return rank(labels, sigmoid((cosines - MULTI_LABEL_CENTRE) / TEMPERATURE))
         return rank(labels, softmax(cosines / TEMPERATURE))
 
@@ -82,11 +66,6 @@ class Choose(Algorithm):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-
-    @property
-    @override
-    def version(self) -> int:
-        return 1
 
     @override
     async def run(

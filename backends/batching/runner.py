@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable
 
-import numpy as np
-
 from backends.batching.meter import Meter
 from backends.batching.queue import RowQueue
 from backends.batching.row import Outcome, Row
@@ -21,8 +19,9 @@ from backends.errors import (
     UpstreamUnavailable,
 )
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import PaddedBatch, pad
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray, IntArray
+from backends.types import FloatArray
 
 
 class Runner:
@@ -152,23 +151,18 @@ class Runner:
     def _compute(
         self, rows: list[Row], *, wide: bool = False, time_left: float = math.inf
     ) -> FloatArray:
-        run, kind = self._executor.run_within, rows[0].kind
         try:
-            ids, mask, type_ids = _padded(rows)
+            batch = _padded(rows)
             if wide:
-                return self._executor.run_wide(ids=ids, mask=mask, type_ids=type_ids, output=kind)
-            return run(time_left, ids=ids, mask=mask, type_ids=type_ids, output=kind)
+                return self._executor.run_wide(batch)
+            return self._executor.run_within(time_left, batch)
         except MemoryError as error:
             raise OutOfMemory("there was no memory for the batch") from error
 
 
-def _padded(rows: list[Row]) -> tuple[IntArray, IntArray, IntArray]:
-    """Return ids, mask and types of rows, `(rows, longest)` each, padded to the right."""
-    ids: IntArray = np.zeros((len(rows), max(row.length for row in rows)), dtype=np.int32)
-    mask, type_ids = np.zeros_like(ids), np.zeros_like(ids)
+def _padded(rows: list[Row]) -> PaddedBatch:
+    batch = pad([row.encoding.ids for row in rows], rows[0].kind)
     for place, row in enumerate(rows):
-        ids[place, : row.length] = row.encoding.ids
-        mask[place, : row.length] = 1
         if row.encoding.type_ids is not None:
-            type_ids[place, : row.length] = row.encoding.type_ids
-    return ids, mask, type_ids
+            batch.type_ids[place, : row.length] = row.encoding.type_ids
+    return batch

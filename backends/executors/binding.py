@@ -9,18 +9,10 @@ import numpy as np
 
 from backends.executors.buckets import Shape
 from backends.executors.host_memory import Array, HostMemory
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.executors.padded_batch import PaddedBatch
+from backends.types import FloatArray, OutputKind
 
 BoundKey = tuple[Shape, OutputKind]
-
-
-class Feed(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds the real part of a batch, right-padded, as the batcher passes it on."""
-
-    ids: IntArray
-    mask: IntArray
-    type_ids: IntArray
-    output: OutputKind
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +32,7 @@ class BoundTensors:
     """Holds inputs and output of one shape at fixed addresses; one run at a time."""
 
     def __init__(self, shape: Shape, kind: OutputKind, tensors: Tensors, host: HostMemory) -> None:
-        # Only after whoever opened the session has quieted the library.
+        # Imported here because the library's environment is set when a session is opened.
         from onnxruntime import OrtValue  # type: ignore[import-untyped] # noqa: PLC0415
 
         self.shape = shape
@@ -73,13 +65,13 @@ class BoundTensors:
         """What it holds of this machine's memory."""
         return self._result.nbytes + sum(array.nbytes for array in self._staged.values())
 
-    def run(self, feed: Feed, run: Callable[[Any], None]) -> FloatArray:
+    def run(self, batch: PaddedBatch, run: Callable[[Any], None]) -> FloatArray:
         """Copy a batch in, let `run` run the binding, and return a copy of the real rows."""
-        self._fill(feed)
+        self._fill(batch)
         run(self._binding)
         result = self._output.numpy() if self._on_device else self._result
-        rows, length = feed.ids.shape
-        real = result[:rows] if feed.output is OutputKind.POOLED else result[:rows, :length]
+        rows, length = batch.ids.shape
+        real = result[:rows] if batch.output is OutputKind.POOLED else result[:rows, :length]
         copy: FloatArray = real.copy()
         return copy
 
@@ -88,14 +80,10 @@ class BoundTensors:
         for array in (*self._staged.values(), self._result):
             self._host.give_back(array)
 
-    def _fill(self, feed: Feed) -> None:
-        rows, length = feed.ids.shape
-        given = {
-            "input_ids": feed.ids,
-            "attention_mask": feed.mask,
-            "token_type_ids": feed.type_ids,
-        }
-        plain = not feed.type_ids.any()
+    def _fill(self, batch: PaddedBatch) -> None:
+        rows, length = batch.ids.shape
+        given = batch.by_input()
+        plain = not batch.type_ids.any()
         for name, staged in self._staged.items():
             if name == "token_type_ids" and plain and self._clean:
                 continue  # zeros are there already

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from backends.types import IntArray
+from backends.errors import ModelFailed
+from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import PaddedBatch, pad
 
 # Row lengths of the trial batches: single and several, of one length and of different ones.
 _TRIALS: tuple[tuple[int, ...], ...] = (
@@ -21,6 +23,8 @@ _TRIALS: tuple[tuple[int, ...], ...] = (
     (48,) * 4,
 )
 _REPEATS = 3
+# The longest trial row of a graph that states no maximum.
+_MAX_TOKENS = 512
 
 
 class CostModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,31 +85,44 @@ def fit(trials: Sequence[CostSample]) -> CostModel:
 
 
 def measure_cost(
-    run: Callable[[IntArray, IntArray], object],
+    source: GraphSource,
+    run: Callable[[PaddedBatch], object],
     clock: Callable[[], float],
     *,
-    longest: int,
     most_rows: int | None = None,
 ) -> CostModel:
-    """Run a few batches of ids and masks, rows up to `longest`; return the model that fits them."""
+    """Run a few batches of a graph, and return the model that fits their times.
+
+    A graph that refuses some of the shapes gets the default, which is corrected while it serves.
+    """
+    try:
+        return fit(_run_trials(source, run, clock, most_rows))
+    except ModelFailed:
+        return CostModel()
+
+
+def _run_trials(
+    source: GraphSource,
+    run: Callable[[PaddedBatch], object],
+    clock: Callable[[], float],
+    most_rows: int | None,
+) -> list[CostSample]:
     trials = []
     for trial in _TRIALS:
-        lengths = [min(length, longest) for length in trial[:most_rows]]
-        ids: IntArray = np.zeros((len(lengths), max(lengths)), dtype=np.int32)
-        for place, length in enumerate(lengths):
-            ids[place, :length] = 1
+        lengths = [min(length, source.max_tokens or _MAX_TOKENS) for length in trial[:most_rows]]
+        batch = pad([np.ones(length, dtype=np.int32) for length in lengths], source.first_output)
         seconds = []
         for _ in range(_REPEATS):
             started = clock()
-            run(ids, ids)
+            run(batch)
             seconds.append(clock() - started)
         trials.append(
             CostSample(
                 rows=len(lengths),
                 longest=max(lengths),
                 tokens=sum(lengths),
-                # The quickest: whatever else the machine did only ever adds.
+                # The quickest: other load on the machine only adds time.
                 seconds=max(min(seconds), 1e-9),
             )
         )
-    return fit(trials)
+    return trials

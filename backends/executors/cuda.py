@@ -12,24 +12,23 @@ from queue import LifoQueue
 from typing import Any, Self
 
 import msgspec
-import numpy as np
 from typing_extensions import override
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
-from backends.executors.binding import Bindings, BoundKey, BoundTensors, Feed, Tensors
+from backends.executors.binding import Bindings, BoundKey, BoundTensors, Tensors
 from backends.executors.buckets import Buckets, Shape
-from backends.executors.cost import CostModel, measure_cost
+from backends.executors.cost import measure_cost
 from backends.executors.graph import GraphSource, check_outputs, read_inputs
 from backends.executors.host_memory import host_memory
+from backends.executors.padded_batch import PaddedBatch, ones
 from backends.executors.provider import DeviceOptions, open_session
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import FloatArray, OutputKind
 
 _BINDING_BYTES = 256 * 1024 * 1024
 # ONNX Runtime captures a graph in the run after the first; a third proves that it replays.
 _CAPTURE_RUNS = 3
 _TRIAL = Shape(1, 4)
-_LONGEST = 512
 # CUDA reports a broken device in the message only; no later run can succeed in this process.
 _FATAL = (
     *("cudaErrorIllegalAddress", "CUDA failure 700", "CUDA failure 719", "device-side assert"),
@@ -99,12 +98,12 @@ class CudaExecutor(ModelExecutor):
         capture: AbstractContextManager[object] | None = None,
     ) -> None:
         limits = (limits or RunLimits()).within(source.max_tokens)
-        self._source = source
-        self._limits = limits
         options = msgspec.structs.replace(options, graphs=limits.graph_rows > 0)
         sessions = limits.runs if options.graphs else 1
         opened = [open_session(source.path, options) for _ in range(sessions)]
-        self._provider: str = opened[0].get_providers()[0]
+        self.provider = opened[0].get_providers()[0]
+        self.worker_threads = limits.runs
+        self.dimensions = source.dimensions
         self._slots = [
             _RunSlot(opened[number % sessions], source, options, limits)
             for number in range(limits.runs)
@@ -114,48 +113,13 @@ class CudaExecutor(ModelExecutor):
             for slot in self._slots:
                 slot.warm_up()
                 self._free.put(slot)
-            self._cost = self._measure()
-
-    @property
-    @override
-    def provider(self) -> str:
-        return self._provider
-
-    @property
-    @override
-    def worker_threads(self) -> int:
-        return self._limits.runs
-
-    @property
-    @override
-    def dimensions(self) -> int:
-        return self._source.dimensions
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return self._cost
-
-    def _measure(self) -> CostModel:
-        output = next(iter(self._source.outputs))
-
-        def run(ids: IntArray, mask: IntArray) -> None:
-            self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
-
-        try:
-            return measure_cost(run, time.perf_counter, longest=self._source.max_tokens or _LONGEST)
-        except ModelFailed:
-            # A graph of fixed shape: a guess will do, what it really takes is learnt at work.
-            return CostModel()
+            self.cost = measure_cost(source, self.run, time.perf_counter)
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        feed = Feed(ids=ids, mask=mask, type_ids=type_ids, output=output)
+    def run(self, batch: PaddedBatch) -> FloatArray:
         slot = self._free.get()
         try:
-            return slot.run(feed)
+            return slot.run(batch)
         finally:
             self._free.put(slot)
 
@@ -182,16 +146,16 @@ class _RunSlot:
         self._bindings = Bindings(self._bind, max_bytes=_BINDING_BYTES)
         self._graphs: dict[BoundKey, int] = {}
         self._thread = ThreadPoolExecutor(1) if options.graphs else None
-        self._run_options = RunOptionsCache(options)
+        self._run_options: dict[tuple[int, bool], Any] = {}
         self._done: Counter[str] = Counter()
 
-    def run(self, feed: Feed) -> FloatArray:
+    def run(self, batch: PaddedBatch) -> FloatArray:
         if self._thread is None:
-            return self._run(feed)
-        return self._thread.submit(self._run, feed).result()
+            return self._run(batch)
+        return self._thread.submit(self._run, batch).result()
 
     def warm_up(self) -> None:
-        """Capture what is captured, and run once whatever else a batch may ask for.
+        """Capture graphs of the shapes to capture, and run each output once.
 
         Raises:
             ModelProblem: the graph cannot answer.
@@ -201,8 +165,8 @@ class _RunSlot:
             self._graphs |= {(shape, output): n for n, shape in enumerate(captured, start=1)}
             try:
                 for shape in captured * _CAPTURE_RUNS:
-                    self.run(_ones(shape, output))
-                self.run(_ones(_TRIAL, output))
+                    self.run(ones(*shape, output))
+                self.run(ones(*_TRIAL, output))
             except BackendError as error:
                 raise ModelProblem(f"{self._source.path}: a trial run failed: {error}") from error
 
@@ -211,16 +175,16 @@ class _RunSlot:
 
     def _captured(self, output: OutputKind) -> list[Shape]:
         # Only what most rows ask for; a graph of each output would take the memory twice.
-        if not self._options.graphs or output is not next(iter(self._source.outputs)):
+        if not self._options.graphs or output is not self._source.first_output:
             return []
         return self._limits.captured()
 
-    def _run(self, feed: Feed) -> FloatArray:
-        shape = self._limits.buckets.fit(*feed.ids.shape)
-        key = (shape, feed.output)
+    def _run(self, batch: PaddedBatch) -> FloatArray:
+        shape = self._limits.buckets.fit(*batch.ids.shape)
+        key = (shape, batch.output)
         graph = self._graphs.get(key, 0)
         shrink = not self._graphs and 0 < self._limits.outsized_tokens < shape.tokens
-        options = self._run_options.get(graph=graph, shrink=shrink)
+        options = self._options_of_run(graph, shrink=shrink)
 
         def run(binding: Any) -> None:
             self._session.run_with_iobinding(binding, options)
@@ -228,13 +192,28 @@ class _RunSlot:
         try:
             if graph:
                 self._bindings.keep(key)
-            result = self._bindings.get(key).run(feed, run)
+            result = self._bindings.get(key).run(batch, run)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
             failure = explain(error)
             self._done["out_of_memory"] += isinstance(failure, OutOfMemory)
             raise failure from error
-        self._count(feed, shape, graph=graph, shrink=shrink)
+        self._done["runs"] += 1
+        self._done["tokens"] += int(batch.mask.sum())
+        self._done["bucket_tokens"] += shape.tokens
+        self._done["replays"] += bool(graph)
+        self._done["shrinks"] += shrink
         return result
+
+    def _options_of_run(self, graph: int, *, shrink: bool) -> Any:
+        """Return cached options that replay `graph` (0: none) or `shrink` the arena afterwards."""
+        if (made := self._run_options.get((graph, shrink))) is None:
+            # Imported here because the library's environment is set when a session is opened.
+            from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415
+
+            made = self._run_options[graph, shrink] = RunOptions()
+            for name, value in run_entries(self._options, graph=graph, shrink=shrink).items():
+                made.add_run_config_entry(name, value)
+        return made
 
     def _bind(self, key: BoundKey) -> BoundTensors:
         shape, output = key
@@ -248,37 +227,6 @@ class _RunSlot:
             keep_on_device=key in self._graphs,
         )
         return BoundTensors(shape, output, tensors, self._host)
-
-    def _count(self, feed: Feed, shape: Shape, *, graph: int, shrink: bool) -> None:
-        self._done["runs"] += 1
-        self._done["tokens"] += int(feed.mask.sum())
-        self._done["bucket_tokens"] += shape.tokens
-        self._done["replays"] += bool(graph)
-        self._done["shrinks"] += shrink
-
-
-class RunOptionsCache:
-    """Caches run options by what they configure."""
-
-    def __init__(self, options: DeviceOptions) -> None:
-        self._options = options
-        self._made: dict[tuple[int, bool], Any] = {}
-
-    def get(self, *, graph: int, shrink: bool) -> Any:
-        """Return options that replay `graph` (0: none), or `shrink` the arena afterwards."""
-        made = self._made.get((graph, shrink))
-        if made is None:
-            made = self._made[graph, shrink] = self._make(graph, shrink=shrink)
-        return made
-
-    def _make(self, graph: int, *, shrink: bool) -> Any:
-        # Only after whoever opened the session has quieted the library.
-        from onnxruntime import RunOptions  # type: ignore[import-untyped] # noqa: PLC0415
-
-        made = RunOptions()
-        for name, value in run_entries(self._options, graph=graph, shrink=shrink).items():
-            made.add_run_config_entry(name, value)
-        return made
 
 
 def explain(error: Exception) -> BackendError:
@@ -300,8 +248,3 @@ def run_entries(options: DeviceOptions, *, graph: int, shrink: bool) -> dict[str
     if shrink:
         entries["memory.enable_memory_arena_shrinkage"] = options.arena_name
     return entries
-
-
-def _ones(shape: Shape, output: OutputKind) -> Feed:
-    ids = np.ones(shape, dtype=np.int32)
-    return Feed(ids=ids, mask=ids, type_ids=ids * 0, output=output)

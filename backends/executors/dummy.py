@@ -1,6 +1,7 @@
-"""Implements a deterministic executor for tests and load tests, without a model."""
+"""Implements deterministic executors for tests and load tests, without a model."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -10,7 +11,8 @@ from typing_extensions import override
 from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.executors.padded_batch import PaddedBatch
+from backends.types import FloatArray, OutputKind
 
 
 class DummyExecutor(ModelExecutor):
@@ -19,45 +21,26 @@ class DummyExecutor(ModelExecutor):
     def __init__(
         self, *, dimensions: int = 8, worker_threads: int = 1, poison: int | None = None
     ) -> None:
-        self._dimensions = dimensions
-        self._worker_threads = worker_threads
+        self.provider = "DummyExecutionProvider"
+        self.worker_threads = worker_threads
+        self.dimensions = dimensions
+        self.cost = CostModel()
         self._poison = poison
         self._frequencies = np.arange(1, dimensions + 1, dtype=np.float32)
         self._lock = threading.Lock()
         # The latest: a process may run for days.
         self.shapes: deque[tuple[int, int]] = deque(maxlen=4096)
 
-    @property
     @override
-    def provider(self) -> str:
-        return "DummyExecutionProvider"
-
-    @property
-    @override
-    def worker_threads(self) -> int:
-        return self._worker_threads
-
-    @property
-    @override
-    def dimensions(self) -> int:
-        return self._dimensions
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return CostModel()
-
-    @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        ids, mask = batch.ids, batch.mask
         with self._lock:
             self.shapes.append((ids.shape[0], ids.shape[1]))
         if self._poison is not None and bool((ids == self._poison).any()):
             raise ModelFailed("the dummy executor was poisoned")
-        values = (ids + 0.5 * type_ids + 1.0) * mask
+        values = (ids + 0.5 * batch.type_ids + 1.0) * mask
         tokens: FloatArray = np.sin(values[:, :, None] * self._frequencies).astype(np.float32)
-        if output is OutputKind.TOKENS:
+        if batch.output is OutputKind.TOKENS:
             return tokens
         # Summed a row at a time and without its padding: no answer may depend on batch-mates.
         return np.stack(
@@ -80,8 +63,18 @@ class PacedExecutor(DummyExecutor):
         self._pace = pace
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        self._pace(ids.shape[0], ids.shape[1])
-        return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        self._pace(*batch.ids.shape)
+        return super().run(batch)
+
+
+class SimulatedExecutor(PacedExecutor):
+    """Sleeps `base` seconds a batch and `token` for each padded token, and declares so."""
+
+    def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:
+        def pace(rows: int, length: int) -> None:
+            time.sleep(base + token * rows * length)
+
+        super().__init__(pace, dimensions=dimensions, worker_threads=worker_threads)
+        self.provider = "PacedExecutionProvider"
+        self.cost = CostModel(base=base, padded=token, square=0.0)

@@ -1,11 +1,11 @@
-"""Detects by the outcomes of runs that a server that reports ready does not work."""
+"""Detects failing executors by the outcomes of their runs, even if they report to be ready."""
 
 import itertools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# A run is suspect after so many times its predicted time, and a second at least.
+# A run is suspect after this multiple of its predicted time, and these seconds at least.
 _TIMES = 5.0
 _LEAST = 1.0
 

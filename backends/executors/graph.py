@@ -7,10 +7,10 @@ import msgspec
 import numpy as np
 
 from backends.errors import ModelProblem
+from backends.executors.padded_batch import INPUTS
 from backends.open_inference.address import RemoteModelServer
 from backends.types import OutputKind
 
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _INTEGERS: dict[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),
     "tensor(int32)": np.dtype(np.int32),
@@ -30,6 +30,11 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     digest: str = ""
     upstream: RemoteModelServer | None = None
+
+    @property
+    def first_output(self) -> OutputKind:
+        """The output that most rows ask for."""
+        return next(iter(self.outputs))
 
 
 def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:

@@ -1,5 +1,6 @@
 """Runs an encoder graph with ONNX Runtime on the CPU."""
 
+import functools
 import itertools
 import time
 from collections.abc import Callable
@@ -12,14 +13,14 @@ from typing_extensions import override
 from backends.errors import ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
-from backends.executors.graph import INPUTS, GraphSource, check_outputs, read_inputs
+from backends.executors.graph import GraphSource, check_outputs, read_inputs
 from backends.executors.packing import save_packed_apart
+from backends.executors.padded_batch import PaddedBatch, ones
 from backends.executors.prepacked import prepacked_graph
 from backends.executors.provider import DeviceOptions, open_session, runtime_version
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import FloatArray
 
 _CPU = DeviceOptions(provider="cpu")
-_LONGEST = 512
 _TRIAL = 4
 # A longer row would take seconds at every start.
 _LONGEST_TRIAL = 2048
@@ -37,83 +38,42 @@ class OnnxExecutor(ModelExecutor):
 
     def __init__(self, source: GraphSource, *, worker_threads: int, wide: bool = True) -> None:
         self._source = source
-        self._worker_threads = worker_threads
+        self.worker_threads = worker_threads
+        self.dimensions = source.dimensions
         packed = _keep_packed(source)
         self._session = open_session(packed or source.path, _CPU)
         self._wide: Any = None
         if packed is not None and worker_threads > 1 and wide:
             self._wide = open_session(packed, _CPU, threads=worker_threads)
+        self.provider = self._session.get_providers()[0]
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
         self._warm_up()
         # A narrow run works in its caller's thread, whose own time no neighbour disturbs.
-        self._cost = self._measure(self._session, time.thread_time)
-        self._wide_cost = (
-            None if self._wide is None else self._measure(self._wide, time.perf_counter)
-        )
-
-    @property
-    @override
-    def provider(self) -> str:
-        name: str = self._session.get_providers()[0]
-        return name
-
-    @property
-    @override
-    def worker_threads(self) -> int:
-        return self._worker_threads
-
-    @property
-    @override
-    def dimensions(self) -> int:
-        return self._source.dimensions
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return self._cost
+        self.cost = self._measure(self._session, time.thread_time)
+        if self._wide is not None:
+            self.wide_cost = self._measure(self._wide, time.perf_counter)
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        return self._run(self._session, (ids, mask, type_ids), output)
-
-    @property
-    @override
-    def wide_cost(self) -> CostModel | None:
-        return self._wide_cost
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        return self._run(self._session, batch)
 
     @override
-    def run_wide(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        return self._run(self._wide or self._session, (ids, mask, type_ids), output)
+    def run_wide(self, batch: PaddedBatch) -> FloatArray:
+        return self._run(self._wide or self._session, batch)
 
-    def _run(
-        self, session: Any, arrays: tuple[IntArray, IntArray, IntArray], output: OutputKind
-    ) -> FloatArray:
-        given = dict(zip(INPUTS, arrays, strict=True))
+    def _run(self, session: Any, batch: PaddedBatch) -> FloatArray:
+        given = batch.by_input()
         feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
         try:
-            (result,) = session.run([self._source.outputs[output]], feeds)
+            (result,) = session.run([self._source.outputs[batch.output]], feeds)
         except Exception as error:  # ONNX Runtime's errors have no common base but this one
             raise explain(error) from error
         values: FloatArray = result if result.dtype == np.float32 else result.astype(np.float32)
         return values
 
     def _measure(self, session: Any, clock: Callable[[], float]) -> CostModel:
-        output = next(iter(self._source.outputs))
-
-        def run(ids: IntArray, mask: IntArray) -> None:
-            self._run(session, (ids, mask, np.zeros_like(ids)), output)
-
-        longest = self._source.max_tokens or _LONGEST
-        try:
-            return measure_cost(run, clock, longest=longest)
-        except ModelFailed:
-            # A graph of fixed shape: a guess will do, what it really takes is learnt at work.
-            return CostModel()
+        return measure_cost(self._source, functools.partial(self._run, session), clock)
 
     def _warm_up(self) -> None:
         """Run a short row and the longest: what cannot answer them is found before it is served.
@@ -122,9 +82,8 @@ class OnnxExecutor(ModelExecutor):
         """
         lengths = {_TRIAL, min(self._source.max_tokens or _TRIAL, _LONGEST_TRIAL)}
         for output, length in itertools.product(self._source.outputs, sorted(lengths)):
-            ids = np.ones((1, length), dtype=np.int32)
             try:
-                result = self.run(ids=ids, mask=ids, type_ids=ids * 0, output=output)
+                result = self.run(ones(1, length, output))
             except ModelFailed as error:
                 raise ModelProblem(
                     f"{self._source.path}: a trial run of {length} tokens failed: {error}"

@@ -7,9 +7,9 @@ from pathlib import Path
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
 from backends.executors.cuda import CudaExecutor, RunLimits
+from backends.executors.dummy import SimulatedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
-from backends.executors.paced import paced_executor
 from backends.executors.provider import DeviceOptions
 from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.executors.upstream import UpstreamExecutor
@@ -43,8 +43,8 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
                 source, worker_threads=settings.worker_threads, wide=settings.wide != "never"
             )
         if settings.provider == "paced":
-            return paced_executor(
-                source,
+            return SimulatedExecutor(
+                dimensions=source.dimensions,
                 worker_threads=settings.worker_threads,
                 base=settings.paced_base,
                 token=settings.paced_token,

@@ -1,15 +1,15 @@
 """Pools token vectors into one vector per text, for graphs that leave this to their users."""
 
-from typing import Literal
+import functools
+from collections.abc import Callable
 
+import msgspec
 import numpy as np
 from typing_extensions import override
 
 from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
-from backends.types import FloatArray, IntArray, OutputKind
-
-Pooling = Literal["mean", "cls", "max"]
+from backends.executors.padded_batch import PaddedBatch
+from backends.types import FloatArray, IntArray, OutputKind, Pooling
 
 
 class PoolingExecutor(ModelExecutor):
@@ -18,69 +18,29 @@ class PoolingExecutor(ModelExecutor):
     def __init__(self, inner: ModelExecutor, pooling: Pooling) -> None:
         self._inner = inner
         self._pooling = pooling
-
-    @property
-    @override
-    def provider(self) -> str:
-        return self._inner.provider
-
-    @property
-    @override
-    def worker_threads(self) -> int:
-        return self._inner.worker_threads
-
-    @property
-    @override
-    def dimensions(self) -> int:
-        return self._inner.dimensions
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return self._inner.cost
-
-    @property
-    @override
-    def most_rows(self) -> int | None:
-        return self._inner.most_rows
-
-    @property
-    @override
-    def wide_cost(self) -> CostModel | None:
-        return self._inner.wide_cost
+        self.provider = inner.provider
+        self.worker_threads = inner.worker_threads
+        self.dimensions = inner.dimensions
+        self.cost, self.wide_cost = inner.cost, inner.wide_cost
+        self.most_rows = inner.most_rows
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        run = self._inner.run
-        tokens = run(ids=ids, mask=mask, type_ids=type_ids, output=OutputKind.TOKENS)
-        return self._pool(tokens, mask, output)
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        return self._pool(self._inner.run, batch)
 
     @override
-    def run_wide(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        run = self._inner.run_wide
-        tokens = run(ids=ids, mask=mask, type_ids=type_ids, output=OutputKind.TOKENS)
-        return self._pool(tokens, mask, output)
+    def run_wide(self, batch: PaddedBatch) -> FloatArray:
+        return self._pool(self._inner.run_wide, batch)
 
     @override
-    def run_within(
-        self,
-        time_left: float,
-        *,
-        ids: IntArray,
-        mask: IntArray,
-        type_ids: IntArray,
-        output: OutputKind,
-    ) -> FloatArray:
-        run = self._inner.run_within
-        tokens = run(time_left, ids=ids, mask=mask, type_ids=type_ids, output=OutputKind.TOKENS)
-        return self._pool(tokens, mask, output)
+    def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:
+        return self._pool(functools.partial(self._inner.run_within, time_left), batch)
 
-    def _pool(self, tokens: FloatArray, mask: IntArray, output: OutputKind) -> FloatArray:
-        return tokens if output is OutputKind.TOKENS else pool(tokens, mask, self._pooling)
+    def _pool(self, run: Callable[[PaddedBatch], FloatArray], batch: PaddedBatch) -> FloatArray:
+        tokens = run(msgspec.structs.replace(batch, output=OutputKind.TOKENS))
+        if batch.output is OutputKind.TOKENS:
+            return tokens
+        return pool(tokens, batch.mask, self._pooling)
 
 
 def pool(tokens: FloatArray, mask: IntArray, pooling: Pooling) -> FloatArray:

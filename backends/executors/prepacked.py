@@ -61,7 +61,7 @@ def prepacked_graph(
 def _exclusive(folder: Path) -> Iterator[None]:
     """Hold the folder's lock: of processes that start together, one packs and the others wait.
 
-    Not for ever: two that pack at once write the same files.
+    After a timeout they go on without it: two that pack at once write the same files.
     """
     with (folder / _LOCK).open("w") as lock:
         for _ in range(int(_LOCK_TIMEOUT / _PAUSE)):

@@ -1,4 +1,4 @@
-"""Opens a session on the requested provider, with bounded memory, or not at all."""
+"""Opens sessions with bounded memory on the requested provider; refuses any other provider."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -91,7 +91,7 @@ def _tensorrt(options: DeviceOptions) -> dict[str, str]:
 
 def _runtime() -> Any:  # ONNX Runtime has no types
     quiet_libraries()
-    # Imported here because the environment above must be set first, whoever imports this module.
+    # Imported here because the environment above must be set first.
     import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
 
     return onnxruntime

@@ -1,4 +1,4 @@
-"""Limits the memory of open sessions: closes those of models that were not used longest.
+"""Limits the memory of open sessions by closing the least recently used ones.
 
 The first batch of a model whose session is closed waits until it is open again.
 """
@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from backends.errors import ExecutorDied, ModelProblem
 from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.executors.padded_batch import PaddedBatch
+from backends.types import FloatArray
 
 _log = logging.getLogger(__name__)
 
@@ -80,37 +80,12 @@ class ResidentExecutor(ModelExecutor):
         self._users = 0
         inner = open_executor()
         self._inner: ModelExecutor | None = inner
-        # What was measured once holds for whatever is opened later.
-        self._provider = inner.provider
-        self._worker_threads = inner.worker_threads
-        self._dimensions = inner.dimensions
-        self._cost, self._wide_cost = inner.cost, inner.wide_cost
+        # Sessions that are opened later have the same properties.
+        self.provider = inner.provider
+        self.worker_threads = inner.worker_threads
+        self.dimensions = inner.dimensions
+        self.cost, self.wide_cost = inner.cost, inner.wide_cost
         memory.opened(self, size_bytes)
-
-    @property
-    @override
-    def provider(self) -> str:
-        return self._provider
-
-    @property
-    @override
-    def worker_threads(self) -> int:
-        return self._worker_threads
-
-    @property
-    @override
-    def dimensions(self) -> int:
-        return self._dimensions
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return self._cost
-
-    @property
-    @override
-    def wide_cost(self) -> CostModel | None:
-        return self._wide_cost
 
     @property
     def is_open(self) -> bool:
@@ -118,18 +93,14 @@ class ResidentExecutor(ModelExecutor):
         return self._inner is not None
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
+    def run(self, batch: PaddedBatch) -> FloatArray:
         with self._using() as inner:
-            return inner.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+            return inner.run(batch)
 
     @override
-    def run_wide(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
+    def run_wide(self, batch: PaddedBatch) -> FloatArray:
         with self._using() as inner:
-            return inner.run_wide(ids=ids, mask=mask, type_ids=type_ids, output=output)
+            return inner.run_wide(batch)
 
     def close(self) -> bool:
         """Close the session unless it is in use; return whether it is closed now."""

@@ -1,4 +1,4 @@
-"""Runs batches on another server, by the Open Inference Protocol: only tensors travel."""
+"""Runs batches on another server by the Open Inference Protocol, which carries the tensors."""
 
 import math
 import time
@@ -18,29 +18,29 @@ from backends.errors import (
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
 from backends.executors.failure_detector import FailureDetector
-from backends.executors.graph import INPUTS, GraphSource
+from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import INPUTS, PaddedBatch, ones
 from backends.open_inference.address import ModelMetadata, RemoteModelServer
 from backends.open_inference.client import Reply, UpstreamClient
 from backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import FloatArray, OutputKind
 
-_LONGEST = 512
-_TRIAL = 4
+_TRIAL_TOKENS = 4
 _AXES = 2  # rows, tokens
 _OK, _TOO_MANY, _UNAVAILABLE = 200, 429, 503
-# Statuses of a batch that cannot be computed, or of a failing server: readiness tells which.
+# The batch cannot be computed, or the server is broken: its readiness probe decides which.
 _BATCH_STATUSES = frozenset({400, 413, 422, 500})
-_SOON = 0.1
+_RETRY_AFTER = 0.1
 _BINARY, _CONFIGURATION = "binary_tensor_data", "model_configuration"
 
 
 class UpstreamExecutor(ModelExecutor):
-    """A model of another server; as many runs at a time as `upstream.runs` says."""
+    """Runs a model of another server, `upstream.runs` runs at a time."""
 
     def __init__(
         self, source: GraphSource, upstream: RemoteModelServer, *, token: str = ""
     ) -> None:
-        """Ask the server for the model, run it once, and measure what batches take.
+        """Read the model's metadata, run it once, and measure the time of batches.
 
         Raises:
             ModelProblem: the server does not answer, or its model is no such encoder.
@@ -48,10 +48,13 @@ class UpstreamExecutor(ModelExecutor):
         self._source = source
         self._upstream = upstream
         self._client = UpstreamClient(upstream, token=token)
-        # Executors are not closed explicitly: their connections go with them.
+        # Executors have no `close`: connections are closed when the executor is collected.
         weakref.finalize(self, self._client.close)
         self._version: str | None = None
-        self._cost = CostModel()
+        self.provider = "OpenInferenceExecutionProvider"
+        self.worker_threads = upstream.runs
+        self.dimensions = source.dimensions
+        self.cost = CostModel()
         self._failures = FailureDetector(time.monotonic)
         try:
             extensions = self._client.server().extensions
@@ -59,78 +62,44 @@ class UpstreamExecutor(ModelExecutor):
             metadata = self._client.metadata()
             self._inputs = _check_inputs(metadata, upstream)
             _check_outputs(metadata, source, upstream)
-            self._most_rows = self._declared_rows(metadata, extensions)
-            self._warm_up()
-            self._cost = self._measure()
+            self.most_rows = self._declared_rows(metadata, extensions)
+            for output in source.outputs:
+                self._run_trial(output, math.inf)
+            self.cost = measure_cost(source, self.run, time.perf_counter, most_rows=self.most_rows)
         except BackendError as error:
             raise ModelProblem(f"{upstream}: a trial failed: {error}") from error
 
-    @property
     @override
-    def provider(self) -> str:
-        return "OpenInferenceExecutionProvider"
-
-    @property
-    @override
-    def worker_threads(self) -> int:
-        return self._upstream.runs
-
-    @property
-    @override
-    def dimensions(self) -> int:
-        return self._source.dimensions
-
-    @property
-    @override
-    def cost(self) -> CostModel:
-        return self._cost
-
-    @property
-    @override
-    def most_rows(self) -> int | None:
-        return self._most_rows
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        return self.run_within(math.inf, batch)
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        return self.run_within(math.inf, ids=ids, mask=mask, type_ids=type_ids, output=output)
-
-    @override
-    def run_within(
-        self,
-        time_left: float,
-        *,
-        ids: IntArray,
-        mask: IntArray,
-        type_ids: IntArray,
-        output: OutputKind,
-    ) -> FloatArray:
-        given = dict(zip(INPUTS, (ids, mask, type_ids), strict=True))
+    def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:
+        given = batch.by_input()
         feeds: dict[str, tuple[str, np.ndarray[Any, Any]]] = {
             name: (datatype, given[name].astype(INTEGERS[datatype], copy=False))
             for name, datatype in self._inputs.items()
         }
-        name = self._source.outputs[output]
+        name = self._source.outputs[batch.output]
         timeout = min(time_left, self._upstream.timeout)
-        rows, longest = ids.shape
-        expected = self._cost.seconds(rows=rows, longest=longest, tokens=rows * longest)
-        outer = ids.shape if output is OutputKind.TOKENS else ids.shape[:1]
+        rows, longest = batch.ids.shape
+        expected = self.cost.seconds(rows=rows, longest=longest, tokens=rows * longest)
+        outer = (rows, longest) if batch.output is OutputKind.TOKENS else (rows,)
         with self._failures.run(expected):
             body, headers = encode(feeds, name, binary=self._binary, timeout=timeout)
             reply = self._client.infer(body, headers, timeout=timeout)
             if reply.status != _OK:
-                raise self._explain(reply)
+                raise self._error_of(reply)
             values, version = decode(reply, name, (*outer, self.dimensions))
             self._check_version(version)
         return values
 
     def is_well(self) -> bool:
-        """Return whether the server answers; it is tried where runs failed or are late."""
+        """Return whether the server answers; sends a trial batch if runs failed or are late."""
         if not self._failures:
             return True
         try:
-            self._try(next(iter(self._source.outputs)), self._failures.max_wait)
+            self._run_trial(self._source.first_output, self._failures.max_wait)
         except Overloaded:
             return True
         except BackendError:
@@ -138,24 +107,26 @@ class UpstreamExecutor(ModelExecutor):
         return True
 
     def _check_version(self, version: str | None) -> None:
-        """Refuse a response of another version than the first: it is of another revision."""
+        """Refuse a response whose model version differs from the first: another revision."""
         self._version = self._version or version
         if version and version != self._version:
             raise UpstreamUnavailable(
                 f"{self._upstream.title} answers as version {version}, no longer {self._version}"
             )
 
-    def _explain(self, reply: Reply) -> BackendError:
-        """Return the error of a response: of the batch alone, of overload, or of the server."""
-        said = f"{self._upstream.title} answers {reply.status}"
+    def _error_of(self, reply: Reply) -> BackendError:
+        """Map an error response to a failed batch, an overloaded server or a broken one."""
+        answer = f"{self._upstream.title} answers {reply.status}"
         if reply.status == _TOO_MANY or (reply.status == _UNAVAILABLE and self._client.is_ready()):
-            return Overloaded(f"{said}: it is busy", retry_after=reply.retry_after or _SOON)
+            return Overloaded(
+                f"{answer}: it is busy", retry_after=reply.retry_after or _RETRY_AFTER
+            )
         if reply.status in _BATCH_STATUSES and self._client.is_ready():
-            return UpstreamFailed(said)
-        return UpstreamUnavailable(said)
+            return UpstreamFailed(answer)
+        return UpstreamUnavailable(answer)
 
     def _declared_rows(self, metadata: ModelMetadata, extensions: list[str]) -> int | None:
-        """Return how many rows a batch may have, by Triton's configuration and by the shapes."""
+        """Return the largest batch, by the inputs' shapes and Triton's `max_batch_size`."""
         batches = {tensor.shape[0] for tensor in metadata.inputs}
         if batches == {1}:
             return 1
@@ -168,26 +139,9 @@ class UpstreamExecutor(ModelExecutor):
             return None
         return self._client.config().max_batch_size or None
 
-    def _warm_up(self) -> None:
-        for output in self._source.outputs:
-            self._try(output, math.inf)
-
-    def _try(self, output: OutputKind, time_left: float) -> None:
-        ids = np.ones((1, min(self._source.max_tokens or _TRIAL, _TRIAL)), dtype=np.int32)
-        self.run_within(time_left, ids=ids, mask=ids, type_ids=ids * 0, output=output)
-
-    def _measure(self) -> CostModel:
-        output = next(iter(self._source.outputs))
-
-        def run(ids: IntArray, mask: IntArray) -> None:
-            self.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
-
-        longest = self._source.max_tokens or _LONGEST
-        try:
-            return measure_cost(run, time.perf_counter, longest=longest, most_rows=self._most_rows)
-        except UpstreamFailed:
-            # It refuses some of these shapes; costs are measured while it serves.
-            return CostModel()
+    def _run_trial(self, output: OutputKind, time_left: float) -> None:
+        length = min(self._source.max_tokens or _TRIAL_TOKENS, _TRIAL_TOKENS)
+        self.run_within(time_left, ones(1, length, output))
 
 
 def _check_inputs(metadata: ModelMetadata, upstream: RemoteModelServer) -> dict[str, str]:

@@ -124,7 +124,7 @@ class Encoder:
         return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
 
     def _check_whole(self, text: str) -> None:
-        """Refuse a text that is empty, or surely too long to be read in windows."""
+        """Refuse a text that is empty, or whose characters exceed what windows can read."""
         if not text or text.isspace():
             raise ItemRefused("empty_input", _EMPTY)
         most = MAX_WINDOWS * self._max_tokens * _CHARACTERS_PER_WINDOWED_TOKEN
@@ -154,7 +154,7 @@ class Encoder:
         return spans
 
     def _read(self, text: Text) -> Text:
-        """Return what of a text is worth tokenizing: all of it, or what surely fills the model."""
+        """Return the text, cut to the characters that fill the model whatever its tokens are."""
         parts = (text,) if isinstance(text, str) else text
         if not any(part and not part.isspace() for part in parts):
             raise ItemRefused("empty_input", _EMPTY)

@@ -11,6 +11,8 @@ from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
 from backends.pipelines.windows import MAX_WINDOWS
+from backends.repository.manifest import HeadManifest
+from backends.repository.model import Model
 from backends.types import FloatArray, Text, TokenOffsets
 
 Layer = tuple[FloatArray, FloatArray]
@@ -70,6 +72,18 @@ class Head:
         """Return the place of every token of a text, and its logits."""
         pieces, vectors = await self._encoder.token_vectors(text, caller)
         return pieces, self._weights.apply(vectors)
+
+
+def read_head_weights(model: Model, manifest: HeadManifest, *, inputs: int) -> HeadWeights:
+    """Read the weights that a head's manifest names, for an encoder of `inputs` values.
+
+    Raises:
+        ModelProblem: the file is missing, is no head, or is one of another shape.
+    """
+    layers = read_head(model.file(manifest.weights), inputs=inputs, outputs=len(manifest.labels))
+    return HeadWeights(
+        layers, activation=manifest.activation, normalize_input=manifest.normalize_input
+    )
 
 
 def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:

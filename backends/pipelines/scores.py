@@ -1,13 +1,12 @@
 """Computes answers from logits, vectorised."""
 
 import math
-from typing import Literal
 
 import numpy as np
 
+from backends.protocol import Function
 from backends.types import FloatArray
 
-Function = Literal["softmax", "sigmoid", "none"]
 _DECIMALS = 6
 
 

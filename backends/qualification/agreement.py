@@ -4,6 +4,7 @@ import numpy as np
 
 from backends.errors import BackendError, ModelProblem
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import pad
 from backends.qualification.invariance import ORDINARY, OUTLIERS
 from backends.qualification.qualify import TOLERANCES, Candidate
 
@@ -19,12 +20,11 @@ def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecu
     """
     tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
     for row in candidate.encode(ORDINARY + OUTLIERS):
-        ids = row[None, :_MOST_TOKENS]
-        given = {"ids": ids, "mask": np.ones_like(ids), "type_ids": np.zeros_like(ids)}
         for output in candidate.outputs:
-            expected = here.run(**given, output=output)
+            batch = pad([row[:_MOST_TOKENS]], output)
+            expected = here.run(batch)
             try:
-                found = there.run(**given, output=output)
+                found = there.run(batch)
             except BackendError as error:
                 raise ModelProblem(f"{candidate.folder}: a trial row failed: {error}") from error
             apart = float(np.abs(found - expected).max()) / (float(np.abs(expected).max()) or 1.0)

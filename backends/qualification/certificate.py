@@ -12,6 +12,7 @@ import numpy as np
 
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import pad
 from backends.qualification.invariance import ORDINARY
 from backends.types import FloatArray, IntArray, OutputKind
 
@@ -58,11 +59,7 @@ def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> 
 
 
 def _pooled(executor: ModelExecutor, row: IntArray) -> FloatArray:
-    ids = row[None, :_TOKENS]
-    zeros = np.zeros_like(ids)
-    result: FloatArray = executor.run(
-        ids=ids, mask=zeros + 1, type_ids=zeros, output=OutputKind.POOLED
-    )[0]
+    result: FloatArray = executor.run(pad([row[:_TOKENS]], OutputKind.POOLED))[0]
     return result
 
 

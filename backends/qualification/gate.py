@@ -1,4 +1,4 @@
-"""Compares a candidate's logits with fp32's on a golden set, and accepts it or not."""
+"""Accepts or refuses a variant by comparing its logits with those of fp32 on a golden set."""
 
 from collections.abc import Sequence
 
@@ -31,11 +31,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     accuracy_before: float | None = None
     accuracy_after: float | None = None
     reasons: list[str] = []
-
-    @property
-    def accepted(self) -> bool:
-        """Whether it stays within the bounds."""
-        return not self.reasons
 
 
 def judge(

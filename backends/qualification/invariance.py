@@ -12,6 +12,7 @@ import numpy as np
 
 from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import pad
 from backends.types import FloatArray, IntArray, OutputKind
 
 # Any letters do: what counts is that lengths differ, and that outliers are like nothing else.
@@ -96,12 +97,8 @@ class _InvarianceProbe:
         return self._run([self._subject], len(self._subject), place=0)
 
     def _run(self, rows: Sequence[IntArray], length: int, *, place: int) -> FloatArray:
-        ids, mask = np.zeros((2, len(rows), length), dtype=np.int32)
-        for number, row in enumerate(rows):
-            ids[number, : len(row)] = row
-            mask[number, : len(row)] = 1
-        given = {"ids": ids, "mask": mask, "type_ids": np.zeros_like(ids)}
-        result: FloatArray = self._executor.run(**given, output=self._output)[place]
+        batch = pad(rows, self._output, length=length)
+        result: FloatArray = self._executor.run(batch)[place]
         if not np.isfinite(result).all():
             raise ModelFailed("its output holds what is no number: a weight may be NaN or infinite")
         return result[: len(self._subject)] if self._output is OutputKind.TOKENS else result

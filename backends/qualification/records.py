@@ -1,17 +1,17 @@
-"""Keeps measurements of a model on this machine beside the model, so that starts stay fast.
+"""Stores measurements of a model on this machine beside the model, so that restarts are fast.
 
 The files are hidden: what is measured here belongs to no model's digest, and so to no revision.
 """
 
-import contextlib
 import hashlib
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from backends.repository.publishing import replace_file
 
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -43,16 +43,7 @@ def read_record(path: Path, key: str, kind: type[T]) -> T | None:
 def write_record(path: Path, key: str, measured: msgspec.Struct) -> bool:
     """Keep what was measured; `False` where the folder cannot be written."""
     record = _Record(key=key, measured=msgspec.Raw(msgspec.json.encode(measured)))
-    # Backends that start together share the folder: each writes whole files under its own name.
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        draft.write_bytes(msgspec.json.encode(record))
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        return False
-    return True
+    return replace_file(path, msgspec.json.encode(record))
 
 
 def _version(name: str) -> str:

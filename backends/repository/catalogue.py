@@ -1,7 +1,7 @@
 """Reads the models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,46 +9,10 @@ import msgspec
 from backends.errors import ModelProblem, StartProblem
 from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
-from backends.repository.manifest import (
-    NAME,
-    Entry,
-    GraphManifest,
-    Manifest,
-    SplitManifest,
-    builds_on,
-    read_manifest,
-)
+from backends.repository.manifest import NAME, GraphManifest, SplitManifest, builds_on
+from backends.repository.model import Model, read_model
 from backends.repository.serving import FILE, Serving, Shadow, read_serving
-from backends.repository.triton import FILE as TRITON, TritonConfig, read_triton
-
-_DIGITS = 12
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model that can be loaded. `digest` covers its files and those it builds on.
-
-    `inferred` names the source of each field that its `model.yaml` leaves out. A `shadow` changes
-    no answer, so it is no part of the digest. `shared_folder` holds what revisions share, in
-    Triton's layout. With an `upstream` another server runs it.
-    """
-
-    name: str
-    folder: Path
-    manifest: Manifest
-    digest: str
-    inferred: dict[str, str] = {}
-    shadow: Shadow | None = None
-    shared_folder: Path | None = None
-    upstream: RemoteModelServer | None = None
-
-    def file(self, name: str) -> Path:
-        """Return the path of a file of the model: in its folder, or the shared one."""
-        return find_file(self.folder, self.shared_folder, name)
-
-    @property
-    def revision(self) -> str:
-        """The short form of the digest, which calls name."""
-        return self.digest[:_DIGITS]
+from backends.repository.triton import FILE as TRITON, read_triton
 
 
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,30 +37,9 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, Model]
     problems: dict[str, str]
     revisions: dict[str, Revisions] = {}
-    blocked: frozenset[str] = frozenset()
-    waiting: frozenset[str] = frozenset()
+    blocked: set[str] = set()
+    waiting: set[str] = set()
     upstreams: dict[RemoteModelServer, str] = {}
-
-
-class _ModelSource(msgspec.Struct, frozen=True, kw_only=True):
-    folder: Path
-    entry: Entry
-    own_digest: str
-    shadow: Shadow | None = None
-    shared_folder: Path | None = None
-    upstream: RemoteModelServer | None = None
-
-
-class _Findings:
-    """Collects models and problems while a repository is read."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, _ModelSource] = {}
-        self.models: dict[str, Model] = {}
-        self.problems: dict[str, str] = {}
-        self.revisions: dict[str, Revisions] = {}
-        self.blocked: set[str] = set()
-        self.waiting: set[str] = set()
 
 
 def read_catalogue(
@@ -114,30 +57,119 @@ def read_catalogue(
     Raises:
         StartProblem: `root` or `more` is no directory.
     """
-    findings = _Findings()
+    reader = _CatalogueReader(pinned or {})
     for folder in _model_folders(root, more):
+        reader.read(folder)
+    reader.find_upstreams(servers or Servers())
+    for name in reader.found:
+        reader.resolve(name, ())
+    return reader.catalogue
+
+
+class _CatalogueReader:
+    """Reads models into a catalogue; `found` holds those whose own files are in order."""
+
+    def __init__(self, pinned: Mapping[str, Mapping[str, int]]) -> None:
+        self.catalogue = Catalogue(models={}, problems={})
+        self.found: dict[str, Model] = {}
+        self._pinned = pinned
+
+    def read(self, folder: Path) -> None:
+        """Find what a folder serves: the model, and revisions that are models of their own."""
         try:
-            numbers = _numbers(folder)
-            findings.revisions[folder.name] = Revisions(folder=folder, numbers=numbers)
-            findings.found |= _read_model(
-                folder, numbers, findings, (pinned or {}).get(folder.name)
-            )
+            self._read(folder, _numbers(folder))
         except ModelProblem as error:
-            findings.problems[folder.name] = str(error)
+            self.catalogue.problems[folder.name] = str(error)
         except Exception as error:  # noqa: BLE001 - whatever a model's files do, others are served
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            findings.problems[folder.name] = f"{folder}: it cannot be read: {reason}"
-    upstreams = _ask_upstreams(findings, servers or Servers())
-    for name in findings.found:
-        _resolve(name, findings, ())
-    return Catalogue(
-        models=findings.models,
-        problems=findings.problems,
-        revisions=findings.revisions,
-        blocked=frozenset(findings.blocked),
-        waiting=frozenset(findings.waiting),
-        upstreams=upstreams,
-    )
+            self.catalogue.problems[folder.name] = f"{folder}: it cannot be read: {reason}"
+
+    def _read(self, folder: Path, numbers: list[str]) -> None:
+        name, revisions = folder.name, self.catalogue.revisions
+        revisions[name] = Revisions(folder=folder, numbers=numbers)
+        triton = read_triton(folder)
+        if name in self._pinned:
+            serving = Serving(revisions=dict(self._pinned[name]))
+        else:
+            serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
+        shares = serving.revisions or {max(numbers, key=int): 1}
+        named_apart = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
+        revisions[name] = Revisions(folder=folder, numbers=numbers, shares=shares)
+        _check_revisions(folder, numbers, shares, named_apart, serving.shadow)
+        found: dict[str, Model] = {}
+        for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *named_apart]):
+            revision = f"{name}@{number}"
+            try:
+                found[revision] = read_model(revision, folder / number, triton)
+            except ModelProblem as error:
+                self.catalogue.problems[revision] = str(error)
+        if len(shares) == 1:
+            answering = read_model(name, folder / next(iter(shares)), triton)
+        else:
+            answering = _split(folder, shares)
+        found[name] = msgspec.structs.replace(answering, shadow=serving.shadow)
+        self.found |= found
+
+    def find_upstreams(self, servers: Servers) -> None:
+        """Note which models other servers run, and the fingerprints of those servers.
+
+        What a server says of a model is part of its digest where there is no graph to tell one
+        from another.
+        """
+        prints, problems = self.catalogue.upstreams, self.catalogue.problems
+        for name, own in self.found.items():
+            manifest = own.manifest
+            if not isinstance(manifest, GraphManifest):
+                continue
+            name_there, version = own.folder.parent.name, own.folder.name
+            upstream = servers.find(manifest.upstream, name=name_there, version=version)
+            if upstream is None:
+                continue
+            if not upstream.url:
+                problems[name] = (
+                    f"{own.folder}: name the `url` of its `upstream`, or set "
+                    "`SLUICEGATE_BACKEND_UPSTREAM_URL`"
+                )
+                continue
+            if upstream not in prints:
+                prints[upstream] = fingerprint(upstream, servers.token_for(upstream))
+            if not prints[upstream]:
+                problems[name] = f"{own.folder}: {upstream} is not ready"
+                self.catalogue.waiting.add(name)
+                continue
+            digest = own.digest + ("" if manifest.graph else prints[upstream])
+            self.found[name] = msgspec.structs.replace(own, digest=digest, upstream=upstream)
+
+    def resolve(self, name: str, path: tuple[str, ...]) -> Model | None:
+        """Add `name` to the models after what it builds on; `None` where it cannot be served."""
+        models, problems = self.catalogue.models, self.catalogue.problems
+        if name in models or name in problems or name not in self.found:
+            return models.get(name)
+        if name in path:
+            problems[name] = f"it builds on itself: {' -> '.join((*path, name))}"
+            return None
+        own = self.found[name]
+        digests = [own.digest]
+        for needed in builds_on(own.manifest):
+            model = self.resolve(needed, (*path, name))
+            if model is None:
+                self._note_missing(name, needed)
+                return None
+            digests.append(model.digest)
+        digest = hashlib.blake2b("".join(digests).encode()).hexdigest()
+        models[name] = msgspec.structs.replace(own, digest=digest)
+        return models[name]
+
+    def _note_missing(self, name: str, needed: str) -> None:
+        """Record that `name` cannot be served because of what it builds on."""
+        catalogue = self.catalogue
+        is_broken = needed in catalogue.problems
+        state = "is broken" if is_broken else "is not in the repository"
+        catalogue.problems.setdefault(name, f"it builds on `{needed}`, which {state}")
+        if is_broken and base_name(needed) != name:
+            catalogue.blocked.add(name)
+        if needed in catalogue.waiting:
+            catalogue.waiting.add(name)
 
 
 def _model_folders(root: Path, more: Path | None) -> list[Path]:
@@ -166,70 +198,6 @@ def _numbers(folder: Path) -> list[str]:
     return numbers
 
 
-def _ask_upstreams(findings: _Findings, servers: Servers) -> dict[RemoteModelServer, str]:
-    """Say of models where they run, if not here; return the fingerprints.
-
-    What a server says of a model is part of its digest where there is no graph to tell one from
-    another.
-    """
-    prints: dict[RemoteModelServer, str] = {}
-    found, problems = findings.found, findings.problems
-    for name, own in found.items():
-        manifest = own.entry.manifest
-        if not isinstance(manifest, GraphManifest):
-            continue
-        name_there, version = own.folder.parent.name, own.folder.name
-        upstream = servers.find(manifest.upstream, name=name_there, version=version)
-        if upstream is None:
-            continue
-        if not upstream.url:
-            problems[name] = (
-                f"{own.folder}: name the `url` of its `upstream`, or set "
-                "`SLUICEGATE_BACKEND_UPSTREAM_URL`"
-            )
-            continue
-        if upstream not in prints:
-            prints[upstream] = fingerprint(upstream, servers.token_for(upstream))
-        if not prints[upstream]:
-            problems[name] = f"{own.folder}: {upstream} is not ready"
-            findings.waiting.add(name)
-            continue
-        digest = own.own_digest + ("" if manifest.graph else prints[upstream])
-        found[name] = msgspec.structs.replace(own, own_digest=digest, upstream=upstream)
-    return prints
-
-
-def _read_model(
-    folder: Path,
-    numbers: list[str],
-    findings: _Findings,
-    pinned: Mapping[str, int] | None,
-) -> dict[str, _ModelSource]:
-    """Return what a folder serves: the model, and revisions of it that are models of their own."""
-    triton = read_triton(folder)
-    if pinned is not None:
-        serving = Serving(revisions=dict(pinned))
-    else:
-        serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
-    shares = serving.revisions or {max(numbers, key=int): 1}
-    named_apart = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
-    findings.revisions[folder.name] = Revisions(folder=folder, numbers=numbers, shares=shares)
-    _check_revisions(folder, numbers, shares, named_apart, serving.shadow)
-    found: dict[str, _ModelSource] = {}
-    for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *named_apart]):
-        try:
-            found[f"{folder.name}@{number}"] = _read_revision(folder / number, triton)
-        except ModelProblem as error:
-            findings.problems[f"{folder.name}@{number}"] = str(error)
-    if len(shares) == 1:
-        (only,) = shares
-        answering = _read_revision(folder / only, triton)
-    else:
-        answering = _split(folder, shares)
-    found[folder.name] = msgspec.structs.replace(answering, shadow=serving.shadow)
-    return found
-
-
 def _check_revisions(
     folder: Path,
     numbers: Sequence[str],
@@ -248,102 +216,14 @@ def _check_revisions(
         )
 
 
-def _split(folder: Path, shares: Mapping[str, int]) -> _ModelSource:
+def _split(folder: Path, shares: Mapping[str, int]) -> Model:
+    """Return the model that shares its items between revisions."""
     arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
-    entry = Entry(manifest=SplitManifest(arms=arms))
     plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
-    return _ModelSource(folder=folder, entry=entry, own_digest=plan)
-
-
-def _read_revision(folder: Path, triton: TritonConfig | None) -> _ModelSource:
-    shared_folder = folder.parent if triton else None
-    declared = triton.declared if triton else {}
-    entry = read_manifest(folder, lambda name: find_file(folder, shared_folder, name), declared)
-    for field in ("graph", "tokenizer", "weights"):
-        name = getattr(entry.manifest, field, None)
-        if name and not find_file(folder, shared_folder, name).is_file():
-            raise ModelProblem(f"{folder / name}: the file `{field}` names is missing")
-    digest = _digest_files(folder)
-    if shared_folder is not None:
-        digest += _digest_files(shared_folder, without=str.isdecimal)
-    return _ModelSource(folder=folder, entry=entry, own_digest=digest, shared_folder=shared_folder)
-
-
-def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
-    """Return the path of a file: in `folder` unless only `shared_folder` has it."""
-    if (
-        shared_folder is not None
-        and not (folder / name).exists()
-        and (shared_folder / name).exists()
-    ):
-        return shared_folder / name
-    return folder / name
-
-
-def _resolve(name: str, findings: _Findings, path: tuple[str, ...]) -> Model | None:
-    """Add `name` to the models after what it builds on; `None` where that cannot be served."""
-    found, models, problems = findings.found, findings.models, findings.problems
-    if name in models or name in problems or name not in found:
-        return models.get(name)
-    if name in path:
-        problems[name] = f"it builds on itself: {' -> '.join((*path, name))}"
-        return None
-    own = found[name]
-    manifest = own.entry.manifest
-    below = []
-    for needed in builds_on(manifest):
-        model = _resolve(needed, findings, (*path, name))
-        if model is None:
-            _note_missing(name, needed, findings)
-            return None
-        below.append(model.digest)
-    digest = hashlib.blake2b("".join([own.own_digest, *below]).encode()).hexdigest()
-    models[name] = Model(
-        name=name,
-        folder=own.folder,
-        manifest=manifest,
-        digest=digest,
-        inferred=own.entry.inferred,
-        shadow=own.shadow,
-        shared_folder=own.shared_folder,
-        upstream=own.upstream,
-    )
-    return models[name]
-
-
-def _note_missing(name: str, needed: str, findings: _Findings) -> None:
-    """Record that `name` cannot be served because of what it builds on."""
-    is_broken = needed in findings.problems
-    state = "is broken" if is_broken else "is not in the repository"
-    findings.problems.setdefault(name, f"it builds on `{needed}`, which {state}")
-    if is_broken and base_name(needed) != name:
-        findings.blocked.add(name)
-    if needed in findings.waiting:
-        findings.waiting.add(name)
+    manifest = SplitManifest(arms=arms)
+    return Model(name=folder.name, folder=folder, manifest=manifest, digest=plan)
 
 
 def base_name(name: str) -> str:
     """Return the name of the model that `name` is, or is a revision of."""
     return name.partition("@")[0]
-
-
-def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
-    """Digest the name and content of every file, each with its length before it."""
-    digest = hashlib.blake2b()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        first, *_ = parts = name.split("/")
-        if not path.is_file() or any(map(_is_hidden, parts)) or without(first):
-            continue
-        try:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "blake2b").digest()
-        except OSError as error:
-            raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
-        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
-    return digest.hexdigest()
-
-
-def _is_hidden(part: str) -> bool:
-    """Whether a file or folder is no part of a model: hidden, or Python's byte code."""
-    return part.startswith(".") or part == "__pycache__"

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from backends.protocol import ModelInfo
-from backends.repository.catalogue import Model
+from backends.repository.model import Model
 
 _WIDTH = 22
 _MOST_LABELS = 8

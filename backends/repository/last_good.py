@@ -4,12 +4,12 @@ The file is hidden and lies in the model's folder: what was served belongs to no
 Where the folder cannot be written, a start has only the numbers to go by.
 """
 
-import contextlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
+
+from backends.repository.publishing import replace_file
 
 FILE = ".last-served.json"
 
@@ -30,11 +30,4 @@ def write_last_good(folder: Path, shares: Mapping[str, int]) -> None:
     """Keep the shares of the revisions that are served now, if they changed."""
     if read_last_good(folder) == shares:
         return
-    # Backends that start together share the folder: each writes whole files under its own name.
-    draft = folder / f"{FILE}.{os.getpid()}"
-    try:
-        draft.write_bytes(msgspec.json.encode(_Record(revisions=dict(shares))))
-        draft.replace(folder / FILE)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+    replace_file(folder / FILE, msgspec.json.encode(_Record(revisions=dict(shares))))

@@ -10,8 +10,9 @@ import yaml
 
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
-from backends.protocol import Task
+from backends.protocol import Function, Task
 from backends.repository.manifest_defaults import Files, infer
+from backends.types import Pooling
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
@@ -19,8 +20,6 @@ Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
 Reference = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}(@[0-9]+)?$")]
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-Function = Literal["softmax", "sigmoid", "none"]
-Pooling = Literal["mean", "cls", "max"]
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,60 +29,46 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tokens: str | None = None
 
 
-class EncoderManifest(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="encoder",
+class _Manifest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
 ):
-    """Describes an encoder graph. `truncate` cuts texts that are too long.
-
-    `pooling` makes the pooled vector of the tokens' where the graph has no such output. In place
-    of a `graph`, an `upstream` names the server that runs it.
-    """
-
     description: str = ""
-    graph: File = ""
-    upstream: RemoteModelServer | None = None
-    tokenizer: File
-    max_tokens: Count
-    dimensions: Count
-    profile: Name = "fp32"
-    tasks: list[Task] = []
-    outputs: Outputs = Outputs(pooled="pooled")
-    pooling: Pooling | None = None
-    truncate: bool = False
     demonstration: bool = False
 
 
-class ClassifierManifest(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="classifier",
-):
-    """Describes a graph that ends in logits: of a text, a pair or every token.
+class _GraphManifest(_Manifest, frozen=True, kw_only=True):
+    """Describes a graph with its tokenizer. `truncate` cuts texts that are too long.
 
-    `function` makes scores of them. `truncate` cuts texts that are too long. In place of a `graph`,
-    an `upstream` names the server that runs it.
+    In place of a `graph`, an `upstream` names the server that runs it.
     """
 
-    description: str = ""
     graph: File = ""
     upstream: RemoteModelServer | None = None
     tokenizer: File
     max_tokens: Count
+    profile: Name = "fp32"
     truncate: bool = False
+
+
+class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
+    """Describes an encoder. `pooling` pools the tokens' vectors if the graph does not."""
+
+    dimensions: Count
+    tasks: list[Task] = []
+    outputs: Outputs = Outputs(pooled="pooled")
+    pooling: Pooling | None = None
+
+
+class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classifier"):
+    """Describes a graph that ends in logits: of a text, a pair or every token.
+
+    `function` makes scores of them.
+    """
+
     output: str
     labels: Annotated[list[str], msgspec.Meta(min_length=1)]
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
     function: Function = "softmax"
-    profile: Name = "fp32"
-    demonstration: bool = False
 
     @property
     def per_token(self) -> bool:
@@ -91,17 +76,9 @@ class ClassifierManifest(
         return self.tasks == [Task.ENTITIES]
 
 
-class HeadManifest(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="head",
-):
+class HeadManifest(_Manifest, frozen=True, kw_only=True, tag="head"):
     """Describes a trained head over an encoder."""
 
-    description: str = ""
     encoder: Reference
     task: Task
     output: Literal["pooled", "tokens"]
@@ -110,45 +87,26 @@ class HeadManifest(
     function: Function = "softmax"
     activation: Literal["relu", "gelu"] = "relu"
     normalize_input: bool = False
-    demonstration: bool = False
 
 
-class AlgorithmManifest(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="algorithm",
-):
+class AlgorithmManifest(_Manifest, frozen=True, kw_only=True, tag="algorithm"):
     """Describes code over other models: one `encoder`, or those it `uses`, in order.
 
     `options` are the algorithm's own. `code` names the code of an algorithm `custom`.
     """
 
-    description: str = ""
     algorithm: Name
     encoder: Reference | None = None
     uses: list[Reference] = []
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
     options: dict[str, Any] = {}
     code: str | None = None
-    demonstration: bool = False
 
 
-class SplitManifest(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="split",
-):
+class SplitManifest(_Manifest, frozen=True, kw_only=True, tag="split"):
     """Describes models and their shares of the items; a `serving.yaml` becomes this."""
 
-    description: str = ""
     arms: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
-    demonstration: bool = False
 
 
 GraphManifest = EncoderManifest | ClassifierManifest
@@ -157,24 +115,19 @@ FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a manifest and, for each field that is not in `model.yaml`, its source."""
-
-    manifest: Manifest
-    inferred: dict[str, str] = {}
-
-
-def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None = None) -> Entry:
+def read_manifest(
+    folder: Path, files: Files, declared: Mapping[str, Any]
+) -> tuple[Manifest, dict[str, str]]:
     """Read the `model.yaml` of a folder; a graph's model needs none where its files tell all.
 
     `declared` is what a configuration of another server says; what is written wins over it.
+    With the manifest comes the source of each field that the file leaves out.
 
     Raises:
         ModelProblem: it is missing or no YAML, has wrong fields, or lacks one that cannot be
             inferred; the message names the file and the field.
     """
     path = files(FILE)
-    declared = declared or {}
     document = _read_yaml(path)
     if document is None:
         graph = declared.get("graph", "model.onnx")
@@ -184,14 +137,13 @@ def read_manifest(folder: Path, files: Files, declared: Mapping[str, Any] | None
     sources: dict[str, str] = {}
     inferable = isinstance(document, dict) and "upstream" not in document
     if inferable and document.get("kind") in _INFERRED:
-        inferred = infer(document, folder, files, declared)
-        document, sources = inferred.document, inferred.sources
+        document, sources = infer(document, folder, files, declared)
     try:
         manifest: Manifest = msgspec.convert(document, Manifest)
     except msgspec.ValidationError as error:
         raise ModelProblem(f"{path}: {error}") from None
     _check(manifest, path)
-    return Entry(manifest=manifest, inferred=sources)
+    return manifest, sources
 
 
 def _read_yaml(path: Path) -> Any:
@@ -258,7 +210,7 @@ def _check_head(manifest: HeadManifest) -> str | None:
 
 def builds_on(manifest: Manifest) -> list[str]:
     """Return the names of the models a model needs."""
-    if isinstance(manifest, EncoderManifest | ClassifierManifest):
+    if isinstance(manifest, GraphManifest):
         return []
     if isinstance(manifest, HeadManifest):
         return [manifest.encoder]

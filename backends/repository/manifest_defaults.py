@@ -11,12 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import msgspec
-
 from backends.errors import ModelProblem
 from backends.protocol import Task
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
 from backends.repository.triton import FILE as TRITON
+from backends.types import Pooling
 
 Files = Callable[[str], Path]
 _GRAPH, _TOKENIZER, _CONFIG = "model.onnx", "tokenizer.json", "config.json"
@@ -28,7 +27,8 @@ _PER_TOKEN = 3
 _NO_LIMIT = 1_000_000
 # RoBERTa's positions begin after that of the padding.
 _OFFSET_TYPES = {"roberta", "xlm-roberta", "camembert", "mpnet"}
-_POOLINGS = MappingProxyType(
+# The flags of sentence transformers' `1_Pooling/config.json`.
+POOLINGS: Mapping[str, Pooling] = MappingProxyType(
     {
         "pooling_mode_mean_tokens": "mean",
         "pooling_mode_cls_token": "cls",
@@ -37,17 +37,10 @@ _POOLINGS = MappingProxyType(
 )
 
 
-class InferredManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a whole manifest and, for each inferred field, its source file."""
-
-    document: dict[str, Any]
-    sources: dict[str, str]
-
-
 def infer(
     document: Mapping[str, Any], folder: Path, files: Files, declared: Mapping[str, Any]
-) -> InferredManifest:
-    """Return the manifest of a graph's model with nothing left out.
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the whole manifest of a graph's model, and the source of each inferred field.
 
     `files` says where a file of the model lies, which need not exist; `declared` is what a
     configuration of Triton says.
@@ -55,10 +48,10 @@ def infer(
     Raises:
         ModelProblem: something cannot be told; the message names the field and where to write it.
     """
-    return _Inference(document, folder, files).run(declared)
+    return _ManifestInference(document, folder, files).run(declared)
 
 
-class _Inference:
+class _ManifestInference:
     def __init__(self, document: Mapping[str, Any], folder: Path, files: Files) -> None:
         self._document = dict(document)
         self._folder = folder
@@ -66,13 +59,13 @@ class _Inference:
         self._sources: dict[str, str] = {}
         self._config = self._json(_CONFIG)
 
-    def run(self, declared: Mapping[str, Any]) -> InferredManifest:
+    def run(self, declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         for field, value in declared.items():
             self._set(field, value, TRITON)
         self._set("graph", _GRAPH, "the default")
         self._set("tokenizer", _TOKENIZER, "the default")
         if self._is_whole():
-            return InferredManifest(document=self._document, sources=self._sources)
+            return self._document, self._sources
         for field in ("graph", "tokenizer"):
             path = self._files(Path(str(self._document[field])).name)
             if not path.is_file():
@@ -86,8 +79,8 @@ class _Inference:
             self._infer_classifier(outputs)
         else:
             self._infer_encoder(outputs)
-        self._tell_pairs(graph)
-        return InferredManifest(document=self._document, sources=self._sources)
+        self._infer_pairs(graph)
+        return self._document, self._sources
 
     def _is_whole(self) -> bool:
         """Whether a manifest says all by itself, as it had to before anything was inferred."""
@@ -112,7 +105,7 @@ class _Inference:
         if limits:
             source = min(limits, key=limits.__getitem__)
             self._set("max_tokens", limits[source], source)
-        self._ask("max_tokens", "how many tokens the model has positions for")
+        self._require("max_tokens", "how many tokens the model has positions for")
         published = self._json("sentence_bert_config.json")
         if published:
             # Sentence transformers cut what is too long; so does what serves them.
@@ -127,7 +120,7 @@ class _Inference:
         named = {kind: name for kind, name in found.items() if name is not None}
         if named:
             self._set("outputs", named, f"the outputs of {graph}")
-        self._ask(
+        self._require(
             "outputs", f"which of {', '.join(outputs)} is `pooled`, a vector a text, or `tokens`"
         )
         written = self._document["outputs"]
@@ -144,18 +137,18 @@ class _Inference:
             self._set("dimensions", width, f"the outputs of {graph}")
         elif isinstance(hidden, int):
             self._set("dimensions", hidden, _CONFIG)
-        self._ask("dimensions", "how many values a vector has")
+        self._require("dimensions", "how many values a vector has")
         self._set("tasks", [Task.EMBED.value, Task.RERANK.value], "the kind")
 
     def _infer_pooling(self) -> None:
         pooling = self._json("1_Pooling/config.json")
         chosen = pooling.get("pooling_mode")
         if not isinstance(chosen, str):
-            modes = [name for name, mode in _POOLINGS.items() if pooling.get(name)]
-            chosen = _POOLINGS[modes[0]] if len(modes) == 1 else None
+            modes = [name for name in POOLINGS if pooling.get(name)]
+            chosen = POOLINGS[modes[0]] if len(modes) == 1 else None
         if chosen is not None:
             self._set("pooling", chosen, "1_Pooling/config.json")
-        self._ask("pooling", "`mean`, `cls` or `max`: how the tokens' vectors make the text's")
+        self._require("pooling", "`mean`, `cls` or `max`: how the tokens' vectors make the text's")
 
     def _infer_classifier(self, outputs: Mapping[str, GraphValue]) -> None:
         self._set("output", _LOGITS, f"the outputs of {self._document['graph']}")
@@ -178,7 +171,7 @@ class _Inference:
             self._set("labels", ["choice"], _CONFIG)
         elif self._config.get("architectures") and width == 2:  # noqa: PLR2004 - transformers' own
             self._set("labels", ["LABEL_0", "LABEL_1"], "the default of transformers")
-        self._ask("labels", f"the names of the {width or ''} logits, in their order")
+        self._require("labels", f"the names of the {width or ''} logits, in their order")
         labels = self._document["labels"]
         if self._choices():
             self._document["labels"] = ["choice"]
@@ -223,7 +216,7 @@ class _Inference:
         else:
             self._set("function", "softmax", "the task")
 
-    def _tell_pairs(self, graph: GraphFile) -> None:
+    def _infer_pairs(self, graph: GraphFile) -> None:
         """Infer how two texts become one row: the tokenizer decides it."""
         names = [value.name for value in graph.inputs]
         types = "with" if "token_type_ids" in names else "without"
@@ -234,7 +227,7 @@ class _Inference:
             self._document[field] = value
             self._sources[field] = source
 
-    def _ask(self, field: str, meaning: str) -> None:
+    def _require(self, field: str, meaning: str) -> None:
         if field not in self._document:
             raise ModelProblem(
                 f"{self._folder}: `{field}` cannot be told from the files; write it in "

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from backends.algorithms.base import ServedModel
+from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
@@ -58,7 +58,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     all that it may ask. `kept` holds models that are broken now and answer as before.
     """
 
-    served_models: Mapping[str, ServedModel]
+    served_models: Mapping[str, ModelAlgorithms]
     pipelines: Mapping[str, Pipeline]
     encoders: Sequence[RunningEncoder]
     problems: Mapping[str, str]
@@ -105,7 +105,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
 class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a call's model, the models that this may ask, and the expected work."""
 
-    served_model: ServedModel
+    served_model: ModelAlgorithms
     pipelines: Mapping[str, Pipeline]
     work: CallWork
 
@@ -113,7 +113,7 @@ class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a model and the set that it is served with."""
 
-    served_model: ServedModel
+    served_model: ModelAlgorithms
     model_set: ModelSet
 
 
@@ -212,7 +212,7 @@ class ServingCore:
         work = CallWork(call, served_model.info, estimates=self._estimates, batcher=running.batcher)
         return AdmittedCall(served_model=served_model, pipelines=model_set.pipelines, work=work)
 
-    def _find(self, call: Call) -> tuple[ServedModel, ModelSet]:
+    def _find(self, call: Call) -> tuple[ModelAlgorithms, ModelSet]:
         variant = (call.model, call.revision, call.profile)
         served_model, model_set = self._model_set.served_models.get(call.model), self._model_set
         if served_model is None and (kept := self._model_set.kept.get(call.model)) is not None:

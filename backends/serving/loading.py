@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from backends.algorithms.base import ServedModel
+from backends.algorithms.base import ModelAlgorithms
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
 from backends.batching.batcher import Batcher, BatchingOptions
@@ -20,11 +20,11 @@ from backends.executors.pooling import PoolingExecutor
 from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
-from backends.pipelines.head import Head, HeadWeights, read_head
+from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
-from backends.repository.catalogue import Catalogue, Model, base_name
+from backends.repository.catalogue import Catalogue, base_name
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
@@ -32,6 +32,7 @@ from backends.repository.manifest import (
     HeadManifest,
     builds_on,
 )
+from backends.repository.model import Model
 from backends.serving.core import Identity, ModelSet, RunningEncoder, ServingCore
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
@@ -137,7 +138,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
-        self.served_models: dict[str, ServedModel] = {}
+        self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Pipeline] = {}
         self.running: list[RunningEncoder] = []
         self.problems = dict(catalogue.problems)
@@ -248,7 +249,9 @@ class _Loader:
         here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
         check_agreement(candidate, executor, here)
 
-    def _load_head(self, model: Model, manifest: HeadManifest, served_model: ServedModel) -> None:
+    def _load_head(
+        self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms
+    ) -> None:
         below = self._catalogue.models[manifest.encoder].manifest
         if not isinstance(below, EncoderManifest):
             raise ModelProblem(f"{model.folder}: `{manifest.encoder}` is no encoder")
@@ -256,14 +259,7 @@ class _Loader:
             raise ModelProblem(
                 f"{model.folder}: `{manifest.encoder}` has no output `{manifest.output}`"
             )
-        layers = read_head(
-            model.file(manifest.weights),
-            inputs=below.dimensions,
-            outputs=len(manifest.labels),
-        )
-        weights = HeadWeights(
-            layers, activation=manifest.activation, normalize_input=manifest.normalize_input
-        )
+        weights = read_head_weights(model, manifest, inputs=below.dimensions)
         encoder = self._encoders[served_model.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 

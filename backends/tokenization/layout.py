@@ -14,7 +14,7 @@ import tokenizers
 
 from backends.types import Encoding, IntArray
 
-# Texts that hardly any tokenizer leaves nothing of; else words of its own.
+# Texts that most tokenizers keep tokens of; after them words of the vocabulary.
 _PROBES, _MOST_PROBES = ("a", "0", "."), 100
 
 

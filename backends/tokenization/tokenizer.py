@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import tokenizers
@@ -25,7 +25,6 @@ _MOST_CHARACTERS = 16 * 1024 * 1024
 _RETRY_AFTER = 1.0
 # The kinds of results: rows; or tokens alone, without and with their places.
 _Kind = Literal["rows", "ids", "segments"]
-_KINDS: tuple[_Kind, ...] = ("rows", "ids", "segments")
 
 
 class _EncodingRequest:
@@ -54,11 +53,11 @@ class Tokenizer:
         try:
             self._source = path.read_text(encoding="utf-8")
             self._copies = threading.local()
-            copy = self._copy()
+            copy = self._copy(self._truncate_to)
             self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
-            self.layout = learn_layout(self._whole_copy())
+            self.layout = learn_layout(self._copy(None))
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
@@ -75,10 +74,6 @@ class Tokenizer:
             ExecutorDied: the threads are gone.
         """
         return await self._ask(texts, "rows")  # type: ignore[no-any-return]
-
-    def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the encodings of `texts`, in the calling thread, before calls are served."""
-        return self._encode(texts)
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the tokens of `texts` alone: nothing around them, nothing cut."""
@@ -104,7 +99,7 @@ class Tokenizer:
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
-        for kind in _KINDS:
+        for kind in get_args(_Kind):
             batch: list[_EncodingRequest] = []
             texts = 0
             for request in pending:
@@ -143,14 +138,15 @@ class Tokenizer:
         self, batch: list[_EncodingRequest], job: "Future[list[Any]]", characters: int
     ) -> None:
         self._waiting_characters -= characters
-        if job.cancelled() or (error := job.exception()) is not None:
-            self._fail(batch, None if job.cancelled() else error)
+        try:
+            answers = job.result()
+        except BaseException as error:  # noqa: BLE001 - whatever ended the thread is reported
+            self._fail(batch, error)
         else:
-            _settle(batch, job.result())
+            _settle(batch, answers)
 
-    def _fail(self, batch: list[_EncodingRequest], error: BaseException | None) -> None:
-        name = type(error).__name__ if error is not None else "CancelledError"
-        self.failure = f"a tokenizer thread died with `{name}`"
+    def _fail(self, batch: list[_EncodingRequest], error: BaseException) -> None:
+        self.failure = f"a tokenizer thread died with `{type(error).__name__}`"
         died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
         _settle(batch, [died] * len(batch))
 
@@ -177,25 +173,26 @@ class Tokenizer:
             start += len(request.texts)
         return lists
 
-    def _encode_as(self, kind: _Kind, texts: Sequence[Text]) -> Sequence[Any]:
+    def _encode_as(self, kind: _Kind, texts: Sequence[Any]) -> Sequence[Any]:
         if kind == "rows":
-            return self._encode(texts)
-        copy = self._whole_copy()
+            return self.encode_now(texts)
+        copy = self._copy(None)
         if kind == "ids":
             encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
             return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
         return [
             Segment(
                 ids=np.array(encoding.ids, dtype=np.int32),
-                pieces=self._token_offsets(encoding, text),
+                pieces=_token_offsets(encoding, text, self._unknown, self._prefix),
             )
             for encoding, text in zip(
                 copy.encode_batch(texts, add_special_tokens=False), texts, strict=True
             )
         ]
 
-    def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
-        encodings = self._copy().encode_batch_fast(texts)
+    def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
+        """Return the encodings of `texts`, in the calling thread, before calls are served."""
+        encodings = self._copy(self._truncate_to).encode_batch_fast(texts)
         return [
             _encoding(encoding, text, truncated_from=self._truncated_from(encoding, text))
             for encoding, text in zip(encodings, texts, strict=True)
@@ -210,34 +207,20 @@ class Tokenizer:
             rest = sum(len(part.ids) - added for part in encoding.overflowing)
             return len(encoding.ids) + rest if rest else 0
         # What overflows of a pair is each part of the one beside each of the other.
-        whole = len(self._whole_copy().encode(*text).ids)
+        whole = len(self._copy(None).encode(*text).ids)
         return whole if whole > len(encoding.ids) else 0
 
-    def _token_offsets(self, encoding: tokenizers.Encoding, text: Text) -> list[TokenOffsets]:
-        return _token_offsets(encoding, text, unknown=self._unknown, prefix=self._prefix)
-
-    def _copy(self) -> tokenizers.Tokenizer:
-        copy: tokenizers.Tokenizer | None = getattr(self._copies, "tokenizer", None)
-        if copy is None:
-            copy = tokenizers.Tokenizer.from_str(self._source)
-            copy.no_padding()
-            if self._truncate_to is None:
-                copy.no_truncation()
-            else:
-                copy.enable_truncation(self._truncate_to)
-            self._copies.tokenizer = copy
-        return copy
-
-    def _whole_copy(self) -> tokenizers.Tokenizer:
-        """Return this thread's copy that cuts nothing."""
-        if self._truncate_to is None:
-            return self._copy()
-        copy: tokenizers.Tokenizer | None = getattr(self._copies, "whole", None)
+    def _copy(self, truncate_to: int | None) -> tokenizers.Tokenizer:
+        """Return this thread's copy that cuts texts to `truncate_to` tokens, if that is given."""
+        name = f"cut_to_{truncate_to}"
+        copy: tokenizers.Tokenizer | None = getattr(self._copies, name, None)
         if copy is None:
             copy = tokenizers.Tokenizer.from_str(self._source)
             copy.no_padding()
             copy.no_truncation()
-            self._copies.whole = copy
+            if truncate_to is not None:
+                copy.enable_truncation(truncate_to)
+            setattr(self._copies, name, copy)
         return copy
 
 
@@ -276,14 +259,13 @@ def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int)
 
 
 def _token_offsets(
-    encoding: tokenizers.Encoding, text: Text, *, unknown: int | None, prefix: str
+    encoding: tokenizers.Encoding, text: str, unknown: int | None, prefix: str
 ) -> list[TokenOffsets]:
     """Return the place of each token, and whether it continues a word.
 
     As Hugging Face does, but for word pieces: it compares the lengths of token and text, which
     takes a word for the rest of the one before it where an accent is left out.
     """
-    source = text if isinstance(text, str) else ""
     pieces = []
     masks = encoding.special_tokens_mask
     columns = zip(encoding.ids, encoding.tokens, encoding.offsets, masks, strict=True)
@@ -293,7 +275,7 @@ def _token_offsets(
         elif prefix:
             continues = token.startswith(prefix)
         else:
-            continues = start > 0 and " " not in source[start - 1 : start + 1]
+            continues = start > 0 and " " not in text[start - 1 : start + 1]
         pieces.append(
             TokenOffsets(start=start, end=end, special=bool(special), continues_word=continues)
         )

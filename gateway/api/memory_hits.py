@@ -92,9 +92,7 @@ class MemoryHits:
         parsed.replay = None
         if prepared is None or len(answer.outcomes) > 1:
             return
-        # Limits that are only tried out are counted where others are checked.
-        is_tried = any(charge.rule.shadow for charge in parsed.charges)
-        if is_tried or answer.outcomes[0].source is not Source.HIT:
+        if answer.outcomes[0].source is not Source.HIT:
             return
         entry, _ = self._inference.read_single(prepared, state.options.directives)
         run = self._run(state)

@@ -181,7 +181,7 @@ class RequestProcessor:
         """Return the problem that `error` is; failures are events too, and cost nothing."""
         known = _as_gateway_error(state, error)
         if state.prepared is not None:
-            state.model = state.prepared.model.info.name
+            state.model = state.prepared.plan.model.info.name
         state.fail(known, failed_usage(state.usage.items))
         try:
             self._events.publish(state)
@@ -246,7 +246,7 @@ class RequestProcessor:
             hits = [outcome for outcome in outcomes if outcome is not None]
             if len(hits) < len(outcomes):
                 return None
-            return self._answered(state, Answer(model=prepared.model, outcomes=hits))
+            return self._answered(state, Answer(model=prepared.plan.model, outcomes=hits))
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 

@@ -1,6 +1,8 @@
-"""Declares the interface of a remote tier, and the statistics of the result cache."""
+"""Declares the interface of a remote tier of the result cache, and the tier that is off."""
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, Self
 
 import msgspec
@@ -8,10 +10,35 @@ import msgspec
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryStatistics
-from gateway.cache.pending_lookup import LookupCallback, PendingLookup
+
+LookupCallback = Callable[[list[CachedResult | None]], object]
 
 
-class RemoteStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class PendingLookup:
+    """The keys of a look-up and its callback: `None` once it was called or cancelled."""
+
+    __slots__ = ("keys", "on_done", "timer")
+
+    def __init__(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> None:
+        self.keys = keys
+        self.on_done: LookupCallback | None = on_done
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """Drop the callback and its timer."""
+        self.on_done = None
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def miss(self) -> None:
+        """Call the callback with a miss for each key, unless it was called or cancelled."""
+        on_done = self.on_done
+        if on_done is not None:
+            self.cancel()
+            on_done([None] * len(self.keys))
+
+
+class RemoteStatistics(msgspec.Struct, kw_only=True):
     """Counts of keys and entries since the start of the remote tier."""
 
     hits: int = 0
@@ -50,12 +77,14 @@ class RemoteTier(Protocol):
     Entering starts it, leaving writes what is queued and closes the connection.
     """
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
-        """Return what is known of each key, within the tier's timeout; may be out of date."""
-        ...
+    name: str
+    """What `Cache-Status` calls the tier."""
 
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
-        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
+        """Call `on_done` with what is known of each key, within the tier's timeout.
+
+        It is called once, in a later event-loop iteration. Entries may be out of date.
+        """
         ...
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
@@ -87,3 +116,57 @@ class RemoteTier(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc_info: object) -> None: ...
+
+
+async def fetch(tier: RemoteTier, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
+    """Return what `tier` has of `keys`; the look-up ends with its caller."""
+    future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
+    lookup = tier.fetch_nowait(keys, partial(_resolve, future))
+    try:
+        return await future
+    finally:
+        lookup.cancel()
+
+
+def _resolve(
+    future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
+) -> None:
+    if not future.done():  # its caller was not cancelled
+        future.set_result(entries)
+
+
+class NullTier:
+    """A `RemoteTier` where there is no Redis."""
+
+    name = "none"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+        """Call `on_done` with a miss for each key."""
+        lookup = PendingLookup(keys, on_done)
+        asyncio.get_running_loop().call_soon(lookup.miss)
+        return lookup
+
+    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
+        """Keep nothing."""
+
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
+    ) -> list[bool]:
+        """Do nothing."""
+        return [False] * len(keys)
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Do nothing."""
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """Do nothing."""
+
+    def statistics(self) -> RemoteStatistics:
+        """Return zeros."""
+        return RemoteStatistics()

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-from gateway.cache.base import RemoteTier
-from gateway.cache.configurable import ConfigurableCache
-from gateway.cache.null import NullTier
+from gateway.cache.base import NullTier, RemoteTier
 from gateway.cache.redis_tier import RedisTier
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.connect import open_client
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
-_PATIENCE = 0.1
+_CONNECTION_TIMEOUT = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
 
 
@@ -22,7 +21,7 @@ def build_cache(
     monotonic: Callable[[], float],
     random: Callable[[], float],
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
-) -> ConfigurableCache:
+) -> ResultCache:
     """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
 
     `clock` is the wall clock, `random` a source of numbers from 0 to 1.
@@ -32,9 +31,9 @@ def build_cache(
         if not entry.redis_enabled:
             return NullTier()
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
-        patience = max(_PATIENCE, 2 * entry.redis_timeout)
+        timeout = max(_CONNECTION_TIMEOUT, 2 * entry.redis_timeout)
         reads, writes = (
-            open_client(url, timeout=patience, slow=entry.redis_timeout, keepalive=keepalive)
+            open_client(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)
             for _ in range(2)
         )
         return RedisTier(
@@ -47,4 +46,4 @@ def build_cache(
             random=random,
         )
 
-    return ConfigurableCache(entry, make_remote=make_remote, clock=clock)
+    return ResultCache(entry, make_remote=make_remote, clock=clock)

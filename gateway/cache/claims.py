@@ -11,9 +11,15 @@ from collections.abc import Callable, Sequence
 from hashlib import sha1
 from typing import Any, NamedTuple
 
-from gateway.cache.entry import CachedResult, decode_entry, encode_claim, read_claim
+from gateway.cache.entry import (
+    CachedResult,
+    decode_entry,
+    encode_claim,
+    map_values,
+    read_claim,
+    unpack,
+)
 from gateway.cache.key import CacheKey
-from gateway.cache.redis_values import map_values, unpack_or_none
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command
 from gateway.tasks import TaskScope
@@ -134,7 +140,7 @@ class Claims:
             (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
             for key in keys
         ]
-        self._tasks.start(self._tell(commands))
+        self._tasks.start(self._execute(commands))
 
     def _send(
         self, key: CacheKey, is_current: Callable[[CachedResult], bool]
@@ -155,7 +161,7 @@ class Claims:
         due, self._due = self._due, set()
         life = self._life()
         names = [self._prefix + key.address for key in due]
-        self._tasks.start(self._tell([(b"PEXPIRE", name, life, b"GT") for name in names]))
+        self._tasks.start(self._execute([(b"PEXPIRE", name, life, b"GT") for name in names]))
 
     async def _write(self, unsent: Sequence[_Request]) -> None:
         try:
@@ -185,7 +191,7 @@ class Claims:
         )
         values = [reply if isinstance(reply, bytes) else None for reply in replies]
         useless: list[tuple[_Request, bytes]] = []
-        plain_values = await map_values(unpack_or_none, values)
+        plain_values = await map_values(unpack, values)
         for request, value, plain in zip(refused, values, plain_values, strict=True):
             if value is None or plain is None:
                 continue
@@ -214,7 +220,7 @@ class Claims:
         digest = sha1(value, usedforsecurity=False).hexdigest()
         return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life())
 
-    async def _tell(self, commands: Sequence[Command]) -> None:
+    async def _execute(self, commands: Sequence[Command]) -> None:
         with contextlib.suppress(OSError):  # reads and writes tell the breaker
             await self._client.execute(commands)
 

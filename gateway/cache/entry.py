@@ -1,14 +1,13 @@
 """Defines the entries of the result cache and their encoding in Redis."""
 
+import asyncio
 import zlib
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-
-Tier = Literal["memory", "redis"]
 
 _PLAIN = b"\x01"
 _PACKED = b"\x02"
@@ -16,6 +15,11 @@ _CLAIM = b"\x03"
 _WORTH_PACKING = 1024
 """Bytes from which a value is compressed: a vector is halved in 100 µs, and back in 20."""
 _LEAST_SAVING = 0.25
+_MUCH = 64 * 1024
+"""Bytes from which values are packed and unpacked in a thread: about a millisecond of work."""
+_KINDS = frozenset({bytes, type(None)})
+"""What values are, and keys without one."""
+_Value = TypeVar("_Value", bytes, bytes | None)
 _BODY = 17
 """Where the entry begins in a stored value: after the format's byte and the tag."""
 
@@ -50,10 +54,10 @@ Validity = Callable[[CachedResult, float], bool]
 
 
 class CacheHit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An entry, and the tier that had it."""
+    """An entry, and the name of the tier that had it."""
 
     entry: CachedResult
-    tier: Tier
+    tier: str
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -85,9 +89,9 @@ def pack(value: bytes) -> bytes:
     return packed if len(packed) <= len(value) * (1 - _LEAST_SAVING) else value
 
 
-def unpack(value: bytes) -> bytes:
-    """Return what `pack` was given; a value that cannot be read stays as it is."""
-    if value[:1] != _PACKED:
+def unpack(value: _Value) -> _Value:
+    """Return what `pack` was given; a value that cannot be read, or none, stays as it is."""
+    if value is None or value[:1] != _PACKED:
         return value
     try:
         return _PLAIN + value[1:_BODY] + zlib.decompress(memoryview(value)[_BODY:])
@@ -106,3 +110,22 @@ def decode_entry(key: CacheKey, value: bytes) -> CachedResult | None:
     if value[1:_BODY] != key.tag or value[:1] not in (_PLAIN, _PACKED):
         return None
     return _decoder.decode(memoryview(value)[_BODY:])
+
+
+def read_values(reply: object, count: int) -> list[bytes | None] | None:
+    """Return the values that `MGET` of so many keys replied with; `None` for any other reply."""
+    if isinstance(reply, list) and len(reply) == count and _KINDS.issuperset(map(type, reply)):
+        return reply
+    return None
+
+
+def is_large(values: Sequence[bytes | None]) -> bool:
+    """Tell whether converting `values` would hold the event loop."""
+    return sum(len(value) for value in values if value) >= _MUCH
+
+
+async def map_values(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:
+    """Return `change` of each value; computed in a thread where they are large."""
+    if not is_large(values):
+        return list(map(change, values))
+    return await asyncio.to_thread(lambda: list(map(change, values)))

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from xxhash import xxh3_128
 
-from backends.protocol import Task
+from backends.protocol import ModelInfo, Task
 
 KEY_VERSION = 2
 """Part of every key: raise it when the encoding below, or what an entry holds, changes meaning."""
@@ -64,11 +64,8 @@ class KeyMaker:
         *,
         scope: str,
         epoch: str,
-        revision: str,
-        profile: str,
-        algorithm: str,
-        algorithm_version: int,
         model: str,
+        info: ModelInfo,
         task: Task,
         parameters: bytes,
     ) -> Prefix:
@@ -78,8 +75,8 @@ class KeyMaker:
         `parameters`, and the items, must be canonical: equal meaning, equal bytes.
         """
         shared = (
-            *(KEY_VERSION, scope, epoch, model, revision, profile, algorithm),
-            *(algorithm_version, task, parameters),
+            *(KEY_VERSION, scope, epoch, model, info.revision, info.profile, info.algorithm),
+            *(info.algorithm_version, task, parameters),
         )
         head = b"".join(
             [_field(value if isinstance(value, bytes) else str(value).encode()) for value in shared]

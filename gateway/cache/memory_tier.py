@@ -1,13 +1,9 @@
 """Implements the memory tier of the result cache: bounded in bytes, admission by frequency.
 
-Why not a library (`make bench-memory`): theine admits by frequency (W-TinyLFU) and finds as much,
-but is bounded by a number of entries, costs twice as much a request and keeps a thread; cachebox
-costs half and can be bounded in bytes, but has only LRU, which finds 5 points less, and LFU, which
-yesterday's inputs fill.
-
-So W-TinyLFU as a clock: new entries pass through a window of 1 %; one that leaves it takes a place
-in the main part only if it was seen more often than those it would push out. A read just counts in
-the entry's own node; the counts reach the frequency sketch when the clock's hand comes by.
+It is W-TinyLFU as a clock: new entries pass through a window of 1 %; one that leaves it takes a
+place in the main part only if it was seen more often than those it would push out. A read just
+counts in the entry's own node; the counts reach the frequency sketch when the clock's hand comes
+by. Decision 0004 says why it is no library.
 """
 
 from collections import deque
@@ -162,7 +158,7 @@ class MemoryTier:
                 rivals += self._frequency(victim)
             if rivals >= frequency:
                 self._main.extend(victims)
-                self._drop(candidate)
+                del self._nodes[candidate.address]
                 self._refused += 1
                 return
         for victim in victims:
@@ -197,7 +193,4 @@ class MemoryTier:
     def _evict(self, node: _Node) -> None:
         self._main_bytes -= node.cost
         self._evicted += 1
-        self._drop(node)
-
-    def _drop(self, node: _Node) -> None:
         del self._nodes[node.address]

@@ -6,12 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from gateway.cache.base import RemoteStatistics
+from msgspec.structs import replace
+
+from gateway.cache.base import LookupCallback, PendingLookup, RemoteStatistics
 from gateway.cache.claims import Claims
-from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack
+from gateway.cache.entry import (
+    CachedResult,
+    decode_entry,
+    encode_entry,
+    is_large,
+    map_values,
+    pack,
+    read_values,
+    unpack,
+)
 from gateway.cache.key import CacheKey
-from gateway.cache.pending_lookup import LookupCallback, PendingLookup, resolve
-from gateway.cache.redis_values import is_large, map_values, read_values, unpack_or_none
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
@@ -52,6 +61,8 @@ class RedisTier:
     to come, for `lease` seconds.
     """
 
+    name = "redis"
+
     def __init__(
         self,
         *,
@@ -81,9 +92,7 @@ class RedisTier:
         self._scheduled = False
         self._reading = 0
         self._writing = False
-        self._hits = self._misses = self._reads = self._read_errors = self._timeouts = 0
-        self._mismatches = self._corrupt = self._skipped = 0
-        self._written = self._write_errors = self._dropped = 0
+        self._counts = RemoteStatistics()
 
     async def __aenter__(self) -> Self:
         # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
@@ -101,17 +110,8 @@ class RedisTier:
             await self._read_pipe.aclose()
             await self._write_pipe.aclose()
 
-    async def fetch(self, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
-        """Return what Redis has of `keys`; a miss for each where it cannot say in time."""
-        future: asyncio.Future[list[CachedResult | None]] = self._loop.create_future()
-        lookup = self.fetch_nowait(keys, partial(resolve, future))
-        try:
-            return await future
-        finally:
-            lookup.cancel()
-
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
-        """Call `on_done` with what `fetch` would return: once, in a later event-loop iteration."""
+        """Call `on_done` later with what Redis has of `keys`; a miss where it is too late."""
         lookup = PendingLookup(keys, on_done)
         loop = self._loop
         if self._is_usable():
@@ -120,7 +120,7 @@ class RedisTier:
             self._pending.append(lookup)
             self._schedule()
         else:
-            self._skipped += len(keys)
+            self._counts.skipped += len(keys)
             loop.call_soon(lookup.miss)
         return lookup
 
@@ -132,7 +132,7 @@ class RedisTier:
             return
         value = encode_entry(key, entry)
         if len(self._writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
-            self._dropped += 1
+            self._counts.dropped += 1
             return
         self._writes.append(_Write(KEY_PREFIX + key.address, value, milliseconds))
         self._write_bytes += len(value)
@@ -161,19 +161,9 @@ class RedisTier:
 
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
-        return RemoteStatistics(
-            hits=self._hits,
-            misses=self._misses,
-            reads=self._reads,
-            read_errors=self._read_errors,
-            timeouts=self._timeouts,
-            mismatches=self._mismatches,
-            corrupt=self._corrupt,
+        return replace(
+            self._counts,
             claimed=self._claims.seen,
-            skipped=self._skipped,
-            written=self._written,
-            write_errors=self._write_errors,
-            dropped=self._dropped,
             queued=len(self._writes),
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
@@ -209,7 +199,7 @@ class RedisTier:
             self._loop.call_soon(self._send)
 
     def _time_out(self, lookup: PendingLookup) -> None:
-        self._timeouts += lookup.on_done is not None
+        self._counts.timeouts += lookup.on_done is not None
         lookup.miss()
 
     def _send(self) -> None:
@@ -228,7 +218,7 @@ class RedisTier:
 
     def _read(self, batch: list[PendingLookup]) -> None:
         self._reading += 1
-        self._reads += 1
+        self._counts.reads += 1
         names = [KEY_PREFIX + key.address for lookup in batch for key in lookup.keys]
         command = (b"MGET", *names)
         on_done = partial(self._replied, batch, len(names), self._monotonic())
@@ -236,7 +226,7 @@ class RedisTier:
             if not self._read_pipe.execute_nowait([command], on_done):
                 self._tasks.start(self._execute(command, on_done))
         except BaseException:  # whatever it was, the next read must not wait for this one
-            self._settle(batch, None)
+            self._finish_read(batch, None)
             raise
 
     async def _execute(self, command: Command, on_done: Callable[[Replies], None]) -> None:
@@ -254,7 +244,7 @@ class RedisTier:
         read = None if isinstance(replies, OSError) else read_values(replies[0], count)
         values: list[bytes | None] | None = None
         if read is None:
-            self._read_errors += 1
+            self._counts.read_errors += 1
             self._breaker.failed(now=self._monotonic())
         else:
             self._note_call(started, commands=count)
@@ -263,18 +253,18 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                values = list(map(unpack_or_none, read))
+                values = list(map(unpack, read))
         finally:
-            self._settle(batch, values)
+            self._finish_read(batch, values)
 
     async def _unpack(self, batch: list[PendingLookup], read: list[bytes | None]) -> None:
         values: list[bytes | None] | None = None
         try:
-            values = await map_values(unpack_or_none, read)
+            values = await map_values(unpack, read)
         finally:
-            self._settle(batch, values)
+            self._finish_read(batch, values)
 
-    def _settle(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
+    def _finish_read(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
         self._reading -= 1
         if self._pending:
             self._schedule()
@@ -295,20 +285,20 @@ class RedisTier:
 
     def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
         if value is None:
-            self._misses += 1
+            self._counts.misses += 1
             return None
         if self._claims.read(key, value):
-            self._misses += 1
+            self._counts.misses += 1
             return None
         try:
             entry = decode_entry(key, value)
         except Exception:  # noqa: BLE001 - one damaged value must not cost the others of its read
-            self._corrupt += 1
+            self._counts.corrupt += 1
             return None
         if entry is None:
-            self._mismatches += 1
+            self._counts.mismatches += 1
         else:
-            self._hits += 1
+            self._counts.hits += 1
         return entry
 
     async def _write(self) -> None:
@@ -322,7 +312,7 @@ class RedisTier:
                 ]
                 self._write_bytes -= sum(len(write.value) for write in batch)
                 if not self._is_usable():
-                    self._skipped += len(batch)
+                    self._counts.skipped += len(batch)
                     continue
                 await self._write_batch(batch)
         finally:
@@ -339,10 +329,10 @@ class RedisTier:
                 ]
             )
         except OSError:
-            self._write_errors += len(batch)
+            self._counts.write_errors += len(batch)
             self._breaker.failed(now=self._monotonic())
             return
         self._note_call(started, commands=len(batch))
         refused = sum(isinstance(reply, Exception) for reply in replies)
-        self._write_errors += refused
-        self._written += len(batch) - refused
+        self._counts.write_errors += refused
+        self._counts.written += len(batch) - refused

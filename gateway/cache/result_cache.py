@@ -1,52 +1,76 @@
-"""Implements the result cache: this worker's memory, then the Redis that workers share."""
+"""Implements the result cache: this worker's memory, then the tier that workers share."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from typing import Self
 
-from gateway.cache.base import CacheStatistics, RemoteTier
+from msgspec.structs import replace
+
+from gateway.cache.base import CacheStatistics, RemoteTier, fetch
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
+from gateway.config.document import CacheConfig
+from gateway.tasks import TaskScope
 
-__all__ = ["CacheHit", "ResultCache"]
+_STEP_BYTES = 1024 * 1024
+"""What the memory tier shrinks by between two event-loop iterations: a millisecond or two."""
+_GRACE = 1.0
+"""Seconds that a replaced remote tier is kept open for look-ups that began in it."""
 
 
 class ResultCache:
-    """The `ResultStore` and `SharedCache` of inference, in two tiers.
+    """The `ResultStore` and `SharedCache` of inference, in the tiers that the document describes.
 
-    Entries that are found in Redis are copied to memory.
-
-    `clock` is the wall clock. Entering enters `remote`; leaving it waits until the remote tier has
-    written what it was given.
+    Entries that are found in the remote tier are copied to memory. `make_remote` makes that tier,
+    and another one when its settings change. `clock` is the wall clock. Leaving the cache waits
+    until the remote tier has written what it was given.
     """
 
     def __init__(
-        self, *, memory: MemoryTier, remote: RemoteTier, clock: Callable[[], float]
+        self,
+        entry: CacheConfig,
+        *,
+        make_remote: Callable[[CacheConfig], RemoteTier],
+        clock: Callable[[], float],
     ) -> None:
-        self._memory = memory
-        self.peek: Callable[[CacheKey, float], CachedResult | None] = memory.peek
+        self._entry = entry
+        self._memory = MemoryTier(capacity_bytes=_memory_bytes(entry))
+        self.peek: Callable[[CacheKey, float], CachedResult | None] = self._memory.peek
         """Returns a key's entry if memory has it."""
-        self._remote = remote
+        self._make_remote = make_remote
+        self._remote = make_remote(entry)
         self._clock = clock
-        self._stack = AsyncExitStack()
+        self._tasks = TaskScope()
 
     async def __aenter__(self) -> Self:
-        await self._stack.enter_async_context(self._remote)
+        await self._remote.__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._stack.aclose()
+        await self._tasks.__aexit__(None, None, None)
+        await self._remote.__aexit__(None, None, None)
+
+    def configure(self, entry: CacheConfig) -> None:
+        """Apply `entry`: to the remote tier at once, to memory within some loop iterations.
+
+        Memory keeps its entries as far as they fit; a replaced remote tier ends what it has begun.
+        """
+        before, self._entry = self._entry, entry
+        if _memory_bytes(entry) != _memory_bytes(before):
+            self._tasks.start(self._resize(_memory_bytes(entry)))
+        if _remote_settings(entry) != _remote_settings(before):
+            self._tasks.start(self._replace_remote(entry))
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> list[CacheHit | None]:
-        """Return what memory and, for the rest, Redis have of `keys`."""
+        """Return what memory and, for the rest, the remote tier have of `keys`."""
         found, missing = self._in_memory(keys, is_valid)
         if missing:
-            fetched = await self._remote.fetch([keys[index] for index in missing])
-            self._add(keys, found, missing, fetched)
+            remote = self._remote
+            fetched = await fetch(remote, [keys[index] for index in missing])
+            self._add(keys, found, missing, fetched, remote.name)
         return found
 
     def lookup_nowait(
@@ -55,22 +79,23 @@ class ResultCache:
         on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
     ) -> None:
-        """Call `on_done` later with what memory and, for the rest, Redis have of `keys`."""
+        """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
         found, missing = self._in_memory(keys, is_valid)
         if not missing:
             asyncio.get_running_loop().call_soon(on_done, found)
             return
+        remote = self._remote
 
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
-                self._add(keys, found, missing, entries)
+                self._add(keys, found, missing, entries, remote.name)
             finally:
                 on_done(found)
 
-        self._remote.fetch_nowait([keys[index] for index in missing], fetched)
+        remote.fetch_nowait([keys[index] for index in missing], fetched)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep `entry` in memory now, and in Redis soon."""
+        """Keep `entry` in memory now, and in the remote tier soon."""
         now = self._clock()
         if entry.expires_at <= now:
             return
@@ -120,10 +145,36 @@ class ResultCache:
         found: list[CacheHit | None],
         missing: Sequence[int],
         fetched: Sequence[CachedResult | None],
+        tier: str,
     ) -> None:
-        """Put what was fetched for the `missing` places into `found`, and into memory."""
+        """Put what `tier` has for the `missing` places into `found`, and into memory."""
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
                 self._memory.put(keys[index], entry, now)
-                found[index] = CacheHit(entry=entry, tier="redis")
+                found[index] = CacheHit(entry=entry, tier=tier)
+
+    async def _resize(self, target: int) -> None:
+        # Until another size is wanted; documents with the same one may follow meanwhile.
+        while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
+            least = self._memory.capacity_bytes - _STEP_BYTES
+            self._memory.resize(max(target, least), self._clock())
+            await asyncio.sleep(0)
+
+    async def _replace_remote(self, entry: CacheConfig) -> None:
+        remote = self._make_remote(entry)
+        await remote.__aenter__()
+        before, self._remote = self._remote, remote
+        try:
+            await asyncio.sleep(_GRACE)
+        finally:
+            await before.__aexit__(None, None, None)
+
+
+def _memory_bytes(entry: CacheConfig) -> int:
+    return entry.memory_bytes if entry.memory_enabled else 0
+
+
+def _remote_settings(entry: CacheConfig) -> CacheConfig:
+    """Return `entry` without what the remote tier does not read."""
+    return replace(entry, memory_bytes=0, memory_enabled=False, refusal_ttl=0.0, refreshes=0)

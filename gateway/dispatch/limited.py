@@ -5,7 +5,8 @@ import asyncio
 from gateway.dispatch.work import Settle, Work, WorkRunner
 from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.base import RateLimiter
-from gateway.rate_limit.work import Reservation, WorkLimits, estimate, reserve
+from gateway.rate_limit.charges import WorkLimits
+from gateway.rate_limit.work import Reservation, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
 

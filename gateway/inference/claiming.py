@@ -15,7 +15,7 @@ import msgspec
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
 from gateway.inference.interfaces import SharedCache
-from gateway.inference.outcomes import joined_outcome
+from gateway.inference.outcomes import hit_outcome, joined_outcome
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
@@ -73,12 +73,12 @@ class ClaimingRunner:
             part = msgspec.structs.replace(work, items=tuple(items))
             with self._renewing_claims(items) as note:
 
-                def settled(index: int, outcome: ItemOutcome) -> None:
+                def note_and_settle(index: int, outcome: ItemOutcome) -> None:
                     note(index, outcome)
                     settle(index, outcome)
 
                 await self._runner.run(
-                    part, deadline=deadline, settle=settled, traceparent=traceparent
+                    part, deadline=deadline, settle=note_and_settle, traceparent=traceparent
                 )
 
         if not theirs:
@@ -138,7 +138,7 @@ class ClaimingRunner:
         left: list[WorkItem] = []
         for item, one in zip(items, found, strict=True):
             if one is not None and (work.is_valid is None or work.is_valid(one.entry, now)):
-                settle(item.index, joined_outcome(one.entry, now))
+                settle(item.index, joined_outcome(hit_outcome(one.entry, one.tier, now)))
             else:
                 left.append(item)
         return left

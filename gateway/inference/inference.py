@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from backends.protocol import ModelInfo, Task
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from gateway.cache.result_cache import CacheHit
 from gateway.config.document import ModelConfig
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
@@ -33,12 +32,12 @@ from gateway.inference.outcomes import (
     LOST,
     flight_outcome,
     hit_outcome,
-    refused_if_truncated,
+    refused_as_truncated,
 )
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.runtime.runtime import Runtime
 from gateway.tasks import TaskStarter
-from gateway.telemetry.tracing import Span, Tracer
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
     CacheDirectives,
@@ -177,9 +176,9 @@ class Inference:
         """
         if outcomes is None:
             outcomes = await self._look_up(prepared, caller)
-        missing = _missing(outcomes)
+        plan, missing = prepared.plan, _missing(outcomes)
         old: StaleAnswersByIndex = {}
-        if missing and prepared.plan.unrevised is not None:
+        if missing and plan.unrevised is not None:
             old = await self._stale.find(prepared, missing, caller.directives)
             self._stale.serve(prepared, old, caller.directives, outcomes)
             missing = _missing(outcomes)
@@ -188,25 +187,22 @@ class Inference:
         is_whole = not (prepared.request.continue_on_error or old)
         while missing:
             waiting = self._join_or_lead(prepared, caller, missing)
-            has_failed = await waiting.settled(caller, is_whole=is_whole)
+            has_failed = await waiting.wait(caller, is_whole=is_whole)
             otherwise = GIVEN_UP if has_failed else LATE
             for index, member in waiting.members.items():
                 outcomes[index] = flight_outcome(
                     member.outcome, leads=member.leads, otherwise=otherwise
                 )
-            missing = (
-                []
-                if has_failed
-                else self._failed_for_leader_only(outcomes, waiting.members, caller)
-            )
             if has_failed:
                 waiting.give_up(prepared, self._flights)
+                break
+            missing = self._failed_for_leader_only(outcomes, waiting.members, caller)
         if old:
             self._stale.serve_on_error(prepared, old, caller.directives, outcomes)
         return Answer(
-            model=at_answering_revision(prepared.model, outcomes) if old else prepared.model,
+            model=at_answering_revision(plan.model, outcomes) if old else plan.model,
             outcomes=[o for o in outcomes if o is not None],
-            is_cacheable=prepared.entry.cache_ttl > 0,
+            is_cacheable=plan.entry.cache_ttl > 0,
         )
 
     def _plan(
@@ -224,9 +220,8 @@ class Inference:
             )
         info = model.info
         if request.task not in info.tasks:
-            raise TaskNotSupported(
-                f"`{request.model}` answers {_routes(info.tasks)}, not `{request.task}`."
-            )
+            tasks = ", ".join(f"`{task}`" for task in info.tasks)
+            raise TaskNotSupported(f"`{request.model}` answers {tasks}, not `{request.task}`.")
         scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
         return RequestPlan(
             runtime=runtime,
@@ -235,7 +230,7 @@ class Inference:
             prefix=self._prefix(request, runtime, scope, info),
             entry=entry,
             unrevised=(
-                self._prefix(request, runtime, scope, _without_revision(info))
+                self._prefix(request, runtime, scope, msgspec.structs.replace(info, revision=""))
                 if keeps_last(entry)
                 else None
             ),
@@ -250,11 +245,8 @@ class Inference:
         return self._keys.prefix(
             scope=scope,
             epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
-            revision=info.revision,
-            profile=info.profile,
-            algorithm=info.algorithm,
-            algorithm_version=info.algorithm_version,
             model=name,
+            info=info,
             task=request.task,
             parameters=request.parameters,
         )
@@ -266,7 +258,8 @@ class Inference:
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
             found = await self._cache.lookup(prepared.keys, prepared.plan.is_valid)
             outcomes = self.hits(prepared, found, directives)
-            _note_lookup(span, outcomes)
+            span.set("sluicegate.cache.items", len(outcomes))
+            span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
         return outcomes
 
     def _join_or_lead(
@@ -295,9 +288,10 @@ class Inference:
     async def _compute(
         self, prepared: PreparedRequest, caller: Caller, led: Sequence[int], lead: LedTask
     ) -> None:
+        is_plain = prepared.request.truncate and caller.directives == CacheDirectives()
         work = prepared.work(
             led,
-            is_shared=prepared.is_shared and caller.directives == CacheDirectives(),
+            is_shared=is_plain and prepared.plan.entry.cache_ttl > 0,
             principal=caller.principal,
             criticality=caller.criticality,
             atomic=not prepared.request.continue_on_error,
@@ -347,24 +341,10 @@ class Inference:
 def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
     """Return a stored answer as an outcome: a refusal where the text must not be truncated."""
     outcome = hit_outcome(entry, tier, now)
-    return (
-        outcome if prepared.request.truncate else refused_if_truncated(outcome, prepared.model.info)
-    )
-
-
-def _without_revision(info: ModelInfo) -> ModelInfo:
-    """Return what last answers are kept under; those of other profiles or algorithms are none."""
-    return msgspec.structs.replace(info, revision="")
+    if prepared.request.truncate or not outcome.truncated_from:
+        return outcome
+    return refused_as_truncated(outcome, prepared.plan.model.info)
 
 
 def _missing(outcomes: Sequence[ItemOutcome | None]) -> list[int]:
     return [index for index, outcome in enumerate(outcomes) if outcome is None]
-
-
-def _note_lookup(span: Span, outcomes: Sequence[ItemOutcome | None]) -> None:
-    span.set("sluicegate.cache.items", len(outcomes))
-    span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
-
-
-def _routes(tasks: Sequence[Task]) -> str:
-    return ", ".join(f"`{task}`" for task in tasks)

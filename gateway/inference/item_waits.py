@@ -49,7 +49,7 @@ class ItemWaits:
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._open = 0
 
-    async def settled(self, caller: Caller, *, is_whole: bool) -> bool:
+    async def wait(self, caller: Caller, *, is_whole: bool) -> bool:
         """Wait until every item has ended, at the latest a little after the caller's deadline.
 
         A request that is of use as a whole only waits no longer than until one item has failed for

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from gateway.cache.entry import CachedResult
 from gateway.config.document import ModelConfig
 from gateway.dispatch.work import WorkRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import ResultStore
-from gateway.inference.outcomes import hit_outcome, kept_entry
-from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.outcomes import hit_outcome
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.inference.refreshing import Refresher
 from gateway.tasks import TaskStarter
 from gateway.types import CacheDirectives, ItemFailure, ItemOutcome, ServedModel, Source, Stale
@@ -81,30 +82,22 @@ class StaleAnswers:
 
     def keep(self, prepared: PreparedRequest, index: int, outcome: ItemOutcome) -> None:
         """Store an answer, or for a short while a refusal that would only be repeated."""
-        if prepared.entry.cache_ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
+        plan, failure = prepared.plan, outcome.failure
+        ttl = plan.entry.cache_ttl
+        if ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
             # What another worker computed is stored by it.
             return
-        failure = outcome.failure
-        if failure is not None and not _would_repeat(failure):
-            return
-        if failure is not None and not prepared.request.truncate:
-            # Others may be answered by a part of the text.
-            return
-        refusal_ttl = prepared.plan.runtime.document.cache.refusal_ttl
-        ttl = prepared.entry.cache_ttl if failure is None else refusal_ttl
-        if ttl <= 0:
-            return
-        plan = prepared.plan
-        entry = kept_entry(
-            outcome,
-            now=self._wall(),
-            ttl=ttl,
-            owner=plan.owner,
-            owner_epoch=plan.owner_epoch,
-        )
+        if failure is not None:
+            if not (_would_repeat(failure) and prepared.request.truncate):
+                # Others may be answered by a part of the text.
+                return
+            ttl = plan.runtime.document.cache.refusal_ttl
+            if ttl <= 0:
+                return
+        entry = _kept_entry(outcome, plan, now=self._wall(), ttl=ttl)
         self._cache.store(prepared.keys[index], entry)
-        if prepared.plan.unrevised is not None:
-            (key,) = prepared.plan.unrevised.keys([prepared.request.items[index]])
+        if plan.unrevised is not None:
+            (key,) = plan.unrevised.keys([prepared.request.items[index]])
             self._cache.store(key, _last(prepared, entry))
 
     async def find(
@@ -117,17 +110,17 @@ class StaleAnswers:
         items = prepared.request.items
         found = await self._cache.lookup(unrevised.keys([items[index] for index in missing]))
         now = self._wall()
-        taken_up = self._revision_since(prepared.model, now)
+        missed_since = self._revision_since(prepared.plan.model, now)
         old: StaleAnswersByIndex = {}
         for index, hit in zip(missing, found, strict=True):
             if hit is None or not _may_stand_in(prepared, hit.entry, now, directives.max_age):
                 continue
             entry = hit.entry
-            since = entry.stored_at + prepared.entry.cache_ttl
-            if entry.revision != prepared.model.info.revision:
-                since = min(since, taken_up)
+            since = entry.stored_at + prepared.plan.entry.cache_ttl
+            if entry.revision != prepared.plan.model.info.revision:
+                since = min(since, missed_since)
             outcome = hit_outcome(entry, hit.tier, now)
-            outcome = msgspec.structs.replace(outcome, revision=entry.revision)
+            outcome = replace(outcome, revision=entry.revision)
             old[index] = _StaleAnswer(outcome=outcome, staleness=now - since)
         return old
 
@@ -139,12 +132,12 @@ class StaleAnswers:
         outcomes: list[ItemOutcome | None],
     ) -> None:
         """Fill in `outcomes` what a stale answer may be given for, and start to refresh it."""
-        bound = prepared.entry.stale_while_revalidate
+        bound = prepared.plan.entry.stale_while_revalidate
         if directives.max_stale is not None:
-            bound = min(max(bound, prepared.entry.stale_if_error), directives.max_stale)
+            bound = min(max(bound, prepared.plan.entry.stale_if_error), directives.max_stale)
         served = [index for index, one in old.items() if one.staleness < bound]
         for index in served:
-            outcomes[index] = _as_stale(old[index], Stale.REVALIDATING)
+            outcomes[index] = replace(old[index].outcome, stale=Stale.REVALIDATING)
         self._served += len(served)
         if served and not directives.no_store:
             self._refresher.refresh(prepared, served)
@@ -157,7 +150,7 @@ class StaleAnswers:
         outcomes: list[ItemOutcome | None],
     ) -> None:
         """Replace in `outcomes` failures to reach a backend by stale answers."""
-        bound = prepared.entry.stale_if_error
+        bound = prepared.plan.entry.stale_if_error
         if directives.max_stale is not None:
             bound = min(bound, directives.max_stale)
         for index, one in old.items():
@@ -165,7 +158,7 @@ class StaleAnswers:
             failure = outcome.failure if outcome is not None else None
             if failure is None or failure.status not in _UNANSWERED or one.staleness >= bound:
                 continue
-            outcomes[index] = _as_stale(one, Stale.ON_ERROR)
+            outcomes[index] = replace(one.outcome, stale=Stale.ON_ERROR)
             self._served_on_error += 1
 
     def statistics(self) -> StaleStatistics:
@@ -202,12 +195,9 @@ def at_answering_revision(
 ) -> ServedModel:
     """Return `model` at the revision that gave every one of `outcomes`, else as it is."""
     revisions = {outcome.revision for outcome in outcomes if outcome is not None}
-    revision = revisions.pop() if len(revisions) == 1 else ""
-    if not revision:
+    if len(revisions) != 1 or "" in revisions:
         return model
-    return msgspec.structs.replace(
-        model, info=msgspec.structs.replace(model.info, revision=revision)
-    )
+    return replace(model, info=replace(model.info, revision=revisions.pop()))
 
 
 def _accepts_stale(prepared: PreparedRequest, directives: CacheDirectives) -> bool:
@@ -229,19 +219,33 @@ def _may_stand_in(
     )
 
 
+def _kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: float) -> CachedResult:
+    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
+    failure = outcome.failure
+    return CachedResult(
+        payload=outcome.result,
+        status=200 if failure is None else failure.status,
+        code="" if failure is None else failure.code,
+        detail="" if failure is None else failure.detail,
+        rows=outcome.rows,
+        tokens=outcome.tokens,
+        stored_at=now,
+        expires_at=now + ttl,
+        owner=plan.owner,
+        owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
+        truncated_from=outcome.truncated_from,
+    )
+
+
 def _last(prepared: PreparedRequest, entry: CachedResult) -> CachedResult:
     """Return `entry` as it is kept for later; a refusal takes the place of the answer before."""
     if entry.status == _REFUSED:
         return entry
-    bound = max(prepared.entry.stale_while_revalidate, prepared.entry.stale_if_error)
+    bound = max(prepared.plan.entry.stale_while_revalidate, prepared.plan.entry.stale_if_error)
     # Redis shortens lives by up to the jitter, which must not eat up the bound.
     kept = 1 - min(prepared.plan.runtime.document.cache.ttl_jitter, _MOST_JITTER)
-    return msgspec.structs.replace(
+    return replace(
         entry,
-        revision=prepared.model.info.revision,
-        expires_at=entry.stored_at + math.ceil((prepared.entry.cache_ttl + bound) / kept),
+        revision=prepared.plan.model.info.revision,
+        expires_at=entry.stored_at + math.ceil((prepared.plan.entry.cache_ttl + bound) / kept),
     )
-
-
-def _as_stale(old: _StaleAnswer, how: Stale) -> ItemOutcome:
-    return msgspec.structs.replace(old.outcome, stale=how)

@@ -30,11 +30,6 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """The scope of the tenant that asks, where the answers are kept for all tenants."""
 
-    @property
-    def owner_epoch(self) -> int:
-        """The epoch of `owner`, which purging the tenant raises."""
-        return self.runtime.epochs.get(self.owner, 0) if self.owner else 0
-
     def is_valid(self, entry: CachedResult, now: float, max_age: float | None = None) -> bool:
         """Tell whether a stored answer may be given to a caller who accepts `max_age` seconds.
 
@@ -65,26 +60,11 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[CacheKey]
 
     @property
-    def model(self) -> ServedModel:
-        """The model that answers."""
-        return self.plan.model
-
-    @property
-    def entry(self) -> ModelConfig:
-        """What the document says of the model."""
-        return self.plan.entry
-
-    @property
     def flight_keys(self) -> list[CacheKey]:
         """The keys of flights. Requests with `truncate: false` join only each other."""
         if self.request.truncate:
             return self.keys
         return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
-
-    @property
-    def is_shared(self) -> bool:
-        """Tell whether other workers may wait for what is computed for it."""
-        return self.plan.entry.cache_ttl > 0 and self.request.truncate
 
     def may_read(self, directives: CacheDirectives) -> bool:
         """Tell whether stored answers may be used."""

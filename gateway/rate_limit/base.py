@@ -60,7 +60,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return self.retry_after == inf
 
 
-class LimiterStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class LimiterStatistics(msgspec.Struct, kw_only=True):
     """Counts decisions by how they were made, and the cost of leasing, since the start."""
 
     admitted_by_lease: int = 0
@@ -89,7 +89,8 @@ class RepeatedCharge(Protocol):
     def charge(self) -> bytes | None:
         """Take all charges and return the header lines; `None` if it took nothing.
 
-        `None` says that the limiter must decide, by `try_admit` or `admit`.
+        `None` says that the limiter must decide, by `try_admit` or `admit`: also where a rule in
+        shadow mode would refuse, which is for their caller to count.
         """
         ...
 

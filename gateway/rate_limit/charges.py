@@ -1,9 +1,16 @@
-"""Computes the charges of a request, and the buckets that they are taken from."""
+"""Computes the charges of a request, and the buckets that they are taken from.
+
+A changed limit applies from the next request on. `RuntimeFollower` brings a worker the document,
+which has the limits of models and the defaults, and has `PrincipalsFollower` read those of tenants
+and keys. Charges have the rules of that moment. The limiter spends no lease that was requested
+under another rule (`Lease.is_under`): Redis decides, and moves the bucket's level by the change.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from urllib.parse import quote
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.rate_limit.base import Charge, RegionalLimits
@@ -34,29 +41,36 @@ def charges_for(
     )
 
 
+class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the rules of the document that apply to work."""
+
+    tenant: tuple[Rule, ...] = ()
+    key: tuple[Rule, ...] = ()
+    model: tuple[Rule, ...] = ()
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds the items, rows and tokens of work from above."""
+
+    items: int
+    rows: int
+    tokens: int
+
+
 def work_charges_for(
-    principal: Principal,
-    *,
-    rows: int,
-    tokens: int,
-    model: str,
-    default_tenant_rules: tuple[Rule, ...],
-    default_key_rules: tuple[Rule, ...],
-) -> tuple[Charge, ...]:
-    """Return the charges to hold on `principal`'s tenant and key for work about to begin."""
-    amounts = {"rows": rows, "tokens": tokens, CONCURRENT: 1}
-    rules = _rules(principal, model, default_tenant_rules, default_key_rules)
-    return _held(rules, amounts)
+    principal: Principal, limits: WorkLimits, *, model: str, most: Estimate
+) -> tuple[tuple[Charge, ...], tuple[Charge, ...]]:
+    """Return the charges to hold for work about to begin: on the model, on the tenant and key.
 
-
-def model_charges_for(
-    rules: tuple[Rule, ...], *, model: str, items: int, rows: int, tokens: int
-) -> tuple[Charge, ...]:
-    """Return the charges to hold on a model's limits over all tenants, for work about to begin."""
-    amounts = {"requests": 1, "items": items, "rows": rows, "tokens": tokens, CONCURRENT: 1}
+    A model's own limits are over all tenants, and charge requests and items too.
+    """
+    amounts = {"requests": 1, "items": most.items}
+    work_amounts = {"rows": most.rows, "tokens": most.tokens, CONCURRENT: 1}
     # Quoted tenants hold no slash, so no tenant has a bucket of this name.
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
-    return _held([(rule, bucket + rule.name) for rule in rules], amounts)
+    of_model = ((rule, bucket + rule.name) for rule in limits.model)
+    of_principal = _rules(principal, model, limits.tenant, limits.key)
+    return _held(of_model, amounts | work_amounts), _held(of_principal, work_amounts)
 
 
 def in_region(charges: Sequence[Charge], shares: RegionalLimits) -> list[Charge]:
@@ -90,20 +104,13 @@ def _rules(
             yield rule, f"{tenant}:t:{rule.name}"
     for rule in principal.key_rules or default_key_rules:
         if rule.model in ("", model):
-            yield _renamed(rule, tenant_names), f"{key}:{rule.name}"
+            is_taken = rule.name in tenant_names
+            yield replace(rule, name=f"key_{rule.name}") if is_taken else rule, f"{key}:{rule.name}"
 
 
-def _held(
-    rules: Iterator[tuple[Rule, str]] | list[tuple[Rule, str]], amounts: Mapping[str, int]
-) -> tuple[Charge, ...]:
+def _held(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
     return tuple(
         Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], hold=True)
         for rule, bucket in rules
         if rule.unit in amounts
     )
-
-
-def _renamed(rule: Rule, tenant_names: set[str]) -> Rule:
-    if rule.name not in tenant_names:
-        return rule
-    return replace(rule, name=f"key_{rule.name}")

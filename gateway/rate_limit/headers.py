@@ -23,19 +23,12 @@ def rate_limit_lines(decision: Decision) -> bytes:
     template = lines_for(tuple([state.rule for state in policies])) if decision.allowed else b""
     if not template:
         return b"".join([b"%b: %b\r\n" % field for field in rate_limit_headers(decision)])
-    if len(policies) == 2:  # noqa: PLR2004 - the commonest: requests and items
-        one, two = policies
-        first, second = one.reset, two.reset
-        return template % (
-            *(one.remaining, ceil(first), two.remaining, ceil(second)),
-            *(one.remaining, go_duration(first), two.remaining, go_duration(second)),
-        )
-    short: list[bytes | int] = []
-    long: list[bytes | int] = []
+    values: list[bytes | int] = []
     for state in policies:
-        short += (state.remaining, ceil(state.reset))
-        long += (state.remaining, go_duration(state.reset))
-    return template % (*short, *long)
+        values += (state.remaining, ceil(state.reset))
+    for state in policies:
+        values += (state.remaining, go_duration(state.reset))
+    return template % tuple(values)
 
 
 def rate_limit_headers(decision: Decision) -> Headers:

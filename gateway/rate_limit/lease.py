@@ -1,12 +1,11 @@
 """Tracks the units of a bucket that a worker holds on lease, and sizes the next lease."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 
-import msgspec
-
-from gateway.rate_limit.base import Charge, PolicyState
-from gateway.rate_limit.bucket import policy, rate
+from gateway.rate_limit.base import Charge, Decision, PolicyState
+from gateway.rate_limit.bucket import policy, rate, refusal
 from gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
@@ -22,7 +21,9 @@ _LONGEST_REFUSAL = 0.1
 """Seconds a refusal is repeated without a call to Redis: others may have returned units."""
 
 
-class Lease(msgspec.Struct, gc=False):
+# No struct: each hit writes to leases, which in a slotted class costs a quarter.
+@dataclass(slots=True, eq=False)
+class Lease:
     """Holds units of one bucket, deducted in Redis, that may be spent here until `usable_until`.
 
     `level` is the bucket's level in Redis at `at`; `spent` are the units spent here since then.
@@ -90,32 +91,30 @@ class Lease(msgspec.Struct, gc=False):
         level = self.level + (now - self.at) * self.refill
         return min(level, self.rule.capacity) + self.usable(now)
 
-    def spend(self, amount: int, now: float) -> bool:
-        """Take `amount` of the available units; return whether to renew the lease."""
+    def spend(self, amount: int, now: float) -> tuple[int, float]:
+        """Take `amount` of the available units; return what remains, and the seconds to the reset.
+
+        Part of every answer from a lease, so it calls nothing if the bucket refills.
+        """
         self.available = available = self.available - amount
         self.spent += amount
         self.used_at = now
-        return available < self.renew_below
+        refill = self.refill
+        if not refill:
+            state = self.state(now)
+            return state.remaining, state.reset
+        capacity = self.rule.capacity
+        level = self.level + (now - self.at) * refill
+        if level < capacity and self.usable_until > now:
+            level += available
+        if level >= capacity:
+            return capacity, 0.0
+        return int(level) if level > 0.0 else 0, (capacity - level) / refill
 
     def state(self, now: float) -> PolicyState:
         """Return the units that remain and the seconds until the reset, as far as known here."""
-        if not self.refill:
-            level, ends = self.level + self.usable(now), max(0.0, self.ends_at - now)
-            return policy(self.rule, level, ends=ends)
-        return PolicyState(self.rule, *self.remaining(now))
-
-    def remaining(self, now: float) -> tuple[int, float]:
-        """Return the units that remain, and the seconds until the bucket is full, if it refills.
-
-        Part of every answer from a lease, so it calls nothing.
-        """
-        capacity = self.rule.capacity
-        level = self.level + (now - self.at) * self.refill
-        if level < capacity and self.usable_until > now:
-            level += self.available
-        if level >= capacity:
-            return capacity, 0.0
-        return int(level) if level > 0.0 else 0, (capacity - level) / self.refill
+        level = min(self.level_at(now), self.rule.capacity)
+        return policy(self.rule, level, ends=max(0.0, self.ends_at - now))
 
     def wanted(self, amount: int, now: float) -> int:
         """Return the number of units to lease beside the `amount` taken now."""
@@ -209,6 +208,15 @@ class Leases(dict[str, Lease]):
             if lease and lease.is_under(charge.rule) and lease.refuses(charge.amount, now):
                 return True
         return False
+
+    def refusal(self, charges: Sequence[Charge], now: float) -> Decision:
+        """Return the refusal of `charges`, with the levels that their leases estimate."""
+        levels, ends = [], []
+        for charge in charges:
+            lease = self.get(charge.bucket)
+            levels.append(lease.level_at(now) if lease else float(charge.rule.capacity))
+            ends.append(lease.ends_at - now if lease and lease.ends_at < inf else 0.0)
+        return refusal(charges, levels, ends=ends)
 
     def may_overdraw(self, charges: Sequence[Charge], now: float) -> bool:
         """Tell whether all of `charges` may be spent before Redis answers."""

@@ -1,4 +1,4 @@
-"""Limits rates in one process, for gateways without Redis and while Redis is down."""
+"""Limits rates in one process, while Redis is down."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from math import inf
 
 import msgspec
 
-from gateway.rate_limit.base import Charge, Decision, LimiterStatistics, RepeatedCharge
+from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.bucket import (
     TOLERANCE,
     capacity,
@@ -16,7 +16,6 @@ from gateway.rate_limit.bucket import (
     refilled,
     refusal,
 )
-from gateway.rate_limit.repeated_charges import DelegatedCharge
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
@@ -37,7 +36,7 @@ class _Bucket(msgspec.Struct, gc=False):
 
 
 class MemoryRateLimiter:
-    """Implements `RateLimiter` without Redis. Buckets are `fraction` of their rules' sizes.
+    """Decides without Redis. Buckets are `fraction` of their rules' sizes.
 
     `wall` is the time since the epoch, for the periods of quotas.
     """
@@ -54,7 +53,6 @@ class MemoryRateLimiter:
         self.fraction = fraction
         self._buckets: dict[str, _Bucket] = {}
         self._sweep_at = _FIRST_SWEEP
-        self._admitted = self._refused = self._shadowed = 0
 
     @property
     def fraction(self) -> float:
@@ -75,7 +73,6 @@ class MemoryRateLimiter:
             if charge.amount > bucket.level + TOLERANCE
         ]
         if not all(charge.rule.shadow for charge in over):
-            self._refused += 1
             levels = [bucket.level for bucket in buckets]
             ends = [self._ends(bucket) for bucket in buckets]
             return refusal(charges, levels, self._fraction, ends=ends)
@@ -87,27 +84,11 @@ class MemoryRateLimiter:
                 holds.append(_BucketHold(bucket, 0 if charge in over else charge.amount))
             if not charge.rule.shadow:
                 policies.append(policy(charge.rule, bucket.level, ends=self._ends(bucket)))
-        self._admitted += 1
-        self._shadowed += len(over)
         return Decision(
             allowed=True,
             policies=tuple(policies),
             shadowed=tuple([charge.rule for charge in over]),
             holds=tuple(holds),
-        )
-
-    def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
-        """Return an object that takes `charges` each time it is called."""
-        return DelegatedCharge(charges, try_admit=self.try_admit)
-
-    async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide at once, as `try_admit`."""
-        return self.try_admit(charges)
-
-    def statistics(self) -> LimiterStatistics:
-        """Return counts for metrics and tests."""
-        return LimiterStatistics(
-            admitted_by_share=self._admitted, refused=self._refused, shadowed=self._shadowed
         )
 
     def _take(self, charge: Charge, bucket: _Bucket, now: float) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from math import inf
 from typing import Self
 
+from msgspec.structs import replace
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, TimeoutError as RedisTimeout
 
@@ -14,6 +15,7 @@ from gateway.rate_limit.base import (
     Charge,
     Decision,
     LimiterStatistics,
+    PolicyState,
     RegionalLimits,
     RepeatedCharge,
     UndividedLimits,
@@ -26,11 +28,10 @@ from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.refills import (
     AwaitedUnits,
     InFlightRefills,
-    or_give_back,
-    outcome,
+    Refill,
+    give_back_holds,
     tenant_of,
 )
-from gateway.rate_limit.refusals import refusal_from_leases
 from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, is_plain
 from gateway.rate_limit.script import (
     TAKE,
@@ -88,8 +89,7 @@ class RedisRateLimiter:
         self._awaited = AwaitedUnits()
         self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()
-        self._by_lease = self._by_redis = self._by_share = self._refused = 0
-        self._asked = self._failures = self._lapsed = self._shadowed = 0
+        self._counts = LimiterStatistics()
 
     async def __aenter__(self) -> Self:
         self._tasks.start(self._sweep())
@@ -128,8 +128,9 @@ class RedisRateLimiter:
         for charge, lease in zip(charges, leases, strict=True):
             # The rule may have changed since; a `LeasedCharge` keeps the header lines of one.
             lease.set_rule(self._shares.rule(charge.bucket, charge.rule))
-        lines = lines_for(tuple([lease.rule for lease in leases]))
-        if not lines:
+        shown = tuple([lease.rule for lease in leases if not lease.rule.shadow])
+        lines = lines_for(shown)
+        if shown and not lines:
             return DelegatedCharge(charges, try_admit=self.try_admit)
         return LeasedCharge(
             charges, leases, lines=lines, monotonic=self._monotonic, on_charged=self._on_charged
@@ -153,18 +154,32 @@ class RedisRateLimiter:
         return decision
 
     async def _call_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
-        """Call Redis; holds that it grants to a caller that has left are given back."""
-        refill = self._request(tenant, charges)
+        """Request `charges` and leases; the same call gives back the old leases.
+
+        Holds that are granted to a caller that has left are given back, too.
+        """
+        now = self._monotonic()
+        requests = [
+            full_request(c, self._leases.of(c), waiting=self._awaited[c.bucket], now=now)
+            for c in charges
+        ]
+        refill = self._take(tenant, requests)
         # Redis takes the charges itself; holds are given back, so the overdraft repeats them.
         overdraft = charges if charges[0].hold else ()
-        answer = self._in_time(tenant, charges, refill, overdraft=overdraft)
-        return await or_give_back(refill, answer)
+        decision = None
+        try:
+            decision = await self._in_time(tenant, charges, refill, overdraft=overdraft)
+        finally:
+            # Also if the refill ended in the same loop iteration in which this was cancelled.
+            if decision is None or not refill.done():
+                refill.add_done_callback(give_back_holds)
+        return decision
 
     async def _in_time(
         self,
         tenant: str,
         charges: Sequence[Charge],
-        refill: asyncio.Future[Decision | None],
+        refill: Refill,
         *,
         overdraft: Sequence[Charge],
     ) -> Decision | None:
@@ -182,10 +197,11 @@ class RedisRateLimiter:
         if is_late:
             decision = self.local.try_admit(in_region(charges, self._shares))
             if decision.allowed:
-                self._by_share += 1
+                self._counts.admitted_by_share += 1
                 self._leases.overdraw(overdraft)
                 return decision
-        return await outcome(refill)
+        await asyncio.wait((refill,))  # others wait for it too: cancellation does not reach it
+        return refill.result()
 
     async def give_back(self, *, idle: float) -> None:
         """Give back units that were not spent for `idle` seconds or are about to expire."""
@@ -206,17 +222,10 @@ class RedisRateLimiter:
 
     def statistics(self) -> LimiterStatistics:
         """Return counts for metrics and tests."""
-        return LimiterStatistics(
-            admitted_by_lease=self._by_lease,
-            admitted_by_redis=self._by_redis,
-            admitted_by_share=self._by_share,
-            refused=self._refused,
-            shadowed=self._shadowed,
-            asked=self._asked,
-            failures=self._failures,
+        return replace(
+            self._counts,
             leased=sum(lease.available for lease in self._leases.values()),
             reserved=sum(lease.reserved for lease in self._leases.values()),
-            lapsed=self._lapsed,
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
         )
@@ -234,12 +243,13 @@ class RedisRateLimiter:
         for charge, lease in zip(charges, leases, strict=True):
             if charge in over:
                 continue
-            if lease.spend(charge.amount, now):
+            remaining, reset = lease.spend(charge.amount, now)
+            if lease.available < lease.renew_below:
                 is_low = True
             if not charge.rule.shadow:
-                policies.append(lease.state(now))
+                policies.append(PolicyState(lease.rule, remaining, reset))
         self._on_charged(charges, leases, now, is_low)
-        self._shadowed += len(over)
+        self._counts.shadowed += len(over)
         return Decision(
             allowed=True,
             policies=tuple(policies),
@@ -254,7 +264,7 @@ class RedisRateLimiter:
         now: float,
         is_low: bool,  # noqa: FBT001 - positional, as this is part of every answer
     ) -> None:
-        self._by_lease += 1
+        self._counts.admitted_by_lease += 1
         if is_low:
             self._renew(charges, leases, now)
 
@@ -263,10 +273,10 @@ class RedisRateLimiter:
         if not self._leases.must_refuse(charges, now):
             return None
         charges = in_region(charges, self._shares)
-        self._refused += 1
+        self._counts.refused += 1
         for charge in charges:
             self._shares.record_demand(charge.bucket, charge.rule, charge.amount)
-        return refusal_from_leases(charges, [self._leases.get(c.bucket) for c in charges], now)
+        return self._leases.refusal(charges, now)
 
     def _holds(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge] = ()
@@ -293,19 +303,10 @@ class RedisRateLimiter:
     def _admit_locally(self, charges: Sequence[Charge]) -> Decision:
         decision = self.local.try_admit(in_region(charges, self._shares))
         if decision.allowed:
-            self._by_share += 1
+            self._counts.admitted_by_share += 1
         else:
-            self._refused += 1
+            self._counts.refused += 1
         return decision
-
-    def _request(self, tenant: str, charges: Sequence[Charge]) -> asyncio.Future[Decision | None]:
-        """Request `charges` and leases; the same call gives back the old leases."""
-        now = self._monotonic()
-        requests = [
-            full_request(c, self._leases.of(c), waiting=self._awaited.units(c.bucket), now=now)
-            for c in charges
-        ]
-        return self._take(tenant, requests)
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
         """Request more units before the lease is used up; it can be spent meanwhile."""
@@ -315,7 +316,7 @@ class RedisRateLimiter:
         pairs = zip(charges, leases, strict=True)
         _ = self._take(tenant, [renewal(charge, lease, now) for charge, lease in pairs])
 
-    def _take(self, tenant: str, requests: list[BucketRequest]) -> asyncio.Future[Decision | None]:
+    def _take(self, tenant: str, requests: list[BucketRequest]) -> Refill:
         """Run the script; the future is settled with its decision, `None` where it failed."""
         for request in requests:
             request.lease.set_rule(self._shares.rule(request.charge.bucket, request.charge.rule))
@@ -327,7 +328,7 @@ class RedisRateLimiter:
         decision: Decision | None = None
         sent_at = self._monotonic()
         try:
-            self._asked += 1
+            self._counts.asked += 1
             keys = [request.charge.bucket for request in requests]
             arguments = script_arguments(requests, holder=self._holder, wall=self._wall())
             reply = await self._script(keys=keys, args=arguments)
@@ -336,8 +337,8 @@ class RedisRateLimiter:
             self._breaker.succeeded(now=now, duration=now - sent_at)
             decision = self._decide(requests, reply, sent_at=sent_at, now=now)
         except _FAILURES as error:
-            self._failures += 1
-            self._lapsed += sum(request.back for request in requests)
+            self._counts.failures += 1
+            self._counts.lapsed += sum(request.back for request in requests)
             # Each caller that finds Redis silent waits for a time-out.
             is_silent = isinstance(error, TimeoutError | RedisTimeout)
             self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
@@ -366,11 +367,11 @@ class RedisRateLimiter:
             # Also if nothing was granted: this extends the lease of the kept units.
             lease.add_grant(max(0, int(units)), sent_at=sent_at, now=now)
         if not allowed:
-            self._refused += 1
+            self._counts.refused += 1
             return refusal(in_region(charges, self._shares), levels, ends=all_ends)
         if any(charge.amount for charge in charges):
-            self._by_redis += 1
-        self._shadowed += len(over)
+            self._counts.admitted_by_redis += 1
+        self._counts.shadowed += len(over)
         shown = [request.lease.state(now) for request in requests if not request.charge.rule.shadow]
         return Decision(
             allowed=True,
@@ -380,7 +381,7 @@ class RedisRateLimiter:
         )
 
     def _expire(self, bucket: str, lease: Lease, now: float) -> None:
-        self._lapsed += lease.available
+        self._counts.lapsed += lease.available
         lease.available = 0
         if now - max(lease.at, lease.used_at) > _FORGET and tenant_of(bucket) not in self._refills:
             del self._leases[bucket]
@@ -392,6 +393,6 @@ class RedisRateLimiter:
                 await asyncio.wait_for(self._closing.wait(), _SWEEP)
             except TimeoutError:
                 await self.give_back(idle=_IDLE)
-        while refills := self._refills.in_flight():
+        while refills := self._refills.values():
             await asyncio.wait(refills)
         await self.give_back(idle=0.0)

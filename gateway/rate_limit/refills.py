@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from gateway.rate_limit.base import Charge, Decision
 
@@ -21,34 +21,24 @@ _INITIAL_WORST = 0.5
 _GRACE = 0.01
 
 
-class InFlightRefills:
-    """Maps tenants to their call in flight: a future of its decision, `None` if the call fails."""
+Refill = asyncio.Future[Decision | None]
+"""The decision of a call in flight, `None` if the call fails."""
+
+
+class InFlightRefills(dict[str, Refill]):
+    """Maps tenants to their call in flight."""
 
     def __init__(self) -> None:
-        self._refills: dict[str, asyncio.Future[Decision | None]] = {}
+        super().__init__()
         self._began: dict[str, float] = {}
         self._late: set[str] = set()
         # Seconds of the slowest recent answer; long until the first ones have come.
         self._worst = _INITIAL_WORST
         self._is_redis_late = False
 
-    def __len__(self) -> int:
-        return len(self._refills)
-
-    def __contains__(self, tenant: str) -> bool:
-        return tenant in self._refills
-
-    def get(self, tenant: str) -> asyncio.Future[Decision | None] | None:
-        """Return the refill of `tenant` that is in flight."""
-        return self._refills.get(tenant)
-
-    def in_flight(self) -> list[asyncio.Future[Decision | None]]:
-        """Return all refills in flight."""
-        return list(self._refills.values())
-
-    def begin(self, tenant: str, now: float) -> asyncio.Future[Decision | None]:
+    def begin(self, tenant: str, now: float) -> Refill:
         """Add a refill of `tenant`, which has none in flight."""
-        refill = self._refills[tenant] = asyncio.get_running_loop().create_future()
+        refill = self[tenant] = asyncio.get_running_loop().create_future()
         self._began[tenant] = now
         return refill
 
@@ -61,13 +51,13 @@ class InFlightRefills:
         """Set the result of the refill of `tenant`."""
         del self._began[tenant]
         self._late.discard(tenant)
-        refill = self._refills.pop(tenant)
+        refill = self.pop(tenant)
         if not refill.done():
             refill.set_result(decision)
 
     async def is_late(self, tenant: str, now: float, *, can_overdraw: bool) -> bool:
         """Wait for the refill of `tenant`; return whether it takes too long."""
-        refill = self._refills[tenant]
+        refill = self[tenant]
         if can_overdraw:
             wait = _OVERDRAFT_WAIT_WHILE_LATE if self._is_redis_late else _OVERDRAFT_WAIT
         else:
@@ -85,51 +75,25 @@ class InFlightRefills:
         return True
 
 
-class AwaitedUnits:
+class AwaitedUnits(Counter[str]):
     """Counts the units that callers wait for, by bucket."""
-
-    def __init__(self) -> None:
-        self._units: Counter[str] = Counter()
-
-    def units(self, bucket: str) -> int:
-        """Return the number of units of `bucket` that callers wait for."""
-        return self._units[bucket]
 
     @contextlib.contextmanager
     def counting(self, charges: Sequence[Charge]) -> Iterator[None]:
         """Count the units of `charges` while the context lasts."""
         for charge in charges:
-            self._units[charge.bucket] += charge.amount
+            self[charge.bucket] += charge.amount
         try:
             yield
         finally:
             for charge in charges:
-                self._units[charge.bucket] -= charge.amount
-                if not self._units[charge.bucket]:
-                    del self._units[charge.bucket]
+                self[charge.bucket] -= charge.amount
+                if not self[charge.bucket]:
+                    del self[charge.bucket]
 
 
-async def outcome(refill: asyncio.Future[Decision | None]) -> Decision | None:
-    """Wait for a future that others wait for too: cancellation does not reach it."""
-    await asyncio.wait((refill,))
-    return refill.result()
-
-
-async def or_give_back(
-    refill: asyncio.Future[Decision | None], answer: Coroutine[None, None, Decision | None]
-) -> Decision | None:
-    """Return `answer`, which waits for `refill`; holds that it does not use are given back."""
-    decision = None
-    try:
-        decision = await answer
-    finally:
-        # Also if the refill ended in the same loop iteration in which this was cancelled.
-        if decision is None or not refill.done():
-            refill.add_done_callback(_give_back)
-    return decision
-
-
-def _give_back(refill: asyncio.Future[Decision | None]) -> None:
+def give_back_holds(refill: Refill) -> None:
+    """Give back what the refill holds for a caller that has left."""
     decision = refill.result()
     for hold in decision.holds if decision is not None else ():
         hold.settle(0)

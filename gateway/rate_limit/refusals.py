@@ -1,27 +1,7 @@
-"""Builds the decisions and errors of requests that exceed a limit."""
-
-from collections.abc import Sequence
-from math import inf
+"""Builds the errors of requests that exceed a limit."""
 
 from gateway.errors import RateLimited
-from gateway.rate_limit.base import Charge, Decision
-from gateway.rate_limit.bucket import refusal
-from gateway.rate_limit.lease import Lease
-
-
-def refusal_from_leases(
-    charges: Sequence[Charge], leases: Sequence[Lease | None], now: float
-) -> Decision:
-    """Return the refusal of `charges`, with the levels that their leases estimate."""
-    levels = [
-        lease.level_at(now) if lease is not None else float(charge.rule.capacity)
-        for charge, lease in zip(charges, leases, strict=True)
-    ]
-    ends = [
-        lease.ends_at - now if lease is not None and lease.ends_at < inf else 0.0
-        for lease in leases
-    ]
-    return refusal(charges, levels, ends=ends)
+from gateway.rate_limit.base import Decision
 
 
 def beyond_limit(decision: Decision) -> RateLimited:

@@ -13,13 +13,14 @@ from gateway.types import CONCURRENT
 def is_plain(charge: Charge) -> bool:
     """Tell whether a `LeasedCharge` can take `charge`: units of a bucket that refills."""
     rule = charge.rule
-    return bool(charge.amount and rate(rule)) and not (
-        charge.hold or rule.shadow or rule.unit == CONCURRENT
-    )
+    return bool(charge.amount and rate(rule)) and not (charge.hold or rule.unit == CONCURRENT)
 
 
 class DelegatedCharge:
-    """Implements `RepeatedCharge` by a limiter's `try_admit`."""
+    """Implements `RepeatedCharge` by a limiter's `try_admit`.
+
+    With a rule in shadow mode it takes nothing.
+    """
 
     def __init__(
         self, charges: Sequence[Charge], *, try_admit: Callable[[Sequence[Charge]], Decision | None]
@@ -29,6 +30,8 @@ class DelegatedCharge:
 
     def charge(self) -> bytes | None:
         """Take the charges, and return the header lines; see `RepeatedCharge`."""
+        if any(charge.rule.shadow for charge in self._charges):
+            return None
         decision = self._try_admit(self._charges)
         if decision is None or not decision.allowed:
             return None
@@ -39,8 +42,9 @@ class LeasedCharge:
     """Implements `RepeatedCharge` over leases, at a fraction of the cost of `try_admit`.
 
     `on_charged` is called each time, and told whether to renew the leases. `lines` are the header
-    lines, to be filled with the state of each lease. A lease that its limiter has dropped holds
-    nothing and is granted nothing, so this object then returns `None` for ever.
+    lines, to be filled with the state of each lease; rules in shadow mode are not shown. A lease
+    that its limiter has dropped holds nothing and is granted nothing, so this object then returns
+    `None` for ever.
     """
 
     def __init__(
@@ -54,12 +58,13 @@ class LeasedCharge:
     ) -> None:
         self._charges = charges
         self._leases = leases
+        pairs = list(zip(leases, charges, strict=True))
+        self._amounts = [(lease, charge.amount) for lease, charge in pairs]
+        self._hidden = [(lease, charge.amount) for lease, charge in pairs if charge.rule.shadow]
+        shown = [(lease, charge.amount) for lease, charge in pairs if not charge.rule.shadow]
         # Each lease with the index of its numbers in `values`, which is filled anew each time.
-        self._parts = [
-            (lease, charge.amount, 2 * index)
-            for index, (lease, charge) in enumerate(zip(leases, charges, strict=True))
-        ]
-        self._values: list[bytes | int] = [0] * (4 * len(self._parts))
+        self._shown = [(lease, amount, 2 * index) for index, (lease, amount) in enumerate(shown)]
+        self._values: list[bytes | int] = [0] * (4 * len(shown))
         self._lines = lines
         self._monotonic = monotonic
         self._on_charged = on_charged
@@ -67,15 +72,18 @@ class LeasedCharge:
     def charge(self) -> bytes | None:
         """Take the charges, and return the header lines; see `RepeatedCharge`."""
         now = self._monotonic()
-        for lease, amount, _ in self._parts:
+        for lease, amount in self._amounts:
             if lease.available < amount or lease.usable_until <= now:
                 return None
         is_low = False
         values, half = self._values, len(self._values) // 2
-        for lease, amount, at in self._parts:
-            if lease.spend(amount, now):
+        for lease, amount in self._hidden:
+            lease.spend(amount, now)
+            is_low = is_low or lease.available < lease.renew_below
+        for lease, amount, at in self._shown:
+            remaining, reset = lease.spend(amount, now)
+            if lease.available < lease.renew_below:
                 is_low = True
-            remaining, reset = lease.remaining(now)
             values[at] = values[half + at] = remaining
             values[at + 1] = ceil(reset)
             values[half + at + 1] = go_duration(reset)

@@ -12,21 +12,13 @@ import msgspec
 from backends.protocol import ChooseItem, Task, ZeroShotParameters
 from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
 from gateway.rate_limit.base import Charge, Decision, Hold, RateLimiter
-from gateway.rate_limit.charges import model_charges_for, work_charges_for
-from gateway.types import CONCURRENT, ItemFailure, Principal, Rule
+from gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
+from gateway.types import CONCURRENT, ItemFailure, Principal
 
 _SPECIAL_TOKENS = 2
 _MOST_TOKENS = 1 << 20  # of a row, if the model declares no maximum
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 _choose = msgspec.msgpack.Decoder(ChooseItem)
-
-
-class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the rules of the document that apply to work."""
-
-    tenant: tuple[Rule, ...] = ()
-    key: tuple[Rule, ...] = ()
-    model: tuple[Rule, ...] = ()
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,38 +36,17 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
             hold.settle(spent[charge.rule.unit])
 
 
-_FREE = Reservation()
-
-
-class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds the items, rows and tokens of work from above."""
-
-    items: int
-    rows: int
-    tokens: int
-
-
 async def reserve(
-    limiter: RateLimiter, rules: WorkLimits, principal: Principal, *, model: str, most: Estimate
+    limiter: RateLimiter, limits: WorkLimits, principal: Principal, *, model: str, most: Estimate
 ) -> Reservation:
     """Hold at most what work for `model` may take.
 
     The model's own limits come first, then the tenant's and the key's. If these refuse, the units
     of the model go back.
     """
-    of_model = model_charges_for(
-        rules.model, model=model, items=most.items, rows=most.rows, tokens=most.tokens
-    )
-    of_principal = work_charges_for(
-        principal,
-        rows=most.rows,
-        tokens=most.tokens,
-        model=model,
-        default_tenant_rules=rules.tenant,
-        default_key_rules=rules.key,
-    )
     held: tuple[Hold, ...] = ()
-    for charges in filter(None, (of_model, of_principal)):
+    both = work_charges_for(principal, limits, model=model, most=most)
+    for charges in filter(None, both):
         try:
             decision = await limiter.admit(charges)
         except BaseException:  # also cancellation: held units must go back
@@ -87,11 +58,7 @@ async def reserve(
                 hold.settle(0)
             return Reservation(refusal=_refusal(decision))
         held += decision.holds
-    return (
-        Reservation(charges=of_model + of_principal, holds=held, items=most.items)
-        if held
-        else _FREE
-    )
+    return Reservation(charges=both[0] + both[1], holds=held, items=most.items)
 
 
 def estimate(

@@ -5,7 +5,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 import msgspec
@@ -15,6 +14,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.rate_limit.base import RegionalLimits, UndividedLimits
 from gateway.regional_limits.limits import DividedLimits
 from gateway.regional_limits.values import BucketShares, ShareReport
+from gateway.tasks import PeriodicTask
 
 
 class LimitsOfRegion(NamedTuple):
@@ -26,7 +26,8 @@ class LimitsOfRegion(NamedTuple):
 
 
 _log = logging.getLogger(__name__)
-_SOON = 0.1
+_SHORTEST_PAUSE = 0.1
+"""Seconds between two reports at least."""
 
 
 class ShareStore(Protocol):
@@ -60,70 +61,46 @@ class SharesFollower:
         self._store = store
         self._document = document
         self._monotonic = monotonic
-        self._poll = poll
         self._reached = True
-        self._quota_low = asyncio.Event()
-        self._stopping = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._polling = PeriodicTask(
+            self._step, interval=poll, failure="shares of limits were not applied"
+        )
+        shares.on_quota_low = self._polling.wake
 
     async def __aenter__(self) -> Self:
-        self._shares.on_quota_low = self._quota_low.set
-        await self._refresh()
-        self._task = asyncio.get_running_loop().create_task(self._follow())
+        await self.refresh()
+        await self._polling.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopping.set()
-        self._quota_low.set()
-        if self._task is not None:
-            await self._task
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._polling.__aexit__(*exc_info)
         with contextlib.suppress(DependencyUnavailable):  # its lease ends by itself
             await asyncio.to_thread(self._store.leave, self._shares.region, self._shares.worker)
 
     async def refresh(self) -> None:
-        """Report demand, and apply the shares that are answered.
-
-        Raises:
-            DependencyUnavailable: the store is down; the last shares stay.
-        """
+        """Report demand, and apply the shares that are answered."""
         document = self._document()
         sent_at = self._monotonic()
-        shares = await asyncio.to_thread(
-            self._store.report,
-            self._shares.report(),
-            lease=document.limits.share_lease,
-            longest=document.deadline.maximum,
-        )
-        self._shares.apply(shares, sent_at=sent_at)
-
-    async def _refresh(self) -> None:
         try:
-            await self.refresh()
+            shares = await asyncio.to_thread(
+                self._store.report,
+                self._shares.report(),
+                lease=document.limits.share_lease,
+                longest=document.deadline.maximum,
+            )
         except DependencyUnavailable as error:
             if self._reached:
                 _log.warning("shares of limits are not renewed", extra={"reason": error.detail})
             self._reached = False
         else:
             self._reached = True
+            self._shares.apply(shares, sent_at=sent_at)
 
-    async def _follow(self) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._quota_low.wait(), self._poll)
-            self._quota_low.clear()
-            if self._stopping.is_set():
-                return
-            try:
-                await self._refresh()
-            except Exception:  # noqa: BLE001 - one bad answer must not stop the follower
-                _log.exception("shares of limits were not applied")
-            with contextlib.suppress(TimeoutError):  # bounds the rate of reports
-                await asyncio.wait_for(self._stopping.wait(), _SOON)
+    async def _step(self) -> None:
+        try:
+            await self.refresh()
+        finally:
+            await asyncio.sleep(_SHORTEST_PAUSE)  # bounds the rate of reports
 
 
 def limits_of_region(

@@ -70,7 +70,7 @@ def decide(
     rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> PolicyRow:
     """Return the next row of region `own` for a bucket whose present rows are `rows`, by region."""
-    row = _settled(rows.get(own) or PolicyRow(bucket=bucket, region=own), others.seen, now)
+    row = _lowered(rows.get(own) or PolicyRow(bucket=bucket, region=own), others.seen, now)
     target = _target(rows, bucket=bucket, own=own, others=others, now=now)
     elsewhere = sum(row.held for region, row in rows.items() if region != own)
     room = max(row.held, min(target, 1.0 - elsewhere))
@@ -94,7 +94,7 @@ def first_rows(rests: Mapping[str, PolicyRow], bucket: str, now: int) -> dict[st
     }
 
 
-def _settled(row: PolicyRow, seen: int, now: int) -> PolicyRow:
+def _lowered(row: PolicyRow, seen: int, now: int) -> PolicyRow:
     """Return `row` with the second step of lowering done, if its time has come."""
     if row.used == row.held or not row.lowered:
         return row

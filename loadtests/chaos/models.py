@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from backends.executors.dummy import DummyExecutor
+from backends.executors.padded_batch import pad
 from backends.repository.catalogue import read_catalogue
 from backends.types import OutputKind
 from loadtests.harness.model_repository import DIMENSIONS, WORDS, write_encoder
@@ -75,11 +76,8 @@ class AnswerChecker:
         tokenizer = self._known.get(answer.revision)
         if tokenizer is None or len(answer.results) != 1:
             return False
-        ids = np.array([tokenizer.encode(text).ids], dtype=np.int32)
-        ones = np.ones_like(ids)
-        (vector,) = self._executor.run(
-            ids=ids, mask=ones, type_ids=ones * 0, output=OutputKind.POOLED
-        )
+        ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
+        (vector,) = self._executor.run(pad([ids], OutputKind.POOLED))
         expected = vector / np.linalg.norm(vector)
         found = np.array(answer.results[0].embedding)
         return found.shape == expected.shape and bool(np.abs(found - expected).max() <= _TOLERANCE)

@@ -14,7 +14,7 @@ from typing import Any  # Any: the items of seven tasks
 
 import msgspec
 
-from backends.algorithms.questions import check_choices, check_labels, fill_template
+from backends.algorithms.questions import check_choices, hypotheses
 from backends.errors import ItemRefused
 from backends.protocol import Call, Done, Failed, Task, ZeroShotParameters
 from loadtests.harness.stub_backend import Reply, StubBackend, stub_model
@@ -57,9 +57,7 @@ def _check(call: Call, body: Any) -> None:
     if call.task is Task.CHOOSE:
         check_choices(body["choices"])
     elif call.task is Task.ZERO_SHOT:
-        parameters = msgspec.msgpack.decode(call.parameters, type=ZeroShotParameters)
-        check_labels(parameters.labels)
-        fill_template(parameters.hypothesis_template, parameters.labels)
+        hypotheses(msgspec.msgpack.decode(call.parameters, type=ZeroShotParameters))
 
 
 def _result(task: Task, scope: str, body: Any) -> Any:

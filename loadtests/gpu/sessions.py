@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 
 from backends.errors import ExecutorDied
-from backends.executors.binding import BoundTensors, Feed, Tensors
+from backends.executors.binding import BoundTensors, Tensors
 from backends.executors.buckets import Shape
 from backends.executors.cuda import explain
 from backends.executors.graph import read_inputs
 from backends.executors.host_memory import host_memory
+from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.form import Precision
 from backends.settings import quiet_libraries
@@ -67,7 +68,7 @@ class SessionBenchmark:
             keep_on_device=self._device.graphs,
         )
         bound = BoundTensors(shape, OutputKind.POOLED, tensors, host_memory(self._device.memory))
-        feed = Feed(
+        padded = PaddedBatch(
             ids=batch["input_ids"],
             mask=batch["attention_mask"],
             type_ids=batch["token_type_ids"],
@@ -77,7 +78,7 @@ class SessionBenchmark:
         def run(binding: Any) -> None:
             self._session.run_with_iobinding(binding, self._run_options)
 
-        return lambda: bound.run(feed, run)
+        return lambda: bound.run(padded, run)
 
 
 def check(options: Options) -> SectionResult:

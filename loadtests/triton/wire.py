@@ -12,6 +12,7 @@ import numpy as np
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import pad
 from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import UpstreamClient
 from backends.open_inference.tensors import decode, encode
@@ -101,9 +102,10 @@ def _measure(
         sizes[binary] = len(body) + len(reply.body)
         decode(reply, output.value, shape)
 
+    padded = pad(list(ids), output)
+
     def run() -> None:
-        mask = batch["attention_mask"]
-        executor.run(ids=ids, mask=mask, type_ids=batch["token_type_ids"], output=output)
+        executor.run(padded)
 
     took: dict[str, list[float]] = {"json": [], "raw": [], "here": []}
     ways: dict[str, Callable[[], None]] = {

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,11 +14,12 @@ from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.provider import DeviceOptions
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.settings import Provider
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import FloatArray, OutputKind
 from loadtests.harness.model_repository import DIMENSIONS, toy_graph
 from tests.support.inference_server import inference_server
 
@@ -65,20 +67,14 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
         yield bound_executor(tmp_path, graph_rows=2 if request.param == "captured" else 0)
 
 
-def pad(*rows: list[int]) -> tuple[IntArray, IntArray]:
-    ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int32)
-    mask = np.zeros_like(ids)
-    for place, row in enumerate(rows):
-        ids[place, : len(row)] = row
-        mask[place, : len(row)] = 1
-    return ids, mask
+def padded(*rows: list[int], output: OutputKind = OutputKind.POOLED) -> PaddedBatch:
+    return pad([np.array(row, dtype=np.int32) for row in rows], output)
 
 
 def run(
     executor: ModelExecutor, *rows: list[int], output: OutputKind = OutputKind.POOLED
 ) -> FloatArray:
-    ids, mask = pad(*rows)
-    return executor.run(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+    return executor.run(padded(*rows, output=output))
 
 
 def test_outputs_are_float32_of_the_promised_shapes(executor: ModelExecutor) -> None:
@@ -115,12 +111,12 @@ def test_padding_does_not_change_an_answer(executor: ModelExecutor) -> None:
 
 
 def test_types_of_tokens_matter(executor: ModelExecutor) -> None:
-    ids, mask = pad([2, 4, 3, 5, 3])
+    row = [2, 4, 3, 5, 3]
     types = np.array([[0, 0, 0, 1, 1]], dtype=np.int32)
 
-    pair = executor.run(ids=ids, mask=mask, type_ids=types, output=OutputKind.POOLED)
+    pair = executor.run(msgspec.structs.replace(padded(row), type_ids=types))
 
-    assert not np.array_equal(pair, run(executor, [2, 4, 3, 5, 3]))
+    assert not np.array_equal(pair, run(executor, row))
 
 
 def test_worker_threads_may_run_side_by_side(executor: ModelExecutor) -> None:
@@ -141,12 +137,11 @@ def test_worker_threads_may_run_side_by_side(executor: ModelExecutor) -> None:
 
 
 def test_wide_runs_answer_the_same_bits(executor: ModelExecutor) -> None:
-    ids, mask = pad([2, 4, 3], [2, 5, 6, 3])
-    given = {"ids": ids, "mask": mask, "type_ids": np.zeros_like(ids)}
+    batch = padded([2, 4, 3], [2, 5, 6, 3])
 
-    wide = executor.run_wide(**given, output=OutputKind.POOLED)
+    wide = executor.run_wide(batch)
 
-    assert np.array_equal(wide, executor.run(**given, output=OutputKind.POOLED))
+    assert np.array_equal(wide, executor.run(batch))
 
 
 def test_packed_weights_are_kept_beside_the_graph_and_used_again(tmp_path: Path) -> None:

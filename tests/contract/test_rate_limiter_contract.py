@@ -9,12 +9,11 @@ import msgspec
 import pytest
 
 from gateway.rate_limit.base import Charge, Decision, RateLimiter
-from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
 from loadtests.harness.waiting import until
-from tests.support.limits import charge, rule
+from tests.support.limits import LocalRateLimiter, charge, rule
 
 pytestmark = pytest.mark.anyio
 
@@ -24,7 +23,7 @@ async def limiter(
     request: pytest.FixtureRequest, valkey: str, anyio_backend: str
 ) -> AsyncIterator[RateLimiter]:
     if request.param == "memory":
-        yield MemoryRateLimiter(monotonic=time.monotonic)
+        yield LocalRateLimiter(monotonic=time.monotonic)
         return
     redis = connect(valkey, timeout=60.0)
     async with RedisRateLimiter(

@@ -1,7 +1,7 @@
 """A backend with more to do than it can: requests are refused whole, what is given up is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ def refusal(exchange: AsgiExchange) -> Refusal:
 class Slow(PacedExecutor):
     """Says that a token takes it a second."""
 
-    @property
     @override
-    def cost(self) -> CostModel:
-        return CostModel(base=0.0, padded=1.0, square=0.0)
+    def __init__(self, pace: Callable[[int, int], None], *, dimensions: int) -> None:
+        super().__init__(pace, dimensions=dimensions)
+        self.cost = CostModel(base=0.0, padded=1.0, square=0.0)
 
 
 @pytest.fixture
@@ -126,10 +126,10 @@ async def test_rows_of_who_left_are_taken_out_of_the_queue(
 class Quick(PacedExecutor):
     """Says that a token takes it 5 ms."""
 
-    @property
     @override
-    def cost(self) -> CostModel:
-        return CostModel(base=0.0, padded=5e-3, square=0.0)
+    def __init__(self, pace: Callable[[int, int], None], *, dimensions: int) -> None:
+        super().__init__(pace, dimensions=dimensions)
+        self.cost = CostModel(base=0.0, padded=5e-3, square=0.0)
 
 
 async def test_single_rows_that_waited_in_vain_are_learned_from(models: Path, gate: Gate) -> None:

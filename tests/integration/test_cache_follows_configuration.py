@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 
 from gateway.admin.publishing import Publisher
 from gateway.cache.build import build_cache
-from gateway.cache.configurable import ConfigurableCache
+from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
@@ -34,18 +34,18 @@ async def redis(valkey: str) -> AsyncIterator[Redis]:
 
 
 @pytest.fixture
-async def cache(valkey: str, anyio_backend: str) -> AsyncIterator[ConfigurableCache]:
+async def cache(valkey: str, anyio_backend: str) -> AsyncIterator[ResultCache]:
     clock = Clock(1_000.0)
     built = build_cache(DOCUMENT, url=valkey, clock=clock, monotonic=Clock(), random=lambda: 1.0)
     async with built:
         yield built
 
 
-def change(cache: ConfigurableCache, **fields: object) -> None:
+def change(cache: ResultCache, **fields: object) -> None:
     cache.configure(msgspec.structs.replace(DOCUMENT, **fields))
 
 
-async def test_memory_shrinks_and_grows_and_keeps_what_fits(cache: ConfigurableCache) -> None:
+async def test_memory_shrinks_and_grows_and_keeps_what_fits(cache: ResultCache) -> None:
     for number in range(ENTRIES):
         cache.store(cache_key(number), entry("x" * 500))
     before = cache.statistics().memory
@@ -63,7 +63,7 @@ async def test_memory_shrinks_and_grows_and_keeps_what_fits(cache: ConfigurableC
 
 
 async def test_memory_shrinks_though_another_change_follows_at_once(
-    cache: ConfigurableCache,
+    cache: ResultCache,
 ) -> None:
     change(cache, memory_bytes=1_000_000)
     change(cache, memory_bytes=1_000_000, refusal_ttl=1.0)
@@ -71,7 +71,7 @@ async def test_memory_shrinks_though_another_change_follows_at_once(
     await until(lambda: cache.statistics().memory.capacity_bytes == 1_000_000)
 
 
-async def test_memory_that_is_switched_off_answers_no_more(cache: ConfigurableCache) -> None:
+async def test_memory_that_is_switched_off_answers_no_more(cache: ResultCache) -> None:
     key = cache_key("a")
     cache.store(key, entry())
 
@@ -82,12 +82,12 @@ async def test_memory_that_is_switched_off_answers_no_more(cache: ConfigurableCa
     assert cache.peek(key, 1_000.0) is None
 
 
-async def is_in_redis(cache: ConfigurableCache, name: str) -> bool:
+async def is_in_redis(cache: ResultCache, name: str) -> bool:
     (found,) = await cache.lookup([cache_key(name)])
     return found is not None and found.tier == "redis"
 
 
-async def test_redis_is_switched_off_and_on_again(cache: ConfigurableCache, redis: Redis) -> None:
+async def test_redis_is_switched_off_and_on_again(cache: ResultCache, redis: Redis) -> None:
     await redis.flushall()
     change(cache, redis_enabled=False, memory_enabled=False)
     await until(lambda: cache.statistics().memory.capacity_bytes == 0)
@@ -105,9 +105,7 @@ async def test_redis_is_switched_off_and_on_again(cache: ConfigurableCache, redi
     assert await redis.dbsize() == 1
 
 
-async def test_lifetimes_are_shortened_by_the_new_share(
-    cache: ConfigurableCache, redis: Redis
-) -> None:
+async def test_lifetimes_are_shortened_by_the_new_share(cache: ResultCache, redis: Redis) -> None:
     await redis.flushall()
     change(cache, ttl_jitter=0.5)
 

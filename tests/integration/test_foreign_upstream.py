@@ -10,6 +10,7 @@ import pytest
 
 from backends.errors import ModelFailed, ModelProblem, UpstreamUnavailable
 from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import pad
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.protocol import Done, Failed, Task
@@ -59,8 +60,8 @@ def open_upstream(server: InferenceServer, **changes: object) -> UpstreamExecuto
 
 
 def ask(executor: UpstreamExecutor, word: int = 4) -> FloatArray:
-    ids = np.array([[2, word, 3]], dtype=np.int32)
-    return executor.run(ids=ids, mask=np.ones_like(ids), type_ids=ids * 0, output=OutputKind.POOLED)
+    ids = np.array([2, word, 3], dtype=np.int32)
+    return executor.run(pad([ids], OutputKind.POOLED))
 
 
 async def test_answers_equal_those_of_the_graph_itself(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from backends.algorithms.embedding import Rerank
 from backends.algorithms.split import Split, WeightedAlgorithm
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Task
@@ -122,7 +123,9 @@ def test_a_broken_revision_stops_the_split_and_is_named(models: Path) -> None:
 
 
 def test_shares_are_exact_over_many_items() -> None:
-    weighted = [WeightedAlgorithm(algorithm=object(), weight=weight) for weight in (1, 2, 7)]  # type: ignore[arg-type]
+    weighted = [
+        WeightedAlgorithm(algorithm=Rerank(model="any"), weight=weight) for weight in (1, 2, 7)
+    ]
     split = Split(weighted)
 
     found = Counter(id(split.choose("t", f"text {number}")) for number in range(20_000))

@@ -8,11 +8,12 @@ from functools import partial
 import msgspec
 import pytest
 
+from gateway.cache.base import fetch
 from gateway.cache.entry import CachedResult, CacheHit, encode_entry
 from gateway.cache.key import CacheKey
-from gateway.cache.memory_tier import MemoryTier
 from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
 from gateway.cache.result_cache import ResultCache
+from gateway.config.document import CacheConfig
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from gateway.redis.pipeline import StandaloneClient
@@ -66,13 +67,13 @@ async def test_another_worker_finds_what_one_stored(valkey: str) -> None:
         first.store(cache_key("a"), entry("A"), NOW)
         await written(first, 1)
 
-        assert await second.fetch([cache_key("a"), cache_key("b")]) == [entry("A"), None]
+        assert await fetch(second, [cache_key("a"), cache_key("b")]) == [entry("A"), None]
         assert (second.statistics().hits, second.statistics().misses) == (1, 1)
 
 
 async def test_all_keys_asked_for_in_one_tick_travel_in_one_call(valkey: str) -> None:
     async with make_tier(valkey) as tier:
-        asked = [tier.fetch([cache_key(f"{n} a"), cache_key(f"{n} b")]) for n in range(100)]
+        asked = [fetch(tier, [cache_key(f"{n} a"), cache_key(f"{n} b")]) for n in range(100)]
         await asyncio.gather(*asked)
 
         assert tier.statistics().reads == 1
@@ -89,7 +90,7 @@ async def test_a_claim_is_one_to_others_and_none_to_who_made_it(valkey: str) -> 
 
         await eventually(is_claimed)
         await redis.aclose()
-        await asyncio.gather(one.fetch([cache_key("a")]), other.fetch([cache_key("a")]))
+        await asyncio.gather(fetch(one, [cache_key("a")]), fetch(other, [cache_key("a")]))
 
         assert await one.claim([cache_key("a")], is_current) == [False]
         assert await other.claim([cache_key("a")], is_current) == [True]
@@ -114,7 +115,7 @@ async def test_leaving_writes_what_was_queued(valkey: str) -> None:
             tier.store(cache_key(number), entry(number), NOW)
 
     async with make_tier(valkey) as other:
-        found = await other.fetch([cache_key(number) for number in range(1_000)])
+        found = await fetch(other, [cache_key(number) for number in range(1_000)])
     assert found == [entry(number) for number in range(1_000)]
 
 
@@ -126,7 +127,7 @@ async def test_long_answers_lie_packed_in_redis_and_come_back(count: int, valkey
             tier.store(cache_key(number), answer, NOW)
         await written(tier, count)
 
-        assert await tier.fetch([cache_key(number) for number in range(count)]) == answers
+        assert await fetch(tier, [cache_key(number) for number in range(count)]) == answers
 
     redis = connect(valkey, timeout=60.0)
     assert await redis.strlen(KEY_PREFIX + cache_key(0).address) < len(answers[0].payload) // 2
@@ -149,7 +150,7 @@ async def test_a_value_that_is_no_entry_is_a_miss_and_counted(valkey: str) -> No
     await redis.aclose()
 
     async with make_tier(valkey) as tier:
-        assert await tier.fetch([cache_key("a"), cache_key("b")]) == [None, None]
+        assert await fetch(tier, [cache_key("a"), cache_key("b")]) == [None, None]
         assert (tier.statistics().corrupt, tier.statistics().mismatches) == (1, 1)
 
 
@@ -163,7 +164,7 @@ async def test_a_damaged_value_costs_its_neighbours_nothing(valkey: str) -> None
         await redis.set(KEY_PREFIX + cache_key("a").address, damaged.replace(b"\x7f", b"\xff"))
         await redis.aclose()
 
-        asked = [tier.fetch([cache_key(name)]) for name in "abab"]
+        asked = [fetch(tier, [cache_key(name)]) for name in "abab"]
         assert await asyncio.gather(*asked) == [[None], [entry("B")]] * 2
         told = tier.statistics()
         assert (told.corrupt, told.reads, told.read_errors, told.timeouts) == (2, 1, 0, 0)
@@ -210,7 +211,7 @@ async def test_one_that_fails_when_it_is_called_back_harms_no_other(valkey: str)
         for caller in (told.append, fail, told.append):
             tier.fetch_nowait([cache_key("a")], caller)
         await until(lambda: len(told) == 2, what="told")
-        assert await tier.fetch([cache_key("a")]) == [entry("A")]
+        assert await fetch(tier, [cache_key("a")]) == [entry("A")]
     loop.set_exception_handler(usual)
 
     assert told == [[entry("A")]] * 2
@@ -220,7 +221,7 @@ async def test_one_that_fails_when_it_is_called_back_harms_no_other(valkey: str)
 async def test_whoever_waits_when_the_tier_is_left_is_told_once(own_valkey: Valkey) -> None:
     told: list[list[CachedResult | None]] = []
     async with make_tier(own_valkey.url, timeout=5.0) as tier:
-        await tier.fetch([cache_key("a")])
+        await fetch(tier, [cache_key("a")])
         own_valkey.pause()
         tier.fetch_nowait([cache_key("a")], told.append)
         await until(lambda: tier.statistics().reads == 2, what="it is asked")
@@ -240,20 +241,20 @@ async def test_a_dead_redis_is_a_miss_then_not_asked_then_asked_again(own_valkey
         own_valkey.kill()
 
         for _ in range(5):
-            assert await tier.fetch([cache_key("a")]) == [None]
+            assert await fetch(tier, [cache_key("a")]) == [None]
         tier.store(cache_key("b"), entry("B"), NOW)
         await until(lambda: tier.statistics().queued == 0)
         down = tier.statistics()
         own_valkey.start()
         clock.advance(1.0)
-        up = await tier.fetch([cache_key("a")])
+        up = await fetch(tier, [cache_key("a")])
 
         assert (down.read_errors, down.skipped, down.breaker) == (3, 3, "open")
         assert up == [None]  # nobody waits for what finds out whether it is back
         await until(lambda: tier.statistics().breaker == "closed")
         tier.store(cache_key("a"), entry("A"), NOW)
         await written(tier, 2)
-        assert await tier.fetch([cache_key("a")]) == [entry("A")]
+        assert await fetch(tier, [cache_key("a")]) == [entry("A")]
 
 
 async def test_a_redis_that_hangs_costs_the_timeout_and_opens_the_breaker(
@@ -261,13 +262,13 @@ async def test_a_redis_that_hangs_costs_the_timeout_and_opens_the_breaker(
 ) -> None:
     breaker = CircuitBreaker(failures=2)
     async with make_tier(own_valkey.url, timeout=0.05, breaker=breaker) as tier:
-        await tier.fetch([cache_key("a")])
+        await fetch(tier, [cache_key("a")])
         own_valkey.pause()
 
-        assert await tier.fetch([cache_key("a")]) == [None]
-        assert await tier.fetch([cache_key("a")]) == [None]
+        assert await fetch(tier, [cache_key("a")]) == [None]
+        assert await fetch(tier, [cache_key("a")]) == [None]
         await until(lambda: tier.statistics().breaker == "open")
-        assert await tier.fetch([cache_key("a")]) == [None]
+        assert await fetch(tier, [cache_key("a")]) == [None]
 
         own_valkey.resume()
     assert tier.statistics().timeouts <= 2
@@ -280,7 +281,7 @@ async def test_a_full_redis_refuses_writes_and_they_are_counted() -> None:
             tier.store(cache_key("a"), entry("A"), NOW)
             await until(lambda: tier.statistics().write_errors == 1)
 
-            assert await tier.fetch([cache_key("a")]) == [None]
+            assert await fetch(tier, [cache_key("a")]) == [None]
 
 
 async def test_a_cancelled_lookup_neither_breaks_the_connection_nor_the_other_lookups(
@@ -289,8 +290,8 @@ async def test_a_cancelled_lookup_neither_breaks_the_connection_nor_the_other_lo
     async with make_tier(valkey) as tier:
         tier.store(cache_key("a"), entry("A"), NOW)
         await written(tier, 1)
-        gone = asyncio.create_task(tier.fetch([cache_key("b")]))
-        stays = asyncio.create_task(tier.fetch([cache_key("a")]))
+        gone = asyncio.create_task(fetch(tier, [cache_key("b")]))
+        stays = asyncio.create_task(fetch(tier, [cache_key("a")]))
         await asyncio.wait({gone}, timeout=0)
 
         gone.cancel()
@@ -311,10 +312,9 @@ async def test_lookups_cancelled_at_random_never_answer_for_another_key(
             writer.store(cache_key(number), entry(number), NOW)
         await written(writer, 200)
         # No memory to speak of: every look-up goes through the proxy.
+        reader = make_tier(proxy.url, timeout=2.0, breaker=CircuitBreaker(failures=10**9))
         cache = ResultCache(
-            memory=MemoryTier(capacity_bytes=0),
-            remote=make_tier(proxy.url, timeout=2.0, breaker=CircuitBreaker(failures=10**9)),
-            clock=Clock(NOW),
+            CacheConfig(memory_bytes=0), make_remote=lambda _: reader, clock=Clock(NOW)
         )
         async with cache:
             right = wrong = cancelled = 0
@@ -362,9 +362,7 @@ async def ask(cache: ResultCache, numbers: list[int]) -> bool:
 async def test_what_redis_has_is_kept_in_memory_when_asked_for(valkey: str) -> None:
     async with make_tier(valkey) as writer:
         writer.store(cache_key("a"), entry("A"), NOW)
-    cache = ResultCache(
-        memory=MemoryTier(capacity_bytes=100_000), remote=make_tier(valkey), clock=Clock(NOW)
-    )
+    cache = ResultCache(CacheConfig(), make_remote=lambda _: make_tier(valkey), clock=Clock(NOW))
 
     async with cache:
         first = await cache.lookup([cache_key("a")])
@@ -379,7 +377,7 @@ async def test_a_collision_in_redis_is_a_miss_and_counted(valkey: str) -> None:
         tier.store(key, entry("mine"), NOW)
         await written(tier, 1)
 
-        assert await tier.fetch([CacheKey(key.address, bytes(16))]) == [None]
+        assert await fetch(tier, [CacheKey(key.address, bytes(16))]) == [None]
         assert tier.statistics().mismatches == 1
 
 
@@ -387,6 +385,6 @@ async def test_closing_leaves_no_task(valkey: str) -> None:
     before = asyncio.all_tasks()
     async with make_tier(valkey) as tier:
         tier.store(cache_key("a"), entry("A"), NOW)
-        await tier.fetch([cache_key("a")])
+        await fetch(tier, [cache_key("a")])
 
     assert asyncio.all_tasks() == before

@@ -262,7 +262,7 @@ async def test_a_place_is_not_lost_to_who_is_cancelled_as_it_is_granted(redis: R
     async with limiter:
         caller = asyncio.create_task(limiter.admit([charge(of=places, hold=True)]))
         await asyncio.wait((caller,), timeout=0)
-        (turn,) = limiter._refills.in_flight()
+        (turn,) = limiter._refills.values()
         turn.add_done_callback(lambda _: caller.cancel())
         await asyncio.wait((caller,))
 

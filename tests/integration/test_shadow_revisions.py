@@ -143,11 +143,6 @@ class Told(Algorithm):
         self._may = may
         self.items: list[Any] = []
 
-    @property
-    @override
-    def version(self) -> int:
-        return 1
-
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         self.items.append(item)

@@ -19,6 +19,7 @@ from backends.errors import (
     UpstreamUnavailable,
 )
 from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import pad
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import UpstreamClient
@@ -48,11 +49,8 @@ def open_upstream(server: InferenceServer, *, token: str = "", **changes: Any) -
 
 
 def ask(executor: UpstreamExecutor, *, time_left: float = 5.0) -> FloatArray:
-    ids = np.array([[2, 4, 3]], dtype=np.int32)
-    ones = np.ones_like(ids)
-    return executor.run_within(
-        time_left, ids=ids, mask=ones, type_ids=ids * 0, output=OutputKind.POOLED
-    )
+    ids = np.array([2, 4, 3], dtype=np.int32)
+    return executor.run_within(time_left, pad([ids], OutputKind.POOLED))
 
 
 @pytest.mark.parametrize(
@@ -342,10 +340,10 @@ async def test_a_model_that_could_not_be_loaded_is_tried_again(
 
 def test_only_a_row_to_blame_is_a_failed_model(server: InferenceServer) -> None:
     executor = open_upstream(server)
-    ids = np.array([[2, 5_000, 3]], dtype=np.int32)
+    ids = np.array([2, 5_000, 3], dtype=np.int32)
 
     with pytest.raises(ModelFailed):
-        executor.run(ids=ids, mask=np.ones_like(ids), type_ids=ids * 0, output=OutputKind.POOLED)
+        executor.run(pad([ids], OutputKind.POOLED))
 
 
 def test_connections_that_no_call_uses_are_probed_by_the_kernel(server: InferenceServer) -> None:

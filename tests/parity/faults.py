@@ -9,8 +9,9 @@ import numpy as np
 from typing_extensions import override
 
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import PaddedBatch
 from backends.executors.pooling import PoolingExecutor
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import FloatArray, OutputKind
 
 
 def wrong_token_types(entry: Path) -> None:
@@ -33,36 +34,26 @@ class LeftPadding(PoolingExecutor):
         super().__init__(inner, "mean")
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        left = [
-            np.stack([np.roll(row, -n) for row, n in zip(a, mask.sum(1), strict=True)])
-            for a in (ids, mask, type_ids)
-        ]
-        result = self._inner.run(ids=left[0], mask=left[1], type_ids=left[2], output=output)
-        if output is OutputKind.POOLED:
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        ids, mask, type_ids = (
+            np.stack([np.roll(row, -n) for row, n in zip(a, batch.mask.sum(1), strict=True)])
+            for a in (batch.ids, batch.mask, batch.type_ids)
+        )
+        result = self._inner.run(
+            PaddedBatch(ids=ids, mask=mask, type_ids=type_ids, output=batch.output)
+        )
+        if batch.output is OutputKind.POOLED:
             return result
-        rows = zip(result, mask.sum(1), strict=True)
+        rows = zip(result, batch.mask.sum(1), strict=True)
         return np.stack([np.roll(row, n, axis=0) for row, n in rows])
 
     @override
-    def run_wide(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+    def run_wide(self, batch: PaddedBatch) -> FloatArray:
+        return self.run(batch)
 
     @override
-    def run_within(
-        self,
-        time_left: float,
-        *,
-        ids: IntArray,
-        mask: IntArray,
-        type_ids: IntArray,
-        output: OutputKind,
-    ) -> FloatArray:
-        return self.run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+    def run_within(self, time_left: float, batch: PaddedBatch) -> FloatArray:
+        return self.run(batch)
 
 
 def _set_types(template: list[dict[str, Any]]) -> None:

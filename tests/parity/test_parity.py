@@ -133,8 +133,8 @@ async def test_cutting_the_beginning_of_long_texts_breaks_parity(
     models = write_models(tmp_path, [BERT_PAIRS])
     whole = Tokenizer._copy
 
-    def cut_left(self: Tokenizer) -> tokenizers.Tokenizer:
-        copy = whole(self)
+    def cut_left(self: Tokenizer, truncate_to: int | None) -> tokenizers.Tokenizer:
+        copy = whole(self, truncate_to)
         if copy.truncation is not None:
             copy.enable_truncation(copy.truncation["max_length"], direction="left")
         return copy

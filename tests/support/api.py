@@ -24,7 +24,6 @@ from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsConfig
 from gateway.middleware.admission import AdmissionMiddleware
-from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
@@ -33,6 +32,7 @@ from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, Tenan
 from tests.support.clock import Clock
 from tests.support.events import RecordedEvents
 from tests.support.inference_scene import INFO, Scene
+from tests.support.limits import LocalRateLimiter
 
 KEY = "sk-the-key-of-a-caller"
 NARROW_KEY = "sk-a-key-for-one-model-only"
@@ -99,7 +99,7 @@ class Api:
 
     def _build(self) -> Litestar:
         self.ids = ids = RequestIds()
-        limiter = MemoryRateLimiter(monotonic=self.clock)
+        limiter = LocalRateLimiter(monotonic=self.clock)
         self.processor = processor = RequestProcessor(
             runtimes=self.runtimes,
             keys=self.keys,

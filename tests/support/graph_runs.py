@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import PaddedBatch
 from backends.types import OutputKind
 
 Row = tuple[list[int], list[int]]
@@ -30,4 +31,4 @@ def run_rows(
         ids[place, : len(row)] = row
         types[place, : len(row)] = kinds
         mask[place, : len(row)] = 1
-    return graph.run(ids=ids, mask=mask, type_ids=types, output=output)
+    return graph.run(PaddedBatch(ids=ids, mask=mask, type_ids=types, output=output))

@@ -8,12 +8,11 @@ import msgspec
 from typing_extensions import override
 
 from backends.protocol import ClassifyParameters, ModelInfo, Task
+from gateway.cache.base import NullTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
-from gateway.cache.memory_tier import MemoryTier
-from gateway.cache.null import NullTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import Document, ModelConfig
+from gateway.config.document import CacheConfig, Document, ModelConfig
 from gateway.dispatch.work import Work
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
@@ -218,8 +217,7 @@ class Scene:
         self.flights = Flights()
         self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
-        memory = MemoryTier(capacity_bytes=16 * 1024 * 1024)
-        self.tiers = ResultCache(memory=memory, remote=NullTier(), clock=self.wall)
+        self.tiers = ResultCache(CacheConfig(), make_remote=lambda _: NullTier(), clock=self.wall)
         cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}

@@ -1,12 +1,21 @@
 """Builds rules, charges and rate limiters for tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from redis.asyncio import Redis
+from typing_extensions import override
 
-from gateway.rate_limit.base import Charge, RegionalLimits
+from gateway.rate_limit.base import (
+    Charge,
+    Decision,
+    LimiterStatistics,
+    RegionalLimits,
+    RepeatedCharge,
+)
+from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.rate_limit.repeated_charges import DelegatedCharge
 from gateway.rate_limit.script import TAKE
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.types import Rule
@@ -32,6 +41,36 @@ def charge(
     """Return a charge on a bucket of tenant `acme`'s."""
     of = of or rule()
     return Charge(rule=of, bucket=bucket or f"rl:{{acme}}:t:{of.name}", amount=amount, hold=hold)
+
+
+class LocalRateLimiter(MemoryRateLimiter):
+    """A `RateLimiter` that decides everything without Redis."""
+
+    def __init__(self, *, monotonic: Callable[[], float]) -> None:
+        super().__init__(monotonic=monotonic)
+        self._counts = LimiterStatistics()
+
+    @override
+    def try_admit(self, charges: Sequence[Charge]) -> Decision:
+        decision = super().try_admit(charges)
+        if decision.allowed:
+            self._counts.admitted_by_share += 1
+        else:
+            self._counts.refused += 1
+        self._counts.shadowed += len(decision.shadowed)
+        return decision
+
+    async def admit(self, charges: Sequence[Charge]) -> Decision:
+        """Decide at once, as `try_admit`."""
+        return self.try_admit(charges)
+
+    def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
+        """Return an object that takes `charges` each time it is called."""
+        return DelegatedCharge(charges, try_admit=self.try_admit)
+
+    def statistics(self) -> LimiterStatistics:
+        """Return how many were admitted and refused."""
+        return self._counts
 
 
 class WorkerFleet:

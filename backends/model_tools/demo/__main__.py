@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from backends.model_tools.demo.build import build_demo_models
-from backends.model_tools.demo.errors import DemoModelsError
+from backends.model_tools.demo.source import DemoModelsError
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from backends.model_tools.demo.authorship import is_own, sign
-from backends.model_tools.demo.errors import DemoModelsError
-from backends.model_tools.demo.source import FILES, check_source, find_source
+from backends.model_tools.demo.source import FILES, DemoModelsError, check_source, find_source
 from backends.repository.staging import open_staging
 
 MANIFEST = ".complete.json"

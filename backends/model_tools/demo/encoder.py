@@ -1,9 +1,9 @@
-"""Writes the demo encoder: published weights in, ONNX graph and plain tokenizer out."""
+"""Writes the ONNX graph and the tokenizer of the demo encoder from its published weights."""
 
 import json
 from pathlib import Path
 
-from backends.model_tools.demo.errors import DemoModelsError
+from backends.model_tools.demo.source import DemoModelsError
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.shapes import BertShape
@@ -13,7 +13,7 @@ from backends.model_tools.graphs.weights import WeightsError, read_safetensors
 def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
     """Write `model.onnx`, `tokenizer.json` and `config.json` of the model in `source`.
 
-    With `layers` only so many of its first layers are kept.
+    `layers` is how many of its first layers are kept, by default all.
 
     Raises:
         DemoModelsError: the files are not those of a BERT encoder.

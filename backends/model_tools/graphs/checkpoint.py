@@ -9,8 +9,9 @@ from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.deberta import build_deberta
 from backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
 from backends.model_tools.graphs.form import GraphForm
-from backends.model_tools.graphs.heads import Pooling, add_head, add_pooling, find_head
+from backends.model_tools.graphs.heads import add_head, add_pooling, find_head
 from backends.model_tools.graphs.weights import Weights
+from backends.types import Pooling
 
 DEBERTA = "deberta-v2"
 FAMILIES = (*PREFIXES, DEBERTA)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -104,14 +105,5 @@ def _roberta(
     """Cut the positions that no token has: rows are padded on the right, so they count from one."""
     first = int(config.get("pad_token_id") or 0) + 1
     name = "embeddings.position_embeddings.weight"
-    shape = BertShape(
-        layers=shape.layers,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        intermediate=shape.intermediate,
-        vocab=shape.vocab,
-        positions=shape.positions - first,
-        token_types=shape.token_types,
-        layer_norm_epsilon=shape.layer_norm_epsilon,
-    )
+    shape = msgspec.structs.replace(shape, positions=shape.positions - first)
     return shape, {**weights, name: weights[name][first:]}

@@ -8,7 +8,7 @@ whose free places repeat the last token of their row.
 import numpy as np
 from onnx import TensorProto
 
-from backends.model_tools.graphs.parts import Parts
+from backends.model_tools.graphs.graph_builder import GraphBuilder
 
 # What is added to the score of a free place. It repeats a real token of its row, so its weight is
 # at most e^-40 of the row's largest, which is lost in rounding. ONNX Runtime's own value, -10000,
@@ -23,44 +23,44 @@ class Grid:
     number of the token at each place, `lengths` [batch] the number of tokens in each row.
     """
 
-    def __init__(self, parts: Parts, mask: str) -> None:
+    def __init__(self, graph: GraphBuilder, mask: str) -> None:
         """Add the nodes that read `mask`, int32 [batch, sequence], padded on the right."""
-        self._parts = parts
-        line = parts.constant("grid.line", np.array([-1], dtype=np.int64))
-        first = parts.constant("grid.first", np.array(0, dtype=np.int64))
-        second = parts.constant("grid.second", np.array([1], dtype=np.int64))
-        one = parts.constant("grid.one", np.array(1, dtype=np.int32))
-        zero = parts.constant("grid.zero", np.array(0, dtype=np.int32))
-        parts.plain("NonZero", [mask], "grid.found")
-        self.places = parts.plain("Transpose", ["grid.found"], "grid.places")
-        self.lengths = parts.plain("ReduceSum", [mask, second], "grid.lengths", keepdims=0)
-        parts.plain("Reshape", [mask, line], "grid.flat")
-        parts.plain("CumSum", ["grid.flat", first], "grid.counted")
-        parts.plain("Sub", ["grid.counted", one], "grid.last")
+        self._graph = graph
+        line = graph.constant("grid.line", np.array([-1], dtype=np.int64))
+        first = graph.constant("grid.first", np.array(0, dtype=np.int64))
+        second = graph.constant("grid.second", np.array([1], dtype=np.int64))
+        one = graph.constant("grid.one", np.array(1, dtype=np.int32))
+        zero = graph.constant("grid.zero", np.array(0, dtype=np.int32))
+        graph.plain("NonZero", [mask], "grid.found")
+        self.places = graph.plain("Transpose", ["grid.found"], "grid.places")
+        self.lengths = graph.plain("ReduceSum", [mask, second], "grid.lengths", keepdims=0)
+        graph.plain("Reshape", [mask, line], "grid.flat")
+        graph.plain("CumSum", ["grid.flat", first], "grid.counted")
+        graph.plain("Sub", ["grid.counted", one], "grid.last")
         # An empty first row has no token before it.
-        parts.plain("Max", ["grid.last", zero], "grid.token")
-        parts.plain("Shape", [mask], "grid.shape")
-        self.filled = parts.plain("Reshape", ["grid.token", "grid.shape"], "grid.filled")
+        graph.plain("Max", ["grid.last", zero], "grid.token")
+        graph.plain("Shape", [mask], "grid.shape")
+        self.filled = graph.plain("Reshape", ["grid.token", "grid.shape"], "grid.filled")
 
     def take(self, padded: str, output: str) -> str:
         """Add the tokens of `padded` [batch, sequence, ...]: `[tokens, ...]`."""
-        return self._parts.plain("GatherND", [padded, self.places], output)
+        return self._graph.plain("GatherND", [padded, self.places], output)
 
     def fill(self, tokens: str, output: str) -> str:
         """Add the grid of `tokens` [tokens, hidden]: `[batch, sequence, hidden]`."""
-        return self._parts.plain("Gather", [tokens, self.filled], output)
+        return self._graph.plain("Gather", [tokens, self.filled], output)
 
     def positions(self) -> str:
         """Add the position of every token in its row: int32 [tokens]."""
-        column = self._parts.constant("grid.column", np.array(1, dtype=np.int64))
-        columns = self._parts.plain("Gather", [self.places, column], "grid.columns", axis=1)
-        return self._parts.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
+        column = self._graph.constant("grid.column", np.array(1, dtype=np.int64))
+        columns = self._graph.plain("Gather", [self.places, column], "grid.columns", axis=1)
+        return self._graph.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
 
 
-def embed_tokens(parts: Parts, grid: Grid, *, epsilon: float) -> str:
+def embed_tokens(graph: GraphBuilder, grid: Grid, *, epsilon: float) -> str:
     """Add the embeddings of the real tokens: `[tokens, hidden]`."""
     prefix = "embeddings"
-    row = parts.constant("grid.row", np.array([0], dtype=np.int64))
+    row = graph.constant("grid.row", np.array([0], dtype=np.int64))
     tokens = (
         grid.take("input_ids", "input_ids.real"),
         grid.take("token_type_ids", "token_type_ids.real"),
@@ -68,22 +68,22 @@ def embed_tokens(parts: Parts, grid: Grid, *, epsilon: float) -> str:
     )
     # The kernel takes rows: here one, of all tokens, whose positions are told.
     ids, kinds, positions = (
-        parts.plain("Unsqueeze", [name, row], f"{name}.row") for name in tokens
+        graph.plain("Unsqueeze", [name, row], f"{name}.row") for name in tokens
     )
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-    weights = [parts.weight(f"{prefix}.{table}.weight") for table in tables]
-    inputs = [ids, kinds, *weights, *parts.norm(f"{prefix}.LayerNorm"), "", positions]
+    weights = [graph.weight(f"{prefix}.{table}.weight") for table in tables]
+    inputs = [ids, kinds, *weights, *graph.norm(f"{prefix}.LayerNorm"), "", positions]
     outputs = (f"{prefix}.row", "")
-    state = parts.fused("EmbedLayerNormalization", inputs, *outputs, epsilon=epsilon)
-    return parts.plain("Squeeze", [state, row], prefix)
+    state = graph.fused("EmbedLayerNormalization", inputs, *outputs, epsilon=epsilon)
+    return graph.plain("Squeeze", [state, row], prefix)
 
 
-def attend_gathered(parts: Parts, prefix: str, state: str, *, heads: int, grid: Grid) -> str:
+def attend_gathered(graph: GraphBuilder, prefix: str, state: str, *, heads: int, grid: Grid) -> str:
     """Add the attention of one layer on `state` [tokens, hidden]; returns the context, as large."""
     inputs = [
-        _project(parts, f"{prefix}.{name}", state, grid) for name in ("query", "key", "value")
+        _project(graph, f"{prefix}.{name}", state, grid) for name in ("query", "key", "value")
     ]
-    context = parts.fused(
+    context = graph.fused(
         "MultiHeadAttention",
         [*inputs, "", grid.lengths],
         f"{prefix}.grid",
@@ -93,7 +93,7 @@ def attend_gathered(parts: Parts, prefix: str, state: str, *, heads: int, grid: 
     return grid.take(context, prefix)
 
 
-def _project(parts: Parts, prefix: str, state: str, grid: Grid) -> str:
-    product = parts.matmul(prefix, state)
-    biased = parts.plain("Add", [product, parts.weight(f"{prefix}.bias")], f"{prefix}.biased")
+def _project(graph: GraphBuilder, prefix: str, state: str, grid: Grid) -> str:
+    product = graph.matmul(prefix, state)
+    biased = graph.plain("Add", [product, graph.weight(f"{prefix}.bias")], f"{prefix}.biased")
     return grid.fill(biased, f"{prefix}.grid")

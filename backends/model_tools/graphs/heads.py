@@ -4,8 +4,7 @@ Whatever the family: one vector a row (that of the first token) or one a token, 
 dense layer with its activation, then a product to as many logits as there are labels.
 """
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -13,12 +12,12 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from backends.model_tools.graphs.bert import POOLED, TOKENS
-from backends.model_tools.graphs.parts import Parts
+from backends.model_tools.graphs.graph_builder import GraphBuilder, copy_model
 from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.types import Pooling
 
 LOGITS = "logits"
 Purpose = Literal["text", "tokens", "choice"]
-Pooling = Literal["mean", "cls", "max"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
     "ForSequenceClassification": "text",
@@ -68,87 +67,81 @@ def add_head(model: ModelProto, head: HeadShape, weights: Weights) -> ModelProto
     Raises:
         WeightsError: a weight of the head is missing or does not fit.
     """
-    parts = Parts(weights, "fp32")
+    graph = GraphBuilder(weights, "fp32")
     state = TOKENS
     if not head.per_token:
-        first = parts.constant("head.first", np.array(0, dtype=np.int64))
-        state = parts.plain("Gather", [TOKENS, first], "head.token", axis=1)
+        first = graph.constant("head.first", np.array(0, dtype=np.int64))
+        state = graph.plain("Gather", [TOKENS, first], "head.token", axis=1)
     if head.dense is not None:
-        dense = _linear(parts, head.dense, state, "head.dense")
-        state = _activate(parts, head.activation, dense)
-    _linear(parts, head.out, state, LOGITS)
+        dense = _linear(graph, head.dense, state, "head.dense")
+        state = _activate(graph, head.activation, dense)
+    _linear(graph, head.out, state, LOGITS)
     labels = weights[f"{head.out}.bias"].shape[0]
     rows = ["batch", "sequence"] if head.per_token else ["batch"]
-    return _extended(model, parts, LOGITS, [*rows, labels])
+    return _extended(model, graph, LOGITS, [*rows, labels])
 
 
 def add_pooling(model: ModelProto, pooling: Pooling, *, hidden: int) -> ModelProto:
     """Return `model` with an output `pooled`, `[batch, hidden]`, of its tokens."""
-    parts = Parts({}, "fp32")
+    graph = GraphBuilder({}, "fp32")
     if pooling == "cls":
-        first = parts.constant("pool.first", np.array(0, dtype=np.int64))
-        parts.plain("Gather", [TOKENS, first], POOLED, axis=1)
+        first = graph.constant("pool.first", np.array(0, dtype=np.int64))
+        graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
     else:
-        axis = parts.constant("pool.axis", np.array([-1], dtype=np.int64))
-        rows = parts.constant("pool.rows", np.array([1], dtype=np.int64))
-        _POOLERS[pooling](parts, axis, rows)
-    return _extended(model, parts, POOLED, ["batch", hidden], keep=[TOKENS])
+        axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+        rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
+        (_pool_mean if pooling == "mean" else _pool_max)(graph, axis, rows)
+    return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
-def _pool_max(parts: Parts, axis: str, rows: str) -> None:
-    least = parts.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
-    parts.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
-    parts.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
-    parts.plain("Where", ["pool.real", TOKENS, least], "pool.tokens")
-    parts.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
+def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
+    least = graph.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
+    graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
+    graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
+    graph.plain("Where", ["pool.real", TOKENS, least], "pool.tokens")
+    graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(parts: Parts, axis: str, rows: str) -> None:
+def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
     # An empty row pools to zeros, not to NaN.
-    least = parts.constant("pool.least", np.array(1, dtype=np.float32))
-    parts.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
-    parts.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
-    parts.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
-    parts.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
-    parts.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
-    parts.plain("Max", ["pool.found", least], "pool.count")
-    parts.plain("Div", ["pool.sum", "pool.count"], POOLED)
+    least = graph.constant("pool.least", np.array(1, dtype=np.float32))
+    graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
+    graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
+    graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
+    graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
+    graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
+    graph.plain("Max", ["pool.found", least], "pool.count")
+    graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
 
 
-_POOLERS: Mapping[Pooling, Callable[[Parts, str, str], None]] = MappingProxyType(
-    {"mean": _pool_mean, "max": _pool_max}
-)
-
-
-def _linear(parts: Parts, prefix: str, state: str, output: str) -> str:
+def _linear(graph: GraphBuilder, prefix: str, state: str, output: str) -> str:
     for part in ("weight", "bias"):
-        if f"{prefix}.{part}" not in parts.weights:
+        if f"{prefix}.{part}" not in graph.weights:
             raise WeightsError(f"the weight `{prefix}.{part}` of the head is missing")
-    kernel = parts.floats(f"{output}.kernel", parts.weights[f"{prefix}.weight"].T)
-    bias = parts.floats(f"{output}.bias", parts.weights[f"{prefix}.bias"])
-    parts.plain("MatMul", [state, kernel], f"{output}.product")
-    return parts.plain("Add", [f"{output}.product", bias], output)
+    kernel = graph.floats(f"{output}.kernel", graph.weights[f"{prefix}.weight"].T)
+    bias = graph.floats(f"{output}.bias", graph.weights[f"{prefix}.bias"])
+    graph.plain("MatMul", [state, kernel], f"{output}.product")
+    return graph.plain("Add", [f"{output}.product", bias], output)
 
 
-def _activate(parts: Parts, activation: str, state: str) -> str:
+def _activate(graph: GraphBuilder, activation: str, state: str) -> str:
     if activation == "Gelu":
-        return parts.fused("Gelu", [state], "head.active")
-    return parts.plain(activation, [state], "head.active")
+        return graph.fused("Gelu", [state], "head.active")
+    return graph.plain(activation, [state], "head.active")
 
 
 def _extended(
     model: ModelProto,
-    parts: Parts,
+    graph: GraphBuilder,
     output: str,
     size: list[int | str],
     keep: list[str] | None = None,
 ) -> ModelProto:
-    extended = ModelProto()
-    extended.CopyFrom(model)
-    graph = extended.graph
-    graph.node.extend(parts.nodes)
-    graph.initializer.extend(parts.initializers)
-    kept = [value for value in graph.output if value.name in (keep or [])]
-    del graph.output[:]
-    graph.output.extend([helper.make_tensor_value_info(output, TensorProto.FLOAT, size), *kept])
+    extended = copy_model(model)
+    changed = extended.graph
+    changed.node.extend(graph.nodes)
+    changed.initializer.extend(graph.initializers)
+    kept = [value for value in changed.output if value.name in (keep or [])]
+    del changed.output[:]
+    changed.output.extend([helper.make_tensor_value_info(output, TensorProto.FLOAT, size), *kept])
     return extended

@@ -1,6 +1,6 @@
 """Rewrites an encoder's graph so that products with weights are computed in eight bits.
 
-Every scale is a constant of the graph: a row's answer depends on that row alone, whatever stands
+Every scale is a constant of the graph: a row's answer depends on that row alone, not on those
 beside it. The rest (attention's own products, norms, GELU, embeddings) stays in float.
 """
 
@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from backends.model_tools.graphs.graph_builder import FUSED, copy_model
 from backends.model_tools.graphs.ranges import Plan
 from backends.types import FloatArray
 
-_FUSED = "com.microsoft"
 _MATRIX = 2
 # What the quantized attention can do as well; a node with more stays in float.
 _ATTENTION_ATTRIBUTES = {"num_heads", "unidirectional", "mask_filter_value"}
@@ -44,7 +44,7 @@ def find_products(model: ModelProto) -> list[Product]:
 
 def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
     """Return the graph with the tensors `names` among its outputs."""
-    exposed = _copy(model)
+    exposed = copy_model(model)
     known = {output.name for output in exposed.graph.output}
     for name in dict.fromkeys(names):
         if name not in known:
@@ -55,7 +55,7 @@ def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
 
 def quantize(model: ModelProto, plans: Mapping[str, Plan]) -> ModelProto:
     """Return the graph with the products that have a plan in eight bits, the others as they are."""
-    quantized = _copy(model)
+    quantized = copy_model(model)
     rewriter = _Rewriter(quantized.graph, plans)
     nodes = [made for node in quantized.graph.node for made in rewriter.rewrite(node)]
     del quantized.graph.node[:]
@@ -64,8 +64,8 @@ def quantize(model: ModelProto, plans: Mapping[str, Plan]) -> ModelProto:
     kept = [tensor for tensor in quantized.graph.initializer if tensor.name in used]
     del quantized.graph.initializer[:]
     quantized.graph.initializer.extend([*kept, *rewriter.initializers])
-    if not any(opset.domain == _FUSED for opset in quantized.opset_import):
-        quantized.opset_import.append(helper.make_opsetid(_FUSED, 1))
+    if not any(opset.domain == FUSED for opset in quantized.opset_import):
+        quantized.opset_import.append(helper.make_opsetid(FUSED, 1))
     return quantized
 
 
@@ -116,7 +116,7 @@ class _Rewriter:
 
 
 def _fused(operator: str, inputs: list[str], node: NodeProto) -> NodeProto:
-    made = helper.make_node(operator, inputs, list(node.output), node.name, domain=_FUSED)
+    made = helper.make_node(operator, inputs, list(node.output), node.name, domain=FUSED)
     made.attribute.extend(node.attribute)
     return made
 
@@ -132,9 +132,3 @@ def _is_product(node: NodeProto, tensors: Mapping[str, TensorProto]) -> bool:
     given = [name for name in node.input[_ATTENTION_INPUTS:] if name]
     attributes = {attribute.name for attribute in node.attribute}
     return not given and attributes <= _ATTENTION_ATTRIBUTES and node.input[2] in tensors
-
-
-def _copy(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    return copy

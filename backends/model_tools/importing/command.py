@@ -7,7 +7,7 @@ import click
 
 from backends.errors import StartProblem
 from backends.model_tools.importing.hub import find_folder
-from backends.model_tools.tuning.gate_options import GateOptions, gate_options
+from backends.model_tools.tuning.variant_options import VariantOptions, variant_options
 from backends.settings import quiet_libraries, read_settings
 
 _FOLDER = click.Path(path_type=Path)
@@ -19,7 +19,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--name", help="Name of the model.  [default: that of the folder]")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long; else refuse them.")
 @click.option("--revision", help="Branch, tag or commit, of a name on the hub.")
-@gate_options
+@variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 def import_command(
     *,
@@ -29,7 +29,7 @@ def import_command(
     truncate: bool,
     revision: str | None,
     dry_run: bool,
-    wanted: GateOptions | None,
+    wanted: VariantOptions | None,
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
 
@@ -44,7 +44,7 @@ def import_command(
     quiet_libraries()
     try:
         # Only making a graph needs `onnx`; serving one does not.
-        from backends.model_tools.importing.work import ImportOptions, import_model  # noqa: PLC0415
+        from backends.model_tools.importing.work import import_model  # noqa: PLC0415
     except ImportError as error:
         raise StartProblem(
             f"`models import` needs the package `{error.name}`: install it with "
@@ -53,6 +53,13 @@ def import_command(
     settings = read_settings(models=models)
     folder = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()
-    options = ImportOptions(name=chosen, truncate=truncate, dry_run=dry_run, variant=wanted)
-    if not import_model(folder, settings, options, echo=click.echo):
+    if not import_model(
+        folder,
+        settings,
+        name=chosen,
+        truncate=truncate,
+        variant=wanted,
+        dry_run=dry_run,
+        echo=click.echo,
+    ):
         sys.exit(1)

@@ -1,4 +1,4 @@
-"""Makes the entry of a model repository of a Hugging Face folder."""
+"""Converts a Hugging Face folder to a revision of a model repository."""
 
 import shutil
 import tempfile

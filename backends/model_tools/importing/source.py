@@ -7,17 +7,13 @@ from typing import Any
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.graphs.heads import Pooling
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from backends.repository.manifest_defaults import POOLINGS
+from backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _WEIGHTS, _SHARDS = "model.safetensors", "model.safetensors.index.json"
 _POOLING = "1_Pooling/config.json"
-_MODES: dict[str, Pooling] = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-}
 
 
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,10 +55,10 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         if not (self.folder / _POOLING).is_file():
             return "mean"
         config = read_json(self.folder / _POOLING)
-        if config.get("pooling_mode") in _MODES.values():
+        if config.get("pooling_mode") in POOLINGS.values():
             mode: Pooling = config["pooling_mode"]
             return mode
-        modes = [mode for name, mode in _MODES.items() if config.get(name)]
+        modes = [mode for name, mode in POOLINGS.items() if config.get(name)]
         others = [n for n, on in config.items() if n.startswith("pooling_mode_") and on is True]
         if len(modes) == 1 and len(others) == 1:
             return modes[0]

@@ -1,4 +1,4 @@
-"""Converts a folder, tries the result, and publishes it in the repository."""
+"""Imports a folder: converts it, runs the result, and publishes it in the repository."""
 
 import asyncio
 from pathlib import Path
@@ -10,8 +10,8 @@ from backends.app import open_backend
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import convert
-from backends.model_tools.tuning.gate_options import GateOptions, make_variant
 from backends.model_tools.tuning.profile import Echo
+from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
@@ -24,33 +24,31 @@ from backends.telemetry.spans import NoTracing
 _STAGING = ".importing-"
 
 
-class ImportOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the model's `name`, and a `variant` to make in another precision, if any."""
-
-    name: str
-    truncate: bool = False
-    dry_run: bool = False
-    variant: GateOptions | None = None
-
-
 def import_model(
-    folder: Path, settings: BackendSettings, options: ImportOptions, *, echo: Echo
+    folder: Path,
+    settings: BackendSettings,
+    *,
+    name: str,
+    truncate: bool,
+    variant: VariantOptions | None,
+    dry_run: bool,
+    echo: Echo,
 ) -> bool:
     """Write the next revision of a model, complete before it is seen, and report on it.
 
-    Return whether the variant that was asked for, if one was, is among what was written.
+    Return whether the `variant` in another precision, if one is named, was accepted.
 
     Raises:
         StartProblem: the folder holds no model that can be served; nothing is written then.
     """
-    name, root = options.name, settings.models
+    root = settings.models
     if not NAME.fullmatch(name):
         raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
     try:
         with open_staging(root, _STAGING) as staging:
             entry = staging / name / "1"
             origin = convert(folder, entry)
-            if options.truncate:
+            if truncate:
                 text = yaml.safe_dump({"truncate": True})
                 (entry / "model.yaml").write_text(text, encoding="utf-8")
             info = asyncio.run(_try(staging, name))
@@ -58,12 +56,12 @@ def import_model(
             for line in (f"made of                {origin}", *describe_model(info, model)):
                 echo(line)
             accepted = True
-            if options.variant is not None:
+            if variant is not None:
                 here = msgspec.structs.replace(settings, models=staging)
-                made = make_variant(here, name, options.variant, dry_run=False, echo=echo)
+                made = make_variant(here, name, variant, dry_run=False, echo=echo)
                 accepted = made is not None
             for revision in sorted((staging / name).glob("[0-9]*")):
-                if not options.dry_run:
+                if not dry_run:
                     echo(f"written to             {publish_revision(revision, root / name)}")
             return accepted
     except OSError as error:

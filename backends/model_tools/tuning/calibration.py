@@ -3,29 +3,28 @@
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from backends.executors.graph import read_inputs
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.quantize import Product, expose
 from backends.model_tools.graphs.ranges import Samples
-from backends.model_tools.tuning.runs import Batch
+from backends.model_tools.tuning.runs import TextBatch
 from backends.types import FloatArray
 
 _SAMPLES = 1024
-_INTEGERS: dict[str, type[np.integer[Any]]] = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
 
 
 def collect(
-    model: ModelProto, products: Sequence[Product], batches: Sequence[Batch]
+    model: ModelProto, products: Sequence[Product], batches: Sequence[TextBatch]
 ) -> dict[str, Samples]:
     """Return samples of the activations of every product, by the product's name."""
     names = list(dict.fromkeys(product.activations for product in products))
     collectors = {name: _Collector() for name in names}
-    tokens = sum(int(batch.mask.sum()) for batch in batches)
+    tokens = sum(int(batch.padded.mask.sum()) for batch in batches)
     chosen = np.zeros(tokens, dtype=np.bool_)
     random = np.random.default_rng(0)
     chosen[random.choice(tokens, min(tokens, _SAMPLES), replace=False)] = True
@@ -64,19 +63,15 @@ class _Collector:
 
 
 def _activations(
-    model: ModelProto, names: list[str], batches: Sequence[Batch]
+    model: ModelProto, names: list[str], batches: Sequence[TextBatch]
 ) -> Iterable[tuple[NDArray[np.bool_], list[FloatArray]]]:
     """Yield for each batch which places hold tokens, and the tensors `names`."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "exposed.onnx")
         path.write_bytes(model.SerializeToString())
         session = open_session(path, DeviceOptions(provider="cpu"))
-    kinds = {node.name: _INTEGERS[node.type] for node in session.get_inputs()}
+        kinds = read_inputs(session, path)
     for batch in batches:
-        given = {
-            "input_ids": batch.ids,
-            "attention_mask": batch.mask,
-            "token_type_ids": batch.type_ids,
-        }
+        given = batch.padded.by_input()
         feeds = {name: given[name].astype(kind) for name, kind in kinds.items()}
-        yield batch.mask.astype(np.bool_), session.run(names, feeds)
+        yield batch.padded.mask.astype(np.bool_), session.run(names, feeds)

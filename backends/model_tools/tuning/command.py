@@ -6,8 +6,12 @@ from pathlib import Path
 import click
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.gate_options import GateOptions, gate_options, make_variant
 from backends.model_tools.tuning.texts import read_golden
+from backends.model_tools.tuning.variant_options import (
+    VariantOptions,
+    make_variant,
+    variant_options,
+)
 from backends.settings import BackendSettings, quiet_libraries, read_settings
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -20,7 +24,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--texts", type=_FILE, help="Texts to measure with, one a line or CSV.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time for each measurement.")
 @click.option("--plot", type=_FILE, help="Where to draw the sweep.  [default: tune-MODEL.svg]")
-@gate_options
+@variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 def tune_command(
     *,
@@ -31,7 +35,7 @@ def tune_command(
     seconds: float,
     plot: Path | None,
     dry_run: bool,
-    wanted: GateOptions | None,
+    wanted: VariantOptions | None,
 ) -> None:
     """Find the best batches and threads for MODEL on this machine.
 

@@ -12,25 +12,25 @@ import onnx
 
 from backends.errors import StartProblem
 from backends.model_tools.graphs.half import halve
-from backends.model_tools.graphs.quantize import Product, find_products, quantize
+from backends.model_tools.graphs.quantize import find_products, quantize
 from backends.model_tools.graphs.ranges import Plan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
-from backends.model_tools.tuning.runs import Batch, compare_speed, make_batches
+from backends.model_tools.tuning.runs import TextBatch, compare_speed, make_batches
 from backends.model_tools.tuning.sensitivity import find_sensitive
-from backends.model_tools.tuning.subject import TunedModel
 from backends.model_tools.tuning.texts import GoldenSet
+from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import answer
 from backends.qualification.gate import Bounds, Verdict, judge
 from backends.qualification.invariance import Invariance, measure_invariance
 from backends.types import FloatArray, IntArray, OutputKind
 
-# Ranges settle with a few thousand tokens; flips need as many texts as there is patience for.
+# Ranges converge within a few thousand tokens; counting flips needs more texts.
 _RANGE_TEXTS = 500
 _SEARCH_TEXTS = 2000
 _DAMAGE_TEXTS = 200
 _SPEED_TEXTS = 1000
-# The search is optimistic about texts it has seen: it must stay well within the bound.
+# The search overfits to its texts, so it must stay well within the bound.
 _MARGIN = 0.5
 _MAX_TOKENS = 48
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class Precision:
             report, products=len(self._products), float_products=floats
         )
 
-    def _plan(self, batches: Sequence[Batch]) -> dict[str, Plan]:
+    def _plan(self, batches: Sequence[TextBatch]) -> dict[str, Plan]:
         samples = collect(self._model, self._products, batches)
         return {
             product.name: plan_product(samples[product.name], product.kernel)
@@ -125,7 +125,7 @@ class Precision:
             graph = self._build({name: plans[name]})
             return judge(reference_few, self._logits(graph, few), bounds=self._bounds).logit_mean
 
-        sizes = {product.name: _size(product) for product in self._products}
+        sizes = {product.name: product.kernel.size for product in self._products}
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
 
@@ -149,16 +149,15 @@ class Precision:
         )
         few = batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
         before, after = compare_speed(self._fp32, candidate, few)
-        report = PrecisionReport(
+        return PrecisionReport(
             profile=profile,
             verdict=verdict,
             invariance=invariance,
             rows_per_second_before=before,
             rows_per_second_after=after,
             expected=answer(candidate, subject.encode),
-            reasons=[*verdict.reasons],
+            reasons=self._reasons(verdict, invariance, after / before),
         )
-        return msgspec.structs.replace(report, reasons=self._reasons(report))
 
     def _places(self, against: GoldenSet) -> list[int] | None:
         """Return the right columns, where they are known and one text has one of them."""
@@ -166,14 +165,13 @@ class Precision:
             return None
         return self._subject.places(against.labels)
 
-    def _reasons(self, report: PrecisionReport) -> list[str]:
-        reasons = [*report.verdict.reasons]
-        if not report.invariance.shares_batches:
+    def _reasons(self, verdict: Verdict, invariance: Invariance, speedup: float) -> list[str]:
+        reasons = [*verdict.reasons]
+        if not invariance.shares_batches:
             reasons.append("its answers depend on the rows beside them")
-        if report.speedup < self._least_speedup:
+        if speedup < self._least_speedup:
             reasons.append(
-                f"it is {report.speedup:.2f} times as fast as fp32, "
-                f"{self._least_speedup:g} is asked for"
+                f"it is {speedup:.2f} times as fast as fp32, {self._least_speedup:g} is asked for"
             )
         return reasons
 
@@ -181,7 +179,7 @@ class Precision:
         content: bytes = quantize(self._model, plans).SerializeToString()
         return content
 
-    def _logits(self, graph: bytes, batches: Sequence[Batch]) -> FloatArray:
+    def _logits(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
         with _written(graph) as path:
             executor = self._subject.open(path)
         return self._subject.logits(executor, batches)
@@ -201,10 +199,6 @@ def _spread(values: Sequence[T], most: int) -> list[T]:
     if len(values) <= most:
         return list(values)
     return [values[place] for place in np.linspace(0, len(values) - 1, most).astype(int)]
-
-
-def _size(product: Product) -> int:
-    return product.kernel.size
 
 
 def describe(report: PrecisionReport) -> list[str]:

@@ -1,4 +1,4 @@
-"""Puts an accepted variant into the repository, as the model's next revision."""
+"""Publishes an accepted variant in the repository, as the model's next revision."""
 
 import shutil
 from pathlib import Path
@@ -9,9 +9,9 @@ import yaml
 
 from backends.errors import StartProblem
 from backends.model_tools.tuning.precision import PrecisionReport
-from backends.model_tools.tuning.subject import TunedModel
+from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import FILE
-from backends.repository.catalogue import Model
+from backends.repository.model import Model
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
 

@@ -1,70 +1,59 @@
 """Runs texts through a graph in batches of like length, and measures the time."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 import msgspec
 import numpy as np
 
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import PaddedBatch, pad
 from backends.types import FloatArray, IntArray, OutputKind
 
 # Eight rows of like length cost a CPU the least per row.
 _ROWS = 8
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds padded rows, and the indices of their texts."""
+class TextBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds the rows of some texts, for a pooled output, and the indices of the texts."""
 
     places: list[int]
-    ids: IntArray
-    mask: IntArray
-    type_ids: IntArray
+    padded: PaddedBatch
 
 
-def make_batches(rows: Sequence[IntArray], *, size: int = _ROWS) -> list[Batch]:
+def make_batches(rows: Sequence[IntArray], *, size: int = _ROWS) -> list[TextBatch]:
     """Return the rows in batches of like length, shortest first."""
     order = iter(sorted(range(len(rows)), key=lambda place: len(rows[place])))
     batches = []
     while places := list(islice(order, size)):
-        ids, mask = np.zeros((2, len(places), len(rows[places[-1]])), dtype=np.int32)
-        for line, place in enumerate(places):
-            ids[line, : len(rows[place])] = rows[place]
-            mask[line, : len(rows[place])] = 1
-        batches.append(Batch(places=places, ids=ids, mask=mask, type_ids=np.zeros_like(ids)))
+        padded = pad([rows[place] for place in places], OutputKind.POOLED)
+        batches.append(TextBatch(places=places, padded=padded))
     return batches
 
 
-def pooled(executor: ModelExecutor, batches: Sequence[Batch]) -> FloatArray:
+def pooled(executor: ModelExecutor, batches: Sequence[TextBatch]) -> FloatArray:
     """Return the pooled vector of every text, on all worker threads of the executor."""
     vectors = np.zeros((sum(len(b.places) for b in batches), executor.dimensions), np.float32)
 
-    def keep(batch: Batch) -> None:
-        vectors[batch.places] = run_pooled(executor, batch)
+    def keep(batch: TextBatch) -> None:
+        vectors[batch.places] = executor.run(batch.padded)
 
-    _share(iter(batches), executor.worker_threads, keep)
+    _run_all(batches, executor.worker_threads, keep)
     return vectors
 
 
-def run_pooled(executor: ModelExecutor, batch: Batch) -> FloatArray:
-    """Return the pooled vectors of one batch."""
-    return executor.run(
-        ids=batch.ids, mask=batch.mask, type_ids=batch.type_ids, output=OutputKind.POOLED
-    )
-
-
-def rows_per_second(executor: ModelExecutor, batches: Sequence[Batch]) -> float:
+def rows_per_second(executor: ModelExecutor, batches: Sequence[TextBatch]) -> float:
     """Return how many rows all worker threads together run in a second."""
     started = time.perf_counter()
-    _share(iter(batches), executor.worker_threads, lambda batch: run_pooled(executor, batch))
+    _run_all(batches, executor.worker_threads, lambda batch: executor.run(batch.padded))
     rows = sum(len(batch.places) for batch in batches)
     return rows / (time.perf_counter() - started)
 
 
 def compare_speed(
-    first: ModelExecutor, second: ModelExecutor, batches: Sequence[Batch], *, rounds: int = 5
+    first: ModelExecutor, second: ModelExecutor, batches: Sequence[TextBatch], *, rounds: int = 5
 ) -> tuple[float, float]:
     """Return the rows a second of both: medians of rounds in turns, on the same busy machine."""
     speeds = [
@@ -74,26 +63,10 @@ def compare_speed(
     return float(one), float(other)
 
 
-def _share(batches: Iterator[Batch], worker_threads: int, work: Callable[[Batch], object]) -> None:
+def _run_all(
+    batches: Sequence[TextBatch], worker_threads: int, work: Callable[[TextBatch], object]
+) -> None:
     """Do `work` on every batch, in `worker_threads` threads; the first error of one is raised."""
-    lock = threading.Lock()
-    errors: list[BaseException] = []
-
-    def worker() -> None:
-        try:
-            while not errors:
-                with lock:
-                    batch = next(batches, None)
-                if batch is None:
-                    return
-                work(batch)
-        except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
-            errors.append(error)
-
-    threads = [threading.Thread(target=worker) for _ in range(worker_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(worker_threads) as pool:
+        for _ in pool.map(work, batches):
+            pass

@@ -13,7 +13,6 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.opening import executor_opener
-from backends.model_tools.tuning.subject import find_model
 from backends.model_tools.tuning.sweep import (
     BATCH_SIZES,
     CLIENTS,
@@ -24,11 +23,13 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
+from backends.model_tools.tuning.tuned_model import find_model
 from backends.pipelines.ask import Pipeline
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.tuned import TunedBatching, write_tuned
-from backends.repository.catalogue import Catalogue, Model, read_catalogue
+from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.repository.model import Model
 from backends.serving.loading import LoadingTools, load_core
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NoTracing
@@ -93,7 +94,7 @@ class _TuningSession:
 
     @asynccontextmanager
     async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
-        """Serve the encoder with `rows` a batch in so many threads, and no answer kept."""
+        """Serve the encoder in batches of `rows` rows in `threads` threads, without a row cache."""
         settings = msgspec.structs.replace(
             self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
         )
@@ -155,7 +156,7 @@ async def _tune(
         best = choose(batches)
         async with session.serve(best.batch_size, threads=best.threads) as pipeline:
 
-            async def ask(text: str, *, client: int) -> object:
+            async def ask(text: str, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
                 # A scope of its own: clients that ask the same are not to be answered together.
                 return await pipeline.vectors(

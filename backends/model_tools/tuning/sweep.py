@@ -3,15 +3,15 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.runs import make_batches, run_pooled
+from backends.model_tools.tuning.runs import make_batches
 from backends.qualification.invariance import ORDINARY
 from backends.types import IntArray
 
@@ -33,12 +33,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     p95: float
 
 
-class AskOne(Protocol):
-    """Answers one text for one of several clients."""
-
-    async def __call__(self, text: str, *, client: int) -> object:
-        """Return when the text is answered."""
-        ...
+# Answers one text for one of several clients, which have numbers.
+AskOne = Callable[[str, int], Awaitable[object]]
 
 
 def default_texts() -> list[str]:
@@ -137,17 +133,15 @@ def _measure(
             begun = time.perf_counter()
             with lock:
                 batch = next(source)
-            run_pooled(executor, batch)
+            executor.run(batch.padded)
             ended = time.perf_counter()
             with lock:
                 took.append(ended - begun)
                 done += len(batch.places)
 
-    worker_threads = [threading.Thread(target=worker) for _ in range(threads)]
-    for each in worker_threads:
-        each.start()
-    for each in worker_threads:
-        each.join()
+    with ThreadPoolExecutor(threads) as pool:
+        for future in [pool.submit(worker) for _ in range(threads)]:
+            future.result()
     rate = done / (time.perf_counter() - started)
     p95 = float(np.quantile(took, 0.95))
     return Point(batch_size=size, threads=threads, rows_per_second=rate, p95=p95)
@@ -170,7 +164,7 @@ async def _ask_all(
         ended = started
         while ended - started < seconds:
             begun = clock()
-            await ask(next(source), client=number)
+            await ask(next(source), number)
             ended = clock()
             took.append(ended - begun)
 

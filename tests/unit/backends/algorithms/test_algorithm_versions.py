@@ -18,12 +18,7 @@ from loadtests.harness.model_repository import write_repository
 
 class Versioned(Algorithm):
     def __init__(self, version: int) -> None:
-        self._version = version
-
-    @property
-    @override
-    def version(self) -> int:
-        return self._version
+        self.version = version
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
@@ -31,10 +26,7 @@ class Versioned(Algorithm):
 
 
 class NewerClassify(Classify):
-    @property
-    @override
-    def version(self) -> int:
-        return super().version + 1
+    version = Classify.version + 1
 
 
 def test_a_model_s_version_grows_with_any_of_its_algorithms() -> None:

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from backends.algorithms.entities import Aggregation, find_entities
+from backends.algorithms.entities import find_entities
+from backends.protocol import Aggregation
 from backends.types import FloatArray, TokenOffsets
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]

@@ -17,8 +17,9 @@ from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.onnx import explain
+from backends.executors.padded_batch import PaddedBatch
 from backends.telemetry.spans import NoTracing
-from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from backends.types import Encoding, FloatArray, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.gate import Gate
 
@@ -41,13 +42,11 @@ class Cramped(PacedExecutor):
         self.refused: list[int] = []
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        if ids.size > self._tokens:
-            self.refused.append(ids.size)
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        if batch.ids.size > self._tokens:
+            self.refused.append(batch.ids.size)
             raise explain(RuntimeError("BFCArena: Failed to allocate memory for requested buffer"))
-        return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+        return super().run(batch)
 
 
 def caller(scope: str = "tenant") -> Caller:
@@ -311,10 +310,8 @@ async def test_a_cancelled_asker_s_rows_never_run() -> None:
 async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> None:
     class Infinite(DummyExecutor):
         @override
-        def run(
-            self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-        ) -> FloatArray:
-            values = super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+        def run(self, batch: PaddedBatch) -> FloatArray:
+            values = super().run(batch)
             values[0, 0] = np.inf
             return values
 

@@ -16,8 +16,9 @@ from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.executors.padded_batch import PaddedBatch
 from backends.telemetry.spans import NoTracing
-from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from backends.types import Encoding, FloatArray, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
@@ -86,12 +87,10 @@ class Breathless(DummyExecutor):
     """Has no memory for arrays of more than a row."""
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        if len(ids) > 1:
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        if len(batch.ids) > 1:
             raise MemoryError
-        return super().run(ids=ids, mask=mask, type_ids=type_ids, output=output)
+        return super().run(batch)
 
 
 async def test_a_batch_for_which_python_finds_no_memory_is_halved_too() -> None:

@@ -1,9 +1,13 @@
 """The cost of a batch, fitted to runs."""
 
+from pathlib import Path
+
 import pytest
 
 from backends.executors.cost import CostModel, CostSample, fit, measure_cost
-from backends.types import IntArray
+from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import PaddedBatch
+from backends.types import OutputKind
 from tests.support.clock import Clock
 
 SHAPES = [(1, 4, 4), (1, 40, 40), (4, 8, 32), (8, 24, 96), (8, 16, 128), (4, 64, 90), (2, 96, 192)]
@@ -52,14 +56,15 @@ def test_no_term_is_negative() -> None:
 
 def test_a_run_is_measured_by_its_quickest_trial() -> None:
     clock = Clock()
+    source = GraphSource(path=Path(), outputs={OutputKind.POOLED: "pooled"}, dimensions=8)
     runs = 0
 
-    def run(ids: IntArray, mask: IntArray) -> None:
+    def run(batch: PaddedBatch) -> None:
         nonlocal runs
         runs += 1
         disturbed = 1.0 if runs % 3 == 0 else 0.0
-        clock.advance(1e-3 + 1e-4 * ids.size + disturbed)
+        clock.advance(1e-3 + 1e-4 * batch.ids.size + disturbed)
 
-    found = measure_cost(run, clock, longest=512)
+    found = measure_cost(source, run, clock)
 
     assert found.seconds(rows=8, longest=16, tokens=128) == pytest.approx(1.38e-2, rel=0.01)

@@ -13,6 +13,7 @@ from backends.executors.buckets import Buckets, Shape
 from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions
 from backends.types import FloatArray, OutputKind
 from loadtests.harness.model_repository import DIMENSIONS, toy_graph
@@ -43,7 +44,7 @@ def run(
     mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int32)
     ids = random.integers(1, 80, mask.shape, dtype=np.int32) * mask
     types = random.integers(0, 2, mask.shape, dtype=np.int32) * mask * (seed % 2)
-    return executor.run(ids=ids, mask=mask, type_ids=types, output=output)
+    return executor.run(PaddedBatch(ids=ids, mask=mask, type_ids=types, output=output))
 
 
 @pytest.mark.parametrize("graph_rows", [0, 8])

@@ -14,6 +14,7 @@ from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.packing import save_packed_apart
+from backends.executors.padded_batch import ones
 from backends.executors.prepacked import prepacked_graph
 from backends.executors.provider import runtime_version, save_packed
 from backends.types import OutputKind
@@ -71,8 +72,7 @@ def test_a_graph_with_odd_weights_runs(tmp_path: Path) -> None:
 
     executor = OnnxExecutor(source, worker_threads=1)
 
-    ids = np.ones((2, 5), dtype=np.int32)
-    tokens = executor.run(ids=ids, mask=ids, type_ids=ids, output=OutputKind.TOKENS)
+    tokens = executor.run(ones(2, 5, OutputKind.TOKENS))
     assert tokens.shape == (2, 5, WIDTH)
 
 

@@ -10,6 +10,7 @@ import pytest
 from backends.errors import ExecutorDied, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.executors.padded_batch import ones
 from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.types import FloatArray, OutputKind
 from loadtests.harness.waiting import wait_until
@@ -35,8 +36,7 @@ class Shelf:
 
 
 def run(executor: ModelExecutor) -> FloatArray:
-    ids = np.ones((1, 3), dtype=np.int32)
-    return executor.run(ids=ids, mask=ids, type_ids=ids * 0, output=OutputKind.POOLED)
+    return executor.run(ones(1, 3, OutputKind.POOLED))
 
 
 def test_the_session_used_longest_ago_makes_room() -> None:

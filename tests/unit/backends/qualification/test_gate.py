@@ -18,7 +18,7 @@ def flipped(rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
 def test_equal_logits_are_accepted() -> None:
     verdict = judge(REFERENCE, REFERENCE, expected=EXPECTED, bounds=Bounds())
 
-    assert verdict.accepted
+    assert not verdict.reasons
     assert (verdict.rows, verdict.flips, verdict.logit_worst) == (100, 0.0, 0.0)
     assert verdict.accuracy_before == verdict.accuracy_after == 1.0
 
@@ -26,7 +26,7 @@ def test_equal_logits_are_accepted() -> None:
 def test_flips_over_the_bound_are_refused_with_their_number() -> None:
     verdict = judge(REFERENCE, flipped(2), bounds=Bounds(flips=0.01))
 
-    assert not verdict.accepted
+    assert verdict.reasons
     assert verdict.reasons == ["2.00% of labels flip, 1.00% may"]
 
 
@@ -37,13 +37,13 @@ def test_accuracy_may_rise_but_not_fall() -> None:
     better = judge(flipped(1), REFERENCE, expected=EXPECTED, bounds=bounds)
 
     assert worse.reasons == ["accuracy falls by 1.00 points, 0.30 may"]
-    assert better.accepted
+    assert not better.reasons
 
 
 def test_logits_have_a_bound_of_their_own() -> None:
     moved = REFERENCE + np.float32(0.25)
 
-    assert judge(REFERENCE, moved, bounds=Bounds()).accepted
+    assert not judge(REFERENCE, moved, bounds=Bounds()).reasons
     assert judge(REFERENCE, moved, bounds=Bounds(logit=0.2)).reasons == [
         "a logit moves by 0.25, 0.2 is allowed"
     ]

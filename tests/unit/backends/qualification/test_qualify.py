@@ -14,6 +14,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import PaddedBatch
 from backends.qualification.certificate import FILE, answer
 from backends.qualification.qualify import RECORD, Candidate, qualify
 from backends.types import FloatArray, IntArray, OutputKind
@@ -57,10 +58,8 @@ class MasklessExecutor(DummyExecutor):
     """Takes the mean over padding too."""
 
     @override
-    def run(
-        self, *, ids: IntArray, mask: IntArray, type_ids: IntArray, output: OutputKind
-    ) -> FloatArray:
-        return super().run(ids=ids, mask=np.ones_like(mask), type_ids=type_ids, output=output)
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        return super().run(msgspec.structs.replace(batch, mask=np.ones_like(batch.mask)))
 
 
 def test_rows_of_an_fp32_graph_share_batches(tmp_path: Path) -> None:

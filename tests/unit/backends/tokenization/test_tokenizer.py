@@ -165,13 +165,13 @@ async def test_only_little_text_is_tokenized_on_the_loop(
 ) -> None:
     threads = set()
     tokenizer = Tokenizer(file, pool=pool)
-    original = tokenizer._encode
+    original = tokenizer.encode_now
 
     def spy(texts: list[Text]) -> object:
         threads.add(threading.current_thread())
         return original(texts)
 
-    tokenizer._encode = spy  # type: ignore[method-assign, assignment]
+    tokenizer.encode_now = spy  # type: ignore[method-assign, assignment]
     await tokenizer.encode(["good " * words])
 
     assert (threads == {threading.main_thread()}) is on_loop

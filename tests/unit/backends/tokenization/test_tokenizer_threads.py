@@ -159,6 +159,6 @@ class WatchedTokenizer(Tokenizer):
         self._read = read
 
     @override
-    def _encode(self, texts: Sequence[Text]) -> list[Encoding]:
+    def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
         self._read += texts
-        return super()._encode(texts)
+        return super().encode_now(texts)

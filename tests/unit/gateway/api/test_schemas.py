@@ -19,6 +19,7 @@ from gateway.api.schemas import (
 )
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.types import InferenceRequest
+from tests.support.inference_scene import INFO
 
 _BASE: dict[type[TaskBody], dict[str, Any]] = {
     ClassifyBody: {"model": "m", "input": "a"},
@@ -60,11 +61,8 @@ def keys(request: InferenceRequest) -> list[CacheKey]:
     prefix = KeyMaker(secret=b"s").prefix(
         scope="t",
         epoch="0",
-        revision="r",
-        profile="fp32",
-        algorithm="a",
-        algorithm_version=1,
         model=request.model,
+        info=INFO,
         task=request.task,
         parameters=request.parameters,
     )

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import pytest
 from hypothesis import given, strategies as st
 
-from backends.protocol import Task
+from backends.protocol import ModelInfo, Task
 from gateway.cache import key as module
 from gateway.cache.key import CacheKey, KeyMaker
 
@@ -44,7 +44,11 @@ def request(**changes: Any) -> Request:
 
 def made(maker: KeyMaker, *, items: Sequence[bytes], **shared: Any) -> list[CacheKey]:
     """Return the keys of a request."""
-    return maker.prefix(**shared).keys(items)
+    names = ("revision", "profile", "algorithm", "algorithm_version")
+    info = ModelInfo(
+        name=shared["model"], tasks=[], max_tokens=0, **{name: shared.pop(name) for name in names}
+    )
+    return maker.prefix(info=info, **shared).keys(items)
 
 
 def test_equal_requests_have_equal_keys_in_any_process() -> None:

@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.rate_limit.base import Charge
-from gateway.rate_limit.charges import charges_for, model_charges_for, work_charges_for
+from gateway.rate_limit.charges import Estimate, WorkLimits, charges_for, work_charges_for
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
@@ -68,9 +68,9 @@ def test_no_name_of_a_tenant_or_key_can_reach_anothers_bucket() -> None:
 def test_a_unit_of_work_is_shown_at_admission_and_charged_when_work_begins() -> None:
     principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"), tenant_rules=(MINUTE, ROWS))
 
-    held = work_charges_for(
-        principal, rows=7, tokens=99, model="m", default_tenant_rules=(), default_key_rules=()
-    )
+    most = Estimate(items=1, rows=7, tokens=99)
+
+    _, held = work_charges_for(principal, WorkLimits(), model="m", most=most)
 
     assert [(name, amount) for name, _, amount in charges(principal)] == [
         ("minute", 1),
@@ -99,7 +99,9 @@ def test_a_rule_of_a_model_is_met_by_its_requests_only() -> None:
 
 
 def test_no_tenant_shares_a_bucket_with_a_model() -> None:
-    (shared,) = model_charges_for((MINUTE,), model="a", items=1, rows=1, tokens=1)
+    principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"))
+    most = Estimate(items=1, rows=1, tokens=1)
+    (shared,), _ = work_charges_for(principal, WorkLimits(model=(MINUTE,)), model="a", most=most)
     tenants = [
         Principal(tenant=TenantId(name), key=KeyId("k"), tenant_rules=(MINUTE,))
         for name in ("/a", "a", "%2Fa")

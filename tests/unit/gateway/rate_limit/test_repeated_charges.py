@@ -8,11 +8,11 @@ from redis.asyncio import Redis
 
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.headers import rate_limit_lines
-from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.repeated_charges import LeasedCharge
 from gateway.types import Rule
 from tests.support.clock import Clock
+from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
 _RULES = (
@@ -33,13 +33,15 @@ def without_times(lines: bytes | None) -> bytes | None:
     return lines and _TIME.sub(b"", lines)
 
 
-async def leased(url: str, clock: Clock) -> tuple[RedisRateLimiter, Redis]:
-    """Return a limiter that holds leases on both buckets."""
+async def leased(
+    url: str, clock: Clock, charges: tuple[Charge, ...] = _CHARGES
+) -> tuple[RedisRateLimiter, Redis]:
+    """Return a limiter that holds leases on the buckets of `charges`."""
     redis = Redis.from_url(url)
     await redis.flushdb()
     limiter = RedisRateLimiter(redis=redis, holder="w", local_share=0.1, monotonic=clock)
     for _ in range(3):
-        assert (await limiter.admit(_CHARGES)).allowed
+        assert (await limiter.admit(charges)).allowed
         clock.advance(0.001)
     return limiter, redis
 
@@ -70,7 +72,7 @@ async def test_it_tells_what_the_limiter_would_have_told(valkey: str) -> None:
 
 
 async def test_over_any_limiter_it_takes_nothing_that_is_refused() -> None:
-    limiter = MemoryRateLimiter(monotonic=Clock())
+    limiter = LocalRateLimiter(monotonic=Clock())
     charges = (Charge(rule=_RULES[0], bucket="b", amount=400),)
     repeated = limiter.repeated_charge(charges)
 
@@ -111,3 +113,30 @@ async def test_once_asked_it_tells_of_the_rule_that_holds_now(valkey: str) -> No
     assert lines is not None
     assert b"x-ratelimit-limit-requests: 2000\r\n" in lines
     await redis.aclose()
+
+
+async def test_a_rule_in_shadow_mode_is_charged_and_not_shown(valkey: str) -> None:
+    shadow = Rule(name="tried", unit="requests", capacity=1_000, window=60.0, shadow=True)
+    charges = (*_CHARGES, Charge(rule=shadow, bucket="rl:{a}:t:tried", amount=1))
+    limiter, redis = await leased(valkey, Clock(), charges)
+    held = limiter._leases["rl:{a}:t:tried"]
+    before = held.available
+    repeated = limiter.repeated_charge(charges)
+
+    lines = [repeated.charge() for _ in range(before)]
+
+    assert isinstance(repeated, LeasedCharge)
+    assert lines[0] is not None
+    assert b"tried" not in lines[0]
+    assert (None in lines, held.available) == (False, 0)
+    assert repeated.charge() is None
+    await redis.aclose()
+
+
+async def test_without_leases_a_rule_in_shadow_mode_is_left_to_the_limiter() -> None:
+    limiter = LocalRateLimiter(monotonic=Clock())
+    shadow = Rule(name="tried", unit="requests", capacity=1, window=60.0, shadow=True)
+    repeated = limiter.repeated_charge((Charge(rule=shadow, bucket="b", amount=1),))
+
+    assert repeated.charge() is None
+    assert limiter.statistics().admitted_by_share == 0

@@ -6,17 +6,18 @@ import pytest
 from typing_extensions import override
 
 from gateway.rate_limit.base import Charge, Decision
-from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.work import Estimate, WorkLimits, reserve
+from gateway.rate_limit.charges import Estimate, WorkLimits
+from gateway.rate_limit.work import reserve
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
+from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
 _MODEL = Rule(name="shared", unit="rows", capacity=10, window=3600.0)
 _TENANT = Rule(name="own", unit="rows", capacity=10, window=3600.0)
 
 
-class _SilentForTenants(MemoryRateLimiter):
+class _SilentForTenants(LocalRateLimiter):
     """Answers for models; for tenants nobody answers in time."""
 
     @override

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 
 from backends.model_tools.demo.__main__ import main
 from backends.model_tools.demo.build import MANIFEST, build_demo_models
-from backends.model_tools.demo.errors import DemoModelsError
-from backends.model_tools.demo.source import find_source
+from backends.model_tools.demo.source import DemoModelsError, find_source
 from backends.repository.staging import MARK as STAGING_MARK
 
 NAMES = {

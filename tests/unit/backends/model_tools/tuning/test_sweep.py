@@ -48,7 +48,7 @@ def test_batches_hold_rows_of_like_length() -> None:
     batches = make_batches(rows(9, 2, 8, 3, 1), size=2)
 
     assert [batch.places for batch in batches] == [[4, 1], [3, 2], [0]]
-    assert [batch.ids.shape for batch in batches] == [(2, 2), (2, 8), (1, 9)]
+    assert [batch.padded.ids.shape for batch in batches] == [(2, 2), (2, 8), (1, 9)]
 
 
 def test_vectors_come_back_in_the_order_of_the_texts() -> None:
@@ -76,7 +76,7 @@ async def test_clients_ask_one_text_after_the_other() -> None:
     ticks = count()
     asked: list[tuple[str, int]] = []
 
-    async def ask(text: str, *, client: int) -> object:
+    async def ask(text: str, client: int) -> object:
         asked.append((text, client))
         return None
 

@@ -13,7 +13,7 @@ _SET_BYTES = 400
 _LABEL_BYTES = 100
 
 
-class KeptLabels:
+class LabelVectorCache:
     """Caches the label sets used last, within a number of bytes."""
 
     def __init__(self, *, most_bytes: int) -> None:

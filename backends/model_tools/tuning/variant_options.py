@@ -26,7 +26,7 @@ _OPTIONS = (
 )
 
 
-class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
+class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a variant's options: its texts, and the bounds it must keep."""
 
     precision: Profile
@@ -36,7 +36,7 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_speedup: float
 
 
-def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of a variant, which it takes as one: `wanted`."""
 
     @functools.wraps(command)
@@ -56,7 +56,7 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise StartProblem("`--precision` needs `--judge`, a file of texts that decide on it")
         if precision == "int8" and calibrate is None:
             raise StartProblem("`--precision int8` needs `--calibrate`, a file of other texts")
-        wanted = GateOptions(
+        wanted = VariantOptions(
             precision=precision,
             calibrate=calibrate,
             judge=judge,
@@ -72,7 +72,7 @@ def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def make_variant(
-    settings: BackendSettings, name: str, wanted: GateOptions, *, dry_run: bool, echo: Echo
+    settings: BackendSettings, name: str, wanted: VariantOptions, *, dry_run: bool, echo: Echo
 ) -> list[Path] | None:
     """Make and judge a variant; return what was written of it, `None` where it is refused.
 
@@ -84,13 +84,13 @@ def make_variant(
         # Only making a graph needs `onnx`; serving one does not.
         from backends.model_tools.tuning.precision import Precision, describe  # noqa: PLC0415
         from backends.model_tools.tuning.publish import publish  # noqa: PLC0415
-        from backends.model_tools.tuning.subject import find_subject  # noqa: PLC0415
+        from backends.model_tools.tuning.tuned_model import find_tuned_model  # noqa: PLC0415
     except ImportError as error:
         raise StartProblem(
             f"`--precision` needs the package `{error.name}`: install it with "
             f"`pip install {error.name}`"
         ) from None
-    subject = find_subject(read_catalogue(settings.models), name, settings)
+    subject = find_tuned_model(read_catalogue(settings.models), name, settings)
     golden = read_golden(wanted.judge)
     work = Precision(subject, bounds=wanted.bounds, least_speedup=wanted.min_speedup, echo=echo)
     if wanted.calibrate is None or wanted.precision == "fp16":

@@ -1,15 +1,17 @@
 """Collects the nodes and weights of a graph while it is written, in one precision."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from backends.model_tools.graphs.form import Precision
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
 FUSED = "com.microsoft"
+_OPSETS = {"": 20, FUSED: 1}
+_IR_VERSION = 10
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 TYPES: Mapping[Precision, int] = {
     "fp32": TensorProto.FLOAT,
@@ -18,7 +20,7 @@ TYPES: Mapping[Precision, int] = {
 }
 
 
-class Parts:
+class GraphBuilder:
     """Collects nodes and initializers; a method adds one and returns its output's name."""
 
     def __init__(self, weights: Weights, precision: Precision) -> None:
@@ -68,6 +70,53 @@ class Parts:
         kernel = self.floats(f"{prefix}.weight", self.weights[f"{prefix}.weight"].T)
         return self.plain("MatMul", [inputs, kernel], prefix)
 
+    def layer_norm(self, prefix: str, state: str, output: str, *, epsilon: float) -> str:
+        """Add a layer normalisation with its weights."""
+        return self.plain(
+            "LayerNormalization", [state, *self.norm(prefix)], output, epsilon=epsilon
+        )
+
+    def feed_forward(
+        self, prefix: str, context: str, state: str, output: str, *, epsilon: float
+    ) -> str:
+        """Add what follows attention in a BERT layer; `context` is what it gave for `state`."""
+        attended = f"{prefix}.attention.output"
+        state = self._dense_add_norm(attended, context, state, attended, epsilon)
+        inner = self.matmul(f"{prefix}.intermediate.dense", state)
+        bias = self.weight(f"{prefix}.intermediate.dense.bias")
+        wide = self.fused("BiasGelu", [inner, bias], f"{prefix}.intermediate")
+        return self._dense_add_norm(f"{prefix}.output", wide, state, output, epsilon)
+
+    def _dense_add_norm(
+        self, prefix: str, inputs: str, residual: str, output: str, epsilon: float
+    ) -> str:
+        product = self.matmul(f"{prefix}.dense", inputs)
+        bias = self.weight(f"{prefix}.dense.bias")
+        biased = self.plain("Add", [product, bias], f"{prefix}.dense.biased")
+        summed = self.plain("Add", [biased, residual], f"{prefix}.sum")
+        return self.layer_norm(f"{prefix}.LayerNorm", summed, output, epsilon=epsilon)
+
+    def model(
+        self, name: str, inputs: Sequence[str], outputs: Mapping[str, list[int | str | None]]
+    ) -> ModelProto:
+        """Return the model: `inputs` are int32 `[batch, sequence]`, `outputs` float32 by shape."""
+        rows = ["batch", "sequence"]
+        return helper.make_model(
+            helper.make_graph(
+                self.nodes,
+                name,
+                [helper.make_tensor_value_info(each, TensorProto.INT32, rows) for each in inputs],
+                [
+                    helper.make_tensor_value_info(each, TensorProto.FLOAT, outputs[each])
+                    for each in outputs
+                ],
+                self.initializers,
+            ),
+            producer_name="sluicegate",
+            ir_version=_IR_VERSION,
+            opset_imports=[helper.make_opsetid(domain, _OPSETS[domain]) for domain in _OPSETS],
+        )
+
     def _add(
         self,
         operator: str,
@@ -79,6 +128,13 @@ class Parts:
         node: NodeProto = helper.make_node(operator, inputs, outputs, outputs[0], domain=domain)
         node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in attributes)
         self.nodes.append(node)
+
+
+def copy_model(model: ModelProto) -> ModelProto:
+    """Return a copy, to be changed."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    return copy
 
 
 def _tensor(name: str, tensor: NDArray[np.float32], precision: Precision) -> TensorProto:

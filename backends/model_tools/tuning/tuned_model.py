@@ -1,4 +1,4 @@
-"""Describes the model that a precision is made for: a classifier and the graph below it."""
+"""Finds the classifier that a variant is made of, and the graph below it."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +10,17 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.runs import Batch, pooled
-from backends.pipelines.head import HeadWeights, read_head
+from backends.model_tools.tuning.runs import TextBatch, pooled
+from backends.pipelines.head import read_head_weights
 from backends.protocol import Task
-from backends.repository.catalogue import Catalogue, Model
+from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
     GraphManifest,
     HeadManifest,
 )
+from backends.repository.model import Model
 from backends.serving.loading import OpenExecutor, graph_source
 from backends.settings import BackendSettings
 from backends.tokenization.tokenizer import Tokenizer
@@ -56,7 +57,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             return PoolingExecutor(executor, self.manifest.pooling)
         return executor
 
-    def logits(self, executor: ModelExecutor, batches: Sequence[Batch]) -> FloatArray:
+    def logits(self, executor: ModelExecutor, batches: Sequence[TextBatch]) -> FloatArray:
         """Return the logits of every text over `executor`."""
         return self.apply(pooled(executor, batches))
 
@@ -80,7 +81,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [columns[label] for label in labels]
 
 
-def find_subject(catalogue: Catalogue, name: str, settings: BackendSettings) -> TunedModel:
+def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings) -> TunedModel:
     """Return the classifier `name` of a repository.
 
     Raises:
@@ -88,56 +89,35 @@ def find_subject(catalogue: Catalogue, name: str, settings: BackendSettings) -> 
     """
     model = find_model(catalogue, name)
     manifest = model.manifest
-    # Graphs are opened by the dozen: a second session of each, for one batch at a time, is waste.
-    opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
+    graph: GraphManifest
+    apply: Callable[[FloatArray], FloatArray]
     if isinstance(manifest, ClassifierManifest) and Task.CLASSIFY in manifest.tasks:
-        _check_labels(name, manifest.labels)
-        return TunedModel(
-            model=model,
-            below=_in_fp32(model, manifest, model),
-            manifest=manifest,
-            labels=manifest.labels,
-            several=manifest.function == "sigmoid",
-            apply=lambda logits: logits,
-            open_executor=opener,
-        )
-    if not isinstance(manifest, HeadManifest) or manifest.task is not Task.CLASSIFY:
+        below, graph, apply = model, manifest, lambda logits: logits
+    elif isinstance(manifest, HeadManifest) and manifest.task is Task.CLASSIFY:
+        below = find_model(catalogue, manifest.encoder)
+        if not isinstance(below.manifest, EncoderManifest):
+            raise StartProblem(f"`{below.name}`, which `{name}` builds on, is no encoder")
+        graph = below.manifest
+        apply = read_head_weights(model, manifest, inputs=graph.dimensions).apply
+    else:
         raise StartProblem(f"`{name}` is no classifier: a precision is judged by labels that flip")
-    encoder = find_model(catalogue, manifest.encoder)
-    if not isinstance(encoder.manifest, EncoderManifest):
-        raise StartProblem(f"`{encoder.name}`, which `{name}` builds on, is no encoder")
-    _check_labels(name, manifest.labels)
-    layers = read_head(
-        model.file(manifest.weights),
-        inputs=encoder.manifest.dimensions,
-        outputs=len(manifest.labels),
-    )
-    weights = HeadWeights(
-        layers, activation=manifest.activation, normalize_input=manifest.normalize_input
-    )
+    if len(manifest.labels) < _EITHER_OR:
+        raise StartProblem(f"`{name}` has one label, which cannot flip: nothing could be judged")
+    if graph.profile != "fp32":
+        raise StartProblem(
+            f"`{name}` runs in `{graph.profile}` already; remove the folder `{model.folder}` to go "
+            "back to the revision before"
+        )
     return TunedModel(
         model=model,
-        below=_in_fp32(model, encoder.manifest, encoder),
-        manifest=encoder.manifest,
+        below=below,
+        manifest=graph,
         labels=manifest.labels,
         several=manifest.function == "sigmoid",
-        apply=weights.apply,
-        open_executor=opener,
+        apply=apply,
+        # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
+        open_executor=executor_opener(msgspec.structs.replace(settings, wide="never")),
     )
-
-
-def _in_fp32(model: Model, manifest: GraphManifest, below: Model) -> Model:
-    if manifest.profile == "fp32":
-        return below
-    raise StartProblem(
-        f"`{model.name}` runs in `{manifest.profile}` already; remove the folder `{model.folder}` "
-        "to go back to the revision before"
-    )
-
-
-def _check_labels(name: str, labels: Sequence[str]) -> None:
-    if len(labels) < _EITHER_OR:
-        raise StartProblem(f"`{name}` has one label, which cannot flip: nothing could be judged")
 
 
 def find_model(catalogue: Catalogue, name: str) -> Model:

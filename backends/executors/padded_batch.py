@@ -1,0 +1,40 @@
+"""Holds rows as a graph takes them: padded on the right to one length."""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from backends.types import IntArray, OutputKind
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class PaddedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds int32 arrays `[rows, length]`, and the kind of output to compute of them.
+
+    Row `i` holds `mask[i].sum()` tokens, then zeros.
+    """
+
+    ids: IntArray
+    mask: IntArray
+    type_ids: IntArray
+    output: OutputKind
+
+    def by_input(self) -> dict[str, IntArray]:
+        """Return the arrays by the names of an encoder's inputs."""
+        return dict(zip(INPUTS, (self.ids, self.mask, self.type_ids), strict=True))
+
+
+def pad(rows: Sequence[IntArray], output: OutputKind, *, length: int = 0) -> PaddedBatch:
+    """Return rows of token ids, all of type 0, padded to the longest and at least to `length`."""
+    ids, mask = np.zeros((2, len(rows), max(length, *map(len, rows))), dtype=np.int32)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = row
+        mask[number, : len(row)] = 1
+    return PaddedBatch(ids=ids, mask=mask, type_ids=np.zeros_like(ids), output=output)
+
+
+def ones(rows: int, length: int, output: OutputKind) -> PaddedBatch:
+    """Return rows without padding, for trial runs: every id is 1."""
+    return pad([np.ones(length, dtype=np.int32)] * rows, output)

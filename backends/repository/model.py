@@ -1,0 +1,104 @@
+"""Reads a revision of a model: its manifest, and the digest of its files."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from backends.errors import ModelProblem
+from backends.open_inference.address import RemoteModelServer
+from backends.repository.manifest import Manifest, read_manifest
+from backends.repository.serving import Shadow
+from backends.repository.triton import TritonConfig
+
+_DIGITS = 12
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a model that can be loaded. `digest` covers its files and those it builds on.
+
+    `inferred` names the source of each field that its `model.yaml` leaves out. A `shadow` changes
+    no answer, so it is no part of the digest. `shared_folder` holds what revisions share, in
+    Triton's layout. With an `upstream` another server runs it.
+    """
+
+    name: str
+    folder: Path
+    manifest: Manifest
+    digest: str
+    inferred: dict[str, str] = {}
+    shadow: Shadow | None = None
+    shared_folder: Path | None = None
+    upstream: RemoteModelServer | None = None
+
+    def file(self, name: str) -> Path:
+        """Return the path of a file of the model: in its folder, or the shared one."""
+        return find_file(self.folder, self.shared_folder, name)
+
+    @property
+    def revision(self) -> str:
+        """The short form of the digest, which calls name."""
+        return self.digest[:_DIGITS]
+
+
+def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
+    """Read a revision; its `digest` is of its own files, not yet of the models it builds on.
+
+    Raises:
+        ModelProblem: its manifest is wrong, or a file is missing or cannot be read.
+    """
+    shared_folder = folder.parent if triton else None
+    manifest, inferred = read_manifest(
+        folder,
+        lambda file: find_file(folder, shared_folder, file),
+        triton.declared if triton else {},
+    )
+    for field in ("graph", "tokenizer", "weights"):
+        file = getattr(manifest, field, None)
+        if file and not find_file(folder, shared_folder, file).is_file():
+            raise ModelProblem(f"{folder / file}: the file `{field}` names is missing")
+    digest = _digest_files(folder)
+    if shared_folder is not None:
+        digest += _digest_files(shared_folder, without=str.isdecimal)
+    return Model(
+        name=name,
+        folder=folder,
+        manifest=manifest,
+        digest=digest,
+        inferred=inferred,
+        shared_folder=shared_folder,
+    )
+
+
+def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
+    """Return the path of a file: in `folder` unless only `shared_folder` has it."""
+    if (
+        shared_folder is not None
+        and not (folder / name).exists()
+        and (shared_folder / name).exists()
+    ):
+        return shared_folder / name
+    return folder / name
+
+
+def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
+    """Digest the name and content of every file, each with its length before it."""
+    digest = hashlib.blake2b()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        first, *_ = parts = name.split("/")
+        if not path.is_file() or any(map(_is_hidden, parts)) or without(first):
+            continue
+        try:
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "blake2b").digest()
+        except OSError as error:
+            raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
+        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
+    return digest.hexdigest()
+
+
+def _is_hidden(part: str) -> bool:
+    """Whether a file or folder is no part of a model: hidden, or Python's byte code."""
+    return part.startswith(".") or part == "__pycache__"
