@@ -8,44 +8,30 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager
 from ipaddress import ip_address
 
-import uvicorn
 import uvloop
-from typing_extensions import override
 
-from backends.api.bounded import ConnectionTimeouts
 from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
-from backends.api.status import ReloadHandler, StatusHandlers
-from backends.api.tls import ServerTls, files_of
-from backends.api.write_coalescing import WriteCoalescingProtocol
+from backends.api.server import BackendServer, bind
+from backends.api.tls import ServerTls, server_tls
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
-from backends.heartbeat import heartbeat
 from backends.listening import empty_queue
 from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, quiet_libraries
-from backends.stop_signals import StopSignals
-from backends.telemetry.spans import NoTracing, Tracing, otlp_tracing
+from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
+from backends.telemetry.spans import NO_TRACING, Tracing, otlp_tracing
 
 _log = logging.getLogger(__name__)
-_PARENT_CHECK = 0.5
 _SWITCH = 0.0005
-_BACKLOG = 2048
-# Longer than any client keeps a connection, so that it is never the server that closes first.
-_KEEP_ALIVE = 120
-# uvicorn's ticks, ten a second, between two checks for timed-out connections.
-_TICKS = 5
-_POLL_INTERVAL = 0.05
-_FIRST_CALL = 1.0
 
 
 @asynccontextmanager
@@ -74,13 +60,7 @@ async def open_backend(
             open_executor=open_executor,
             qualify=qualify,
         )
-        repository = Repository(
-            root=settings.models,
-            tools=tools,
-            retire_after=settings.retire_after,
-            more=settings.more_models,
-        )
-        yield await stack.enter_async_context(repository)
+        yield await stack.enter_async_context(Repository(tools))
 
 
 def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
@@ -96,11 +76,7 @@ def make_routes(repository: Repository, settings: BackendSettings, tracing: Trac
         clock=time.monotonic,
         max_body_bytes=settings.max_body_bytes,
     )
-    return Routes(
-        calls=calls,
-        status=StatusHandlers(core=core, authenticator=authenticator),
-        reload=ReloadHandler(reload=repository.reload, core=core, authenticator=authenticator),
-    )
+    return Routes(calls=calls, core=core, authenticator=authenticator, reload=repository.reload)
 
 
 def serve(settings: BackendSettings) -> None:
@@ -113,8 +89,7 @@ def serve(settings: BackendSettings) -> None:
     parent = os.getppid()
     # A worker thread that returns from the model must not wait 5 ms for a busy loop.
     sys.setswitchinterval(_SWITCH)
-    files = files_of(settings)
-    tls = None if files is None else ServerTls(files)
+    tls = server_tls(settings)
     # Before anything is loaded: a second backend on a port must fail at once.
     with bind(settings.host, settings.port) as listener:
         check_trust(settings, listener.getsockname()[0])
@@ -139,42 +114,26 @@ def check_trust(settings: BackendSettings, address: str) -> None:
 async def _serve(
     settings: BackendSettings, listener: socket.socket, tls: ServerTls | None, parent: int
 ) -> None:
-    tracing: Tracing = NoTracing()
-    if settings.traces:
-        tracing = otlp_tracing(region=settings.region, backend_id=settings.backend_id)
-    async with open_backend(
-        settings, tracing=tracing, open_executor=executor_opener(settings)
-    ) as repository:
+    tracing = otlp_tracing(settings.region, settings.backend_id) if settings.traces else NO_TRACING
+    opener = executor_opener(settings)
+    async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:
+        core = repository.core
         # Not before: the loop waits for the models to be opened.
         with heartbeat(settings.heartbeat_fd):
-            routes = make_routes(repository, settings, tracing)
-            await _serve_repository(repository, routes, settings, listener, tls, parent)
+            for name, reason in core.model_set.problems.items():
+                _log.error("a model is broken", extra={"model": name, "reason": reason})
+            # Models stay: the collector need not traverse them.
+            gc.collect()
+            gc.freeze()
+            # Requests leave no cycles worth looking for every 700 objects.
+            gc.set_threshold(20_000, 20, 20)
+            server = BackendServer(make_routes(repository, settings, tracing), tls)
+            host, port = listener.getsockname()[:2]
+            serves = {"address": f"{host}:{port}", "provider": core.state().provider}
+            _log.info("backend serves", extra=serves)
+            async with _following(tls):
+                await run_until_stopped(server, listener, core, settings, parent)
     await asyncio.to_thread(tracing.close)
-
-
-async def _serve_repository(
-    repository: Repository,
-    routes: Routes,
-    settings: BackendSettings,
-    listener: socket.socket,
-    tls: ServerTls | None,
-    parent: int,
-) -> None:
-    for name, reason in repository.model_set.problems.items():
-        _log.error("a model is broken", extra={"model": name, "reason": reason})
-    # Models stay: the collector need not traverse them.
-    gc.collect()
-    gc.freeze()
-    # Requests leave no cycles worth looking for every 700 objects.
-    gc.set_threshold(20_000, 20, 20)
-    server = BackendServer(routes, tls)
-    host, port = listener.getsockname()[:2]
-    _log.info(
-        "backend serves",
-        extra={"address": f"{host}:{port}", "provider": repository.core.state().provider},
-    )
-    async with _following(tls):
-        await run_until_stopped(server, listener, repository.core, settings, parent)
 
 
 @asynccontextmanager
@@ -191,7 +150,7 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
 
 
 async def run_until_stopped(
-    server: "BackendServer",
+    server: BackendServer,
     listener: socket.socket,
     core: ServingCore,
     settings: BackendSettings,
@@ -203,7 +162,7 @@ async def run_until_stopped(
         serving = group.create_task(server.serve(sockets=[listener]))
         waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
-            waits.append(group.create_task(_wait_for_parent_end(parent)))
+            waits.append(group.create_task(wait_for_parent_end(parent)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -218,7 +177,7 @@ async def run_until_stopped(
 
 
 async def leave(
-    server: "BackendServer",
+    server: BackendServer,
     listener: socket.socket,
     core: ServingCore,
     settings: BackendSettings,
@@ -245,101 +204,3 @@ async def drain(core: ServingCore, bound: float) -> None:
         _log.warning(
             "the drain timeout is over; calls are cut", extra={"calls": core.calls_in_flight}
         )
-
-
-async def _wait_for_parent_end(parent: int) -> None:
-    # No event reports that the parent ended; it has to be polled.
-    while os.getppid() == parent:  # noqa: ASYNC110
-        await asyncio.sleep(_PARENT_CHECK)
-
-
-class BackendServer(uvicorn.Server):
-    """Runs uvicorn without its signal handlers: ours drain first and exit with 0."""
-
-    def __init__(
-        self,
-        application: Routes,
-        tls: ServerTls | None = None,
-        waits: ConnectionTimeouts | None = None,
-    ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                application,
-                http=partial(WriteCoalescingProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
-                ws="none",
-                lifespan="off",
-                loop="none",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=1,
-                ssl_context_factory=None if tls is None else lambda *_: tls.context,
-            )
-        )
-
-    @override
-    async def on_tick(self, counter: int) -> bool:
-        now = asyncio.get_running_loop().time()
-        if counter % _TICKS == 0:
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, WriteCoalescingProtocol):
-                    connection.end_if_late(now)
-        return await super().on_tick(counter)
-
-    def make_answers_last(self) -> None:
-        """Have every answer from now on be the last one of its connection."""
-        last = (b"connection", b"close")
-        self.config.encoded_headers.append(last)  # for when the server renews its headers
-        self.server_state.default_headers = [*self.server_state.default_headers, last]
-
-    def stop_accepting(self, listener: socket.socket) -> None:
-        """Accept nothing any more."""
-        for server in self.servers:
-            server.close()
-        listener.close()
-
-    async def end_idle_connections(self) -> None:
-        """End idle connections until there are none, for a second at most.
-
-        A connection that was just accepted gets that time for its first request.
-        """
-        for _ in range(round(_FIRST_CALL / _POLL_INTERVAL)):
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, WriteCoalescingProtocol):
-                    connection.end_if_idle()
-            if not self.server_state.connections:
-                return
-            await asyncio.sleep(_POLL_INTERVAL)
-
-    @contextmanager
-    @override
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-@contextmanager
-def bind(host: str, port: int) -> Iterator[socket.socket]:
-    """Listen; connections wait until the models are loaded.
-
-    Raises:
-        StartProblem: the address cannot be bound; the message says what to do.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            # A listening socket is what makes another bind with SO_REUSEADDR fail.
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise StartProblem(
-                f"cannot listen on {host}:{port}: {error.strerror}; stop what is there or choose "
-                "another port with --port"
-            ) from None
-        listener.setblocking(False)
-        yield listener

@@ -25,7 +25,7 @@ from backends.repository.description import describe_model
 from backends.repository.model import Model
 from backends.settings import BackendSettings, Provider, read_settings
 from backends.telemetry.logs import configure_logging
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 
 _CANNOT_START = 2
 _MODELS = click.option(
@@ -66,37 +66,15 @@ def main() -> None:
 @click.option(
     "--exit-with-parent", is_flag=True, default=None, help="Stop when the parent process ends."
 )
-def serve_command(
-    *,
-    models: Path | None,
-    more_models: Path | None,
-    host: str | None,
-    port: int | None,
-    region: str | None,
-    backend_id: str | None,
-    threads: int | None,
-    provider: str | None,
-    drain: float | None,
-    exit_with_parent: bool | None,
-) -> None:
+def serve_command(**options: object) -> None:
     """Serve the models until SIGTERM.
 
     Every option can be set as SLUICEGATE_BACKEND_<NAME>; so can SLUICEGATE_BACKEND_TOKEN, the
     secret shared with the gateways.
     """
     with _one_line("backend"):
-        settings = read_settings(
-            models=models,
-            more_models=more_models,
-            host=host,
-            port=port,
-            region=region,
-            backend_id=backend_id,
-            threads=threads,
-            provider=provider,
-            drain=drain,
-            exit_with_parent=exit_with_parent,
-        )
+        # Options are named as the settings that they set.
+        settings = read_settings(None, **options)
         configure_logging()
         serve(settings)
 
@@ -145,8 +123,8 @@ def _read(settings: BackendSettings) -> Catalogue:
 
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
     opener = executor_opener(settings)
-    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
-        return repository.core.state().models, dict(repository.model_set.problems)
+    async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
+        return repository.core.state().models, dict(repository.core.model_set.problems)
 
 
 def _print(

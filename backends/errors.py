@@ -26,11 +26,12 @@ from typing import ClassVar
 
 
 class BackendError(Exception):
-    """Reports a failure to a caller."""
+    """Reports a failure to a caller; with a `retry_after` another try may succeed after it."""
 
     status: ClassVar[int] = 500
     code: str = "internal_error"
     retryable: ClassVar[bool] = True
+    retry_after: float | None = None
 
 
 class CallRefused(BackendError):
@@ -114,6 +115,7 @@ class Overloaded(BackendError):
 
     status = 503
     code = "overloaded"
+    retry_after: float
 
     def __init__(self, detail: str, *, retry_after: float) -> None:
         super().__init__(detail)

@@ -8,7 +8,7 @@ comes after each second without an outcome in which batches ran: the call waits,
 A stream that ends without one was cut: items without an outcome are retryable. A call refused as a
 whole is a non-200 status with a `Refusal`.
 
-`GET /v1/state` answers a msgpack `BackendState`: what the backend serves and how busy it is.
+`GET /v1/state` answers a msgpack `ServingState`: what the backend serves and how busy it is.
 `POST /v1/models/reload` reads the repository again, and answers the state when its models serve.
 """
 
@@ -257,7 +257,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[str] = []
 
 
-class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
     `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
@@ -307,15 +307,10 @@ class FrameReader:
             end = start + _LENGTH.size + length
             if len(buffer) < end:
                 break
-            frame = _decode_frame(bytes(buffer[start + _LENGTH.size : end]))
+            try:
+                frame: Frame = _frame_decoder.decode(buffer[start + _LENGTH.size : end])
+            except UNREADABLE as error:
+                raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
             start = end
             yield frame
         del buffer[:start]
-
-
-def _decode_frame(body: bytes) -> Frame:
-    try:
-        frame: Frame = _frame_decoder.decode(body)
-    except UNREADABLE as error:
-        raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
-    return frame

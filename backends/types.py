@@ -55,8 +55,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what a batcher holds now and has done since it started.
 
-    `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` the
-    part of it that padding took.
+    `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` what
+    padding takes of it (`CostModel.padding`).
     """
 
     queued_rows: int = 0
@@ -79,13 +79,14 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     queued_seconds: float = 0.0
     releases: dict[str, int] = {}
 
-    @property
-    def padding_waste_ratio(self) -> float:
-        """The share of the work that padding made: what a graph leaves out, it does not waste."""
-        return self.wasted / self.work if self.work else 0.0
+
+def padding_waste_ratio(*queues: QueueStatistics) -> float:
+    """Return padding's share of the work: what a graph leaves out, it does not waste."""
+    work = sum(queue.work for queue in queues)
+    return sum(queue.wasted for queue in queues) / work if work else 0.0
 
 
-class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
+class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts how rows were answered: cached, joined to one in flight, or computed."""
 
     known_rows: int = 0
@@ -101,7 +102,7 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     queue: QueueStatistics
-    rows: CacheStatistics
+    rows: RowStatistics
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,11 @@ import msgspec
 
 from backends.protocol import (
     CALL_PATH,
-    BackendState,
     Call,
     CallItem,
     ClassifyParameters,
     ModelInfo,
+    ServingState,
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
@@ -41,7 +41,7 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
     def model(self, name: str) -> ModelInfo:
         """Return its description of a model."""
         content = httpx.get(f"http://127.0.0.1:{self.port}/v1/state").content
-        state = msgspec.msgpack.decode(content, type=BackendState)
+        state = msgspec.msgpack.decode(content, type=ServingState)
         return next(model for model in state.models if model.name == name)
 
     def counter(self, name: str, encoder: str) -> float:

@@ -17,11 +17,11 @@ import tokenizers
 from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import (
     CALL_PATH,
-    BackendState,
     Call,
     CallItem,
     ClassifyParameters,
     ModelInfo,
+    ServingState,
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
@@ -148,7 +148,7 @@ async def _model(address: str) -> ModelInfo:
     writer.write(b"GET /v1/state HTTP/1.0\r\n\r\n")
     _, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
-    state = msgspec.msgpack.decode(body, type=BackendState)
+    state = msgspec.msgpack.decode(body, type=ServingState)
     return next(model for model in state.models if model.name == _MODEL)
 
 

@@ -21,7 +21,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm
 from backends.algorithms.custom import Budget, Custom
 from backends.algorithms.user_code import read_user_code
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
@@ -58,7 +58,7 @@ def answer(
         budget=Budget(time=time, rows=rows),
     )
     fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
-    ask = AlgorithmContext(fakes, Caller(scope="harness", deadline=math.inf))
+    ask = AlgorithmContext(fakes, RowCaller(scope="harness", deadline=math.inf))
     given = InferParameters(parameters=dict(parameters or {}))
     return msgspec.json.decode(encode_result(asyncio.run(custom.run(item, given, ask))))
 
@@ -86,25 +86,25 @@ class _FakeRows(Pipeline):
         self._fake = fake
 
     @override
-    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
         caller.spend(len(texts))
         caller.rows += len(texts)
         return np.array([self._fake(text) for text in texts], dtype=np.float32)
 
     @override
     async def pairs(
-        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         return await self.vectors([(first, second) for second in seconds], caller)
 
     @override
     async def windows(
-        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         return await self.vectors([text], caller)
 
     @override
     async def token_vectors(
-        self, text: str, caller: Caller
+        self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         raise NotImplementedError

@@ -101,11 +101,7 @@ async def respond(
         {
             "type": "http.response.start",
             "status": status,
-            "headers": [
-                (b"content-type", content_type),
-                (b"content-length", length),
-                *headers,
-            ],
+            "headers": [(b"content-type", content_type), (b"content-length", length), *headers],
         }
     )
     await send({"type": "http.response.body", "body": body})

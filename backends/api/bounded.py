@@ -34,7 +34,7 @@ class _TooLarge(Exception):
     """Stops the parser in the midst of a head."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """Bounds heads, chunk extensions, trailers and time of uvicorn's protocol."""
 
     def __init__(self, *args: Any, waits: ConnectionTimeouts | None = None, **kwargs: Any) -> None:

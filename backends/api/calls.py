@@ -9,7 +9,6 @@ import msgspec
 
 from backends.api.asgi import (
     Client,
-    ClientGone,
     Message,
     Receive,
     Scope,
@@ -22,9 +21,7 @@ from backends.api.asgi import (
 from backends.errors import (
     BackendError,
     BadCall,
-    CallRefused,
     CallTooLarge,
-    Overloaded,
     Unauthorized,
 )
 from backends.protocol import (
@@ -104,57 +101,46 @@ class CallHandler:
         self._decoders = Decoders()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit the call, answer its items, send each outcome when it is there."""
-        try:
-            self._authenticator.check(scope)
-            body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
-            received = self._clock()
-            call = self._decode(body)
-            admitted = self._core.admit(call)
-            answerer = ItemAnswerer(
-                core=self._core,
-                admitted=admitted,
-                call=call,
-                decoders=self._decoders,
-                received=received,
-                clock=self._clock,
-                tracing=self._tracing,
-            )
-            admitted.work.admit()
-        except (CallRefused, Overloaded) as error:
-            await send_refusal(send, error)
-            return
-        except ClientGone:
-            return
-        with self._core.working(), closing(admitted.work):
-            reply = _Reply(send, self._core, admitted.work, interval=self._progress)
-            with closing(reply):
-                if len(call.items) == 1:
-                    await self._answer_one(answerer, call.items[0], scope, receive, reply)
-                else:
-                    await _OutcomeStream(answerer, call.items).run(receive, reply)
+        """Admit the call, answer its items, send each outcome when it is there.
 
-    async def _answer_one(
-        self,
-        answerer: ItemAnswerer,
-        item: CallItem,
-        scope: Scope,
-        receive: Receive,
-        reply: "_Reply",
-    ) -> None:
-        """Answer a call of one item in this very task, in one write; tasks are what costs."""
+        Raises:
+            CallRefused: it is not answered here; nothing was sent.
+            Overloaded: it would be late, or there is no room; nothing was sent.
+            ClientGone: the client disconnected before its body arrived.
+        """
+        self._authenticator.check(scope)
+        body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
+        received = self._clock()
+        call = self._decode(body)
+        entry, work = self._core.admit(call)
+        answerer = ItemAnswerer(
+            core=self._core,
+            entry=entry,
+            work=work,
+            call=call,
+            decoders=self._decoders,
+            received=received,
+            clock=self._clock,
+            tracing=self._tracing,
+        )
+        work.admit()
         client, watcher = _client_of(scope, receive)
-        try:
-            with client.waiting():
-                outcome = await answerer.answer(0, item)
-        except asyncio.CancelledError:
-            if not client.is_disconnected:
-                raise
-            return
-        finally:
-            if watcher is not None:
-                watcher.cancel()
-        await reply.send([outcome], is_last=True)
+        with self._core.working(), closing(work):
+            reply = _Reply(send, self._core, work, interval=self._progress)
+            try:
+                with closing(reply), client.waiting():
+                    if len(call.items) == 1:
+                        # In this very task: tasks are what costs.
+                        outcome = await answerer.answer(0, call.items[0])
+                        await reply.send([outcome], is_last=True)
+                    else:
+                        await _OutcomeStream(answerer, call.items).send_all(reply)
+            except asyncio.CancelledError:
+                if not client.is_disconnected:
+                    raise
+            finally:
+                if watcher is not None:
+                    watcher.cancel()
 
     def _decode(self, body: bytes) -> Call:
         try:
@@ -238,26 +224,21 @@ class _Reply:
 
 
 class _OutcomeStream:
-    """Answers a call of several items: tasks take its items, one watches for a disconnect."""
+    """Answers the items of a call, several at a time, and sends their outcomes."""
 
     def __init__(self, answerer: ItemAnswerer, items: list[CallItem]) -> None:
         self._answerer = answerer
         self._items = items
         self._ready: list[Frame] = []
         self._changed = asyncio.Event()
-        self._is_disconnected = False
 
-    async def run(self, receive: Receive, reply: _Reply) -> None:
-        """Send every outcome, unless the client leaves."""
+    async def send_all(self, reply: _Reply) -> None:
+        """Send every outcome."""
         waiting = enumerate(self._items)
         async with asyncio.TaskGroup() as group:
-            tasks = [
+            for _ in range(min(len(self._items), _ITEMS_AT_ONCE)):
                 group.create_task(self._answer(waiting))
-                for _ in range(min(len(self._items), _ITEMS_AT_ONCE))
-            ]
-            watcher = group.create_task(self._watch(receive, tasks))
-            await self._send_all(reply)
-            watcher.cancel()
+            await self._send_as_ready(reply)
 
     async def _answer(self, waiting: Iterator[tuple[int, CallItem]]) -> None:
         for index, item in waiting:
@@ -266,21 +247,11 @@ class _OutcomeStream:
             self._ready.append(outcome)
             self._changed.set()
 
-    async def _watch(self, receive: Receive, tasks: list[asyncio.Task[None]]) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._is_disconnected = True
-        for task in tasks:
-            task.cancel()
-        self._changed.set()
-
-    async def _send_all(self, reply: _Reply) -> None:
+    async def _send_as_ready(self, reply: _Reply) -> None:
         remaining = len(self._items)
         while remaining:
             await self._changed.wait()
             self._changed.clear()
-            if self._is_disconnected:
-                return
             frames, self._ready = self._ready, []
             remaining -= len(frames)
             await reply.send(frames, is_last=not remaining)
@@ -288,8 +259,10 @@ class _OutcomeStream:
 
 async def send_refusal(send: Send, error: BackendError) -> None:
     """Send a call's refusal as a whole."""
-    retry_after = error.retry_after if isinstance(error, Overloaded) else None
     refusal = Refusal(
-        code=error.code, detail=str(error), retryable=error.retryable, retry_after=retry_after
+        code=error.code,
+        detail=str(error),
+        retryable=error.retryable,
+        retry_after=error.retry_after,
     )
     await respond(send, error.status, msgspec.msgpack.encode(refusal), _MEDIA)

@@ -1,26 +1,43 @@
-"""Routes paths to their handlers."""
+"""Routes requests to the handler of calls, and answers state, health, metrics and reloads."""
 
 import json
+from collections.abc import Awaitable, Callable
 
-from backends.api.asgi import Handler, Receive, Scope, Send, respond
-from backends.api.calls import CallHandler
-from backends.api.status import ReloadHandler, StatusHandlers
-from backends.protocol import CALL_PATH, RELOAD_PATH, STATE_PATH
+import msgspec
+
+from backends.api.asgi import ClientGone, Handler, Headers, Receive, Scope, Send, respond
+from backends.api.calls import CallAuthenticator, CallHandler, send_refusal
+from backends.errors import CallRefused, NotReady, Overloaded, StartProblem, Unauthorized
+from backends.protocol import CALL_PATH, MEDIA_TYPE, RELOAD_PATH, STATE_PATH
+from backends.serving.core import ServingCore
+from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
+
+_JSON = b"application/json"
+_OK, _UNAVAILABLE = 200, 503
 
 
 class Routes:
-    """Dispatches ASGI requests by path and method."""
+    """Dispatches ASGI requests by path and method; turns refusals into responses."""
 
     def __init__(
-        self, *, calls: CallHandler, status: StatusHandlers, reload: ReloadHandler
+        self,
+        *,
+        calls: CallHandler,
+        core: ServingCore,
+        authenticator: CallAuthenticator,
+        reload: Callable[[], Awaitable[None]],
     ) -> None:
+        self._core = core
+        self._authenticator = authenticator
+        self._reload = reload
+        self._metrics = BackendMetrics(core.snapshot)
         self._handlers: dict[str, tuple[str, Handler]] = {
             CALL_PATH: ("POST", calls),
-            STATE_PATH: ("GET", status.state),
-            RELOAD_PATH: ("POST", reload),
-            "/health/live": ("GET", status.live),
-            "/health/ready": ("GET", status.ready),
-            "/metrics": ("GET", status.metrics),
+            STATE_PATH: ("GET", self.state),
+            RELOAD_PATH: ("POST", self.reload),
+            "/health/live": ("GET", self.live),
+            "/health/ready": ("GET", self.ready),
+            "/metrics": ("GET", self.metrics),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -32,12 +49,63 @@ class Routes:
         method, handler = found
         if scope["method"] != method:
             allow = [(b"allow", method.encode())]
-            body = json.dumps({"code": "method_not_allowed", "detail": f"use {method}"}).encode()
-            await respond(send, 405, body, b"application/json", allow)
+            await _refuse(send, 405, "method_not_allowed", f"use {method}", allow)
             return
-        await handler(scope, receive, send)
+        try:
+            await handler(scope, receive, send)
+        except (CallRefused, Overloaded) as error:
+            await send_refusal(send, error)
+        except ClientGone:
+            return
+
+    async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /v1/state`, for gateways."""
+        self._authenticator.check(scope)
+        await respond(send, _OK, msgspec.msgpack.encode(self._core.state()), MEDIA_TYPE.encode())
+
+    async def reload(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`POST /v1/models/reload`: the state, once the repository was read and is served."""
+        self._authenticator.check(scope)
+        try:
+            await self._reload()
+        except StartProblem as error:
+            raise NotReady(str(error)) from None
+        await self.state(scope, receive, send)
+
+    async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /health/live`: 503 when only a restart helps."""
+        failures = self._core.failures()
+        body = json.dumps({"live": not failures, "failures": failures}).encode()
+        await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
+
+    async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /health/ready`: whether calls are answered, on what, and what is missing.
+
+        The reasons name files, and are only shown to authenticated callers.
+        """
+        state = self._core.state()
+        missing = state.missing
+        try:
+            self._authenticator.check(scope)
+        except Unauthorized:
+            missing = list(dict.fromkeys(line.partition(":")[0] for line in missing))
+        body = json.dumps(
+            {
+                "ready": state.ready,
+                "backend_id": state.backend_id,
+                "region": state.region,
+                "provider": state.provider,
+                "models": [model.name for model in state.models],
+                "missing": missing,
+            }
+        ).encode()
+        await respond(send, _OK if state.ready else _UNAVAILABLE, body, _JSON)
+
+    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`GET /metrics`, for Prometheus."""
+        await respond(send, _OK, self._metrics.render(), CONTENT_TYPE.encode())
 
 
-async def _refuse(send: Send, status: int, code: str, detail: str) -> None:
+async def _refuse(send: Send, status: int, code: str, detail: str, headers: Headers = ()) -> None:
     body = json.dumps({"code": code, "detail": detail}).encode()
-    await respond(send, status, body, b"application/json")
+    await respond(send, status, body, _JSON, headers)

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -37,18 +36,21 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
         """Return a value that changes when any of the files is replaced.
 
         Raises:
-            OSError: one of them is not there.
+            StartProblem: one of them is not there.
         """
         files = (self.certificate, self.key, self.client_ca)
-        found = [path.stat() for path in files if path is not None]
+        try:
+            found = [path.stat() for path in files if path is not None]
+        except OSError as error:
+            raise StartProblem(_missing(self, error)) from None
         return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
 
 
-def files_of(settings: BackendSettings) -> TlsFiles | None:
-    """Return the files that the settings name; `None` where plain HTTP is served.
+def server_tls(settings: BackendSettings) -> "ServerTls | None":
+    """Return the TLS of the settings; `None` where plain HTTP is served.
 
     Raises:
-        StartProblem: some are named, but not the certificate.
+        StartProblem: files are named but not the certificate, or they cannot be used.
     """
     if settings.tls_certificate is None:
         if settings.tls_key is not None or settings.tls_client_ca is not None:
@@ -57,20 +59,21 @@ def files_of(settings: BackendSettings) -> TlsFiles | None:
                 "served, so a key or a client CA has no effect"
             )
         return None
-    return TlsFiles(
+    files = TlsFiles(
         certificate=settings.tls_certificate,
         key=settings.tls_key,
         client_ca=settings.tls_client_ca,
     )
+    return ServerTls(files)
 
 
 class ServerTls:
     """Provides a server's context, whose handshakes use the files as last read."""
 
-    def __init__(self, files: TlsFiles, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._refusals = _RefusalLog(clock)
-        self._signature = _signature(files)
+        self._refusals = _RefusalLog()
+        self._signature = files.signature()
         self.context = _DelegatingContext(ssl.PROTOCOL_TLS_SERVER)
         """Passed to a server once; renewals replace the context behind it."""
         self.context.actual = _read(files, self._refusals)
@@ -81,7 +84,7 @@ class ServerTls:
         Raises:
             StartProblem: they cannot be used; nothing has changed.
         """
-        signature = _signature(self._files)
+        signature = self._files.signature()
         self.context.actual = _read(self._files, self._refusals)
         self._signature = signature
 
@@ -94,19 +97,15 @@ class ServerTls:
             was_requested = await _is_set_within(reload_requested, interval)
             reload_requested.clear()
             try:
-                if not was_requested and await asyncio.to_thread(_signature, self._files) == (
-                    self._signature
-                ):
+                found = await asyncio.to_thread(self._files.signature)
+                if found == self._signature and not was_requested:
                     continue
                 await asyncio.to_thread(self.renew)
             except StartProblem as error:
                 # Half of a rotation looks like this: the next check finds the other half.
                 if str(error) != trouble:
                     trouble = str(error)
-                    _log.warning(
-                        "the certificates stay as they were",
-                        extra={"reason": trouble},
-                    )
+                    _log.warning("the certificates stay as they were", extra={"reason": trouble})
             else:
                 trouble = ""
                 _log.info("the certificates were read again")
@@ -141,13 +140,12 @@ class _DelegatingContext(ssl.SSLContext):
 class _RefusalLog:
     """Logs why handshakes fail, each reason once a minute: probes come twice a second."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._logged: dict[str, float] = {}
 
     def log(self, error: ssl.SSLError) -> None:
         """Log one line on a failed handshake."""
-        reason, now = explain(error), self._clock()
+        reason, now = explain(error), time.monotonic()
         # The reasons are OpenSSL's: a closed set.
         if now - self._logged.get(reason, float("-inf")) >= _LOG_INTERVAL:
             self._logged[reason] = now
@@ -202,13 +200,6 @@ def _read(files: TlsFiles, refusals: _RefusalLog) -> ssl.SSLContext:
     except OSError as error:
         raise StartProblem(_missing(files, error)) from None
     return context
-
-
-def _signature(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
-    try:
-        return files.signature()
-    except OSError as error:
-        raise StartProblem(_missing(files, error)) from None
 
 
 def _missing(files: TlsFiles, error: OSError) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from backends.api.asgi import CLIENT_EXTENSION, Client
-from backends.api.bounded import BoundedProtocol
+from backends.api.bounded import LimitedHttpProtocol
 
 
 class WriteCoalescingTransport(asyncio.Transport):
@@ -59,7 +59,7 @@ class WriteCoalescingTransport(asyncio.Transport):
             self._transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
 
-class WriteCoalescingProtocol(BoundedProtocol):
+class WriteCoalescingProtocol(LimitedHttpProtocol):
     """Coalesces writes, and reports a client that disconnects.
 
     With ASGI's `receive` a task would wait for that: a third of the tasks' cost of a small call.

@@ -4,6 +4,8 @@ An item may submit its rows in several steps, and a request its items. The reser
 them: work that is admitted later does not take its place.
 """
 
+import msgspec
+
 from backends.batching.fair_queue import BULK, FlowKey
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
@@ -17,23 +19,18 @@ _MAX_WASTED_ROWS = 8
 MIN_RETRY_AFTER = 0.1
 
 
-class Reservation:
+class QueueReservation(msgspec.Struct, kw_only=True, eq=False):
     """Reserves queue time for the work of one admitted item, until its rows are queued.
 
     `remaining` is the work that is not queued yet, in predicted seconds. `request` is shared by all
     items that were admitted together.
     """
 
-    __slots__ = ("admission", "flow", "is_begun", "remaining", "request")
-
-    def __init__(
-        self, admission: "Admission", flow: FlowKey, work: float, request: RequestWork
-    ) -> None:
-        self.admission = admission
-        self.flow = flow
-        self.request = request
-        self.remaining = work
-        self.is_begun = False
+    admission: "Admission"
+    flow: FlowKey
+    request: RequestWork
+    remaining: float
+    is_begun: bool = False
 
     def release(self) -> None:
         """Release what is not queued: the item submits no more."""
@@ -43,8 +40,8 @@ class Reservation:
 class Admission:
     """Predicts when work would end, from the work before it and the measured pace.
 
-    All work is in predicted seconds of the cost model. Belongs to the event loop, but for `begin`,
-    `stop` and `learn`, which worker threads call; these write queue and meter meanwhile.
+    All work is in predicted seconds of the cost model. Belongs to the event loop, but for `learn`,
+    which worker threads call; these write queue and meter meanwhile.
     """
 
     def __init__(self, *, name: str, queue: RowQueue, meter: Meter, margin: LatenessMargin) -> None:
@@ -58,11 +55,6 @@ class Admission:
         self.incoming = 0.0
         """The work of submitted rows that the queue does not hold yet."""
 
-    @property
-    def slowness(self) -> float:
-        """How many times longer than predicted batches take."""
-        return self._meter.slowness
-
     def queued_seconds(self) -> float:
         """Return the seconds that the waiting rows will take."""
         return (self._queue.seconds + self.incoming) / self._meter.pace
@@ -73,7 +65,7 @@ class Admission:
 
     def admit(
         self, work_per_item: list[float], *, time_left: float, flow: FlowKey
-    ) -> list[Reservation]:
+    ) -> list[QueueReservation]:
         """Admit items that are to end together, and reserve for each its expected work.
 
         Raises:
@@ -85,11 +77,14 @@ class Admission:
             self.reserved += sum(work_per_item)
         else:
             work_per_item = [0.0] * len(work_per_item)
-        request = RequestWork(sum(work_per_item), items=len(work_per_item))
-        return [Reservation(self, flow, work, request) for work in work_per_item]
+        request = RequestWork(reserved=sum(work_per_item), items=len(work_per_item))
+        return [
+            QueueReservation(admission=self, flow=flow, request=request, remaining=work)
+            for work in work_per_item
+        ]
 
     def take(
-        self, work: float, *, time_left: float, flow: FlowKey, reservation: Reservation | None
+        self, work: float, *, time_left: float, flow: FlowKey, reservation: QueueReservation | None
     ) -> None:
         """Admit work into the queue, from its item's reservation as far as that goes.
 
@@ -107,7 +102,7 @@ class Admission:
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
         reservation.is_begun = True
 
-    def give_back(self, reservation: Reservation, work: float) -> None:
+    def give_back(self, reservation: QueueReservation, work: float) -> None:
         """Release a part of a reservation, which is queued or will not come."""
         reservation.remaining -= work
         reservation.request.reserved -= work
@@ -131,14 +126,6 @@ class Admission:
             # A few are enough: the factor must not jump with a single large request.
             late = min(max(rows, request.items), _MAX_WASTED_ROWS)
             self._margin.count(in_time=0, late=late)
-
-    def begin(self, batch: DequeuedBatch) -> float:
-        """Count a batch as running, in its worker thread; return when it started."""
-        return self._meter.begin(batch.work)
-
-    def stop(self, batch: DequeuedBatch) -> None:
-        """Count a batch as running no more, whatever became of it."""
-        self._meter.stop(batch.work)
 
     def learn(self, batch: DequeuedBatch, *, started: float) -> None:
         """Learn pace, slowness and margin from a batch that has just run in this thread."""

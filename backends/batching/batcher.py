@@ -54,7 +54,7 @@ class Batcher:
         share = (device or Device(slots=threads, clock=clock)).share()
         self.name = name
         self.provider = executor.provider
-        self._meter = Meter(worker_threads=threads, clock=clock)
+        self._meter = Meter(worker_threads=threads, cost=executor.cost, clock=clock)
         self.admission = Admission(
             name=name, queue=queue, meter=self._meter, margin=LatenessMargin()
         )
@@ -76,7 +76,12 @@ class Batcher:
             always_wide=options.always_wide,
         )
         self._workers = WorkerThreads(
-            name=name, count=threads, submissions=self.submissions, share=share, runner=runner
+            name=name,
+            count=threads,
+            submissions=self.submissions,
+            meter=self._meter,
+            share=share,
+            runner=runner,
         )
 
     async def __aenter__(self) -> Self:
@@ -109,11 +114,12 @@ class Batcher:
     def statistics(self) -> QueueStatistics:
         """Return the sizes of the queue and the counts since the start."""
         submissions = self.submissions
-        statistics = self._meter.statistics(
+        return msgspec.structs.replace(
+            self._meter.statistics(),
             queued_rows=submissions.rows,
             queued_tokens=submissions.tokens,
-            skipped=submissions.queue.skipped,
-            expired=submissions.queue.expired,
-            refused=submissions.refused,
+            queued_seconds=self.admission.queued_seconds(),
+            skipped_rows=submissions.queue.skipped,
+            expired_rows=submissions.queue.expired,
+            refused_rows=submissions.refused,
         )
-        return msgspec.structs.replace(statistics, queued_seconds=self.admission.queued_seconds())

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 # Arriving work is averaged over about so many seconds: shares follow a swap within a few of them.
 _MEMORY = 2.0
 # The least weight of a model, as a share of the largest.
@@ -35,8 +37,14 @@ class DeviceShare:
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:
-        """Note that so much predicted work arrived."""
-        self._device.note_arrival(self, seconds)
+        """Count predicted work that arrived to the model's weight, older work less."""
+        now = self._device.clock()
+        self.arriving = self.faded(now) + seconds
+        self.seen = now
+
+    def faded(self, now: float) -> float:
+        """Return the work that arrived lately, as it counts now."""
+        return self.arriving * math.exp((self.seen - now) / _MEMORY)
 
     @contextmanager
     def slot(self) -> Iterator["SlotUse"]:
@@ -48,18 +56,15 @@ class DeviceShare:
             self._device.leave(self, use.seconds, more=use.more)
 
 
-class SlotUse:
+class SlotUse(msgspec.Struct, kw_only=True, eq=False):
     """Holds the predicted seconds a slot was used for, and whether its user has more to run.
 
     `alone` says whether it was the only slot in use.
     """
 
-    __slots__ = ("alone", "more", "seconds")
-
-    def __init__(self, *, alone: bool) -> None:
-        self.alone = alone
-        self.more = False
-        self.seconds = 0.0
+    alone: bool
+    more: bool = False
+    seconds: float = 0.0
 
 
 class Device:
@@ -69,7 +74,7 @@ class Device:
         self._free = self._slots = slots
         # Slot-seconds used lately, faded up to `_at`.
         self._used, self._at = 0.0, clock()
-        self._clock = clock
+        self.clock = clock
         self._changed = threading.Condition()
         self._shares: list[DeviceShare] = []
         self._now = 0.0
@@ -92,12 +97,6 @@ class Device:
             if share in self._shares:
                 self._shares.remove(share)
 
-    def note_arrival(self, share: DeviceShare, seconds: float) -> None:
-        """Count work to a model's weight, older work less."""
-        now = self._clock()
-        share.arriving = share.arriving * math.exp((share.seen - now) / _MEMORY) + seconds
-        share.seen = now
-
     def busy_share(self) -> float:
         """Return the share of the slots that was in use in the last seconds."""
         with self._changed:
@@ -105,7 +104,7 @@ class Device:
             return min(1.0, self._used / (self._slots * _MEMORY))
 
     def _count(self) -> None:
-        now = self._clock()
+        now = self.clock()
         passed, self._at = now - self._at, now
         fade = math.exp(-passed / _MEMORY)
         self._used = self._used * fade + (self._slots - self._free) * _MEMORY * (1.0 - fade)
@@ -113,7 +112,7 @@ class Device:
     def enter(self, share: DeviceShare) -> bool:
         """Wait until this model is next and a slot is free; return whether all slots were."""
         with self._changed:
-            if not (share.waiting or share.running or share.reserved_until > self._clock()):
+            if not (share.waiting or share.running or share.reserved_until > self.clock()):
                 # Absence earns no credit.
                 share.clock = max(share.clock, self._now)
             share.reserved_until = -math.inf
@@ -136,7 +135,7 @@ class Device:
         """Give the slot back and charge its use; with `more`, keep the position."""
         with self._changed:
             if more:
-                share.reserved_until = self._clock() + _RETURN_WINDOW
+                share.reserved_until = self.clock() + _RETURN_WINDOW
             share.clock += seconds / self._weight(share)
             share.running -= 1
             self._count()
@@ -144,15 +143,11 @@ class Device:
             self._changed.notify_all()
 
     def _next(self) -> DeviceShare:
-        now = self._clock()
+        now = self.clock()
         present = (s for s in self._shares if s.waiting or s.reserved_until > now)
         return min(present, key=lambda s: s.clock)
 
     def _weight(self, share: DeviceShare) -> float:
-        now = self._clock()
-        largest = max(_faded(each, now) for each in self._shares)
-        return max(_faded(share, now) / largest, _FLOOR) if largest > 0 else 1.0
-
-
-def _faded(share: DeviceShare, now: float) -> float:
-    return share.arriving * math.exp((share.seen - now) / _MEMORY)
+        now = self.clock()
+        largest = max(each.faded(now) for each in self._shares)
+        return max(share.faded(now) / largest, _FLOOR) if largest > 0 else 1.0

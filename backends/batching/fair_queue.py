@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Final
 
+import msgspec
+
 from backends.batching.row import Row
 
 FlowKey = tuple[str, str]
@@ -20,15 +22,12 @@ BULK: Final = "bulk"
 _BULK_PACE = 10.0
 
 
-class _Flow:
-    __slots__ = ("clock", "heap", "pace", "waiting", "work")
-
-    def __init__(self, clock: float, pace: float) -> None:
-        self.clock = clock
-        self.pace = pace
-        self.heap: list[tuple[float, int, Row]] = []
-        self.waiting = 0
-        self.work = 0.0
+class _Flow(msgspec.Struct, kw_only=True, eq=False):
+    clock: float
+    pace: float
+    heap: list[tuple[float, int, Row]] = []
+    waiting: int = 0
+    work: float = 0.0
 
 
 class FairQueue:
@@ -43,7 +42,7 @@ class FairQueue:
         """Let a row wait in its flow."""
         flow = self._flows.get(row.flow)
         if flow is None:
-            flow = self._flows[row.flow] = _Flow(self._now, _pace(row.flow))
+            flow = self._flows[row.flow] = _Flow(clock=self._now, pace=_pace(row.flow))
         heapq.heappush(flow.heap, (row.due, next(self._arrivals), row))
         flow.waiting += 1
         flow.work += row.work

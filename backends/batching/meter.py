@@ -1,10 +1,11 @@
-"""Measures a batcher: counts what it has run, and its speed."""
+"""Measures a batcher: counts what it has run, padding included, and its speed."""
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from backends.batching.policy import Release
+from backends.executors.cost import CostModel
 from backends.types import QueueStatistics
 
 # Speed is measured over about this many seconds of work, so that it follows a changed load.
@@ -20,8 +21,9 @@ _SLOWEST, _QUICKEST = 20.0, 0.05
 class Meter:
     """Counts batches. Its speeds are those of a busy device: an idle one keeps the last."""
 
-    def __init__(self, *, worker_threads: int, clock: Callable[[], float]) -> None:
+    def __init__(self, *, worker_threads: int, cost: CostModel, clock: Callable[[], float]) -> None:
         self._worker_threads = worker_threads
+        self._cost = cost
         self.clock = clock
         self._lock = threading.Lock()
         self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
@@ -36,27 +38,17 @@ class Meter:
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
 
-    def count(
-        self,
-        *,
-        rows: int,
-        tokens: int,
-        padded_tokens: int,
-        took: float,
-        late: int = 0,
-        work: tuple[float, float] = (0.0, 0.0),
-    ) -> None:
-        """Count a batch that ran for `took`; `late` rows began after their deadline.
-
-        `work` is what it was predicted to take, and what of that was padding.
-        """
+    def count(self, lengths: Sequence[int], *, took: float, late: int = 0) -> None:
+        """Count a batch of such rows that ran for `took`; `late` began after their deadline."""
+        rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
+        seconds = self._cost.seconds(rows=rows, longest=longest, tokens=tokens)
         with self._lock:
             self.batches += 1
             self._rows += rows
             self._tokens += tokens
-            self._padded += padded_tokens
-            self._work += work[0]
-            self._wasted += work[1]
+            self._padded += rows * longest
+            self._work += seconds - self._cost.base
+            self._wasted += self._cost.padding(seconds, alone=sum(map(self._cost.alone, lengths)))
             self._late += late
             self._busy += took
             fade = max(0.0, 1.0 - took / (_MEMORY * self._worker_threads))
@@ -127,15 +119,11 @@ class Meter:
             return max(self._paced / self._pacing, 1.0 / _SLOWEST)
         return self._worker_threads / self.slowness
 
-    def statistics(
-        self, *, queued_rows: int, queued_tokens: int, skipped: int, expired: int, refused: int
-    ) -> QueueStatistics:
-        """Return the counts, with those the queue keeps."""
+    def statistics(self) -> QueueStatistics:
+        """Return the counts of what was run; what waits and was refused is not known here."""
         with self._lock:
             scale = self._worker_threads / self._recent_busy if self._recent_busy else 0.0
             return QueueStatistics(
-                queued_rows=queued_rows,
-                queued_tokens=queued_tokens,
                 runs_in_flight=self._runs,
                 batches=self.batches,
                 rows=self._rows,
@@ -144,10 +132,7 @@ class Meter:
                 work=self._work,
                 wasted=self._wasted,
                 failed_rows=self._failed,
-                skipped_rows=skipped,
-                expired_rows=expired,
                 late_rows=self._late,
-                refused_rows=refused,
                 busy=self._busy,
                 rows_per_second=self._recent_rows * scale,
                 tokens_per_second=self._recent_tokens * scale,

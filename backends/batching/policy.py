@@ -1,4 +1,9 @@
-"""Chooses rows to batch: a pure decision over lengths, time left and predicted cost."""
+"""Chooses rows to batch: a pure decision over lengths, time left and predicted cost.
+
+`RowQueue.take` calls it with the row that leads, which is that of the flow furthest behind
+(`FairQueue`). Padding has one formula, `CostModel.padding`: it bounds a batch here, and
+`Meter.count` adds it up for what was run.
+"""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -131,7 +136,7 @@ class _Batch:
         if longer > limit:
             return Release.DEADLINE
         alone = cost.alone(length)
-        wasted = (longer - cost.base) - (self._alone + alone)
+        wasted = cost.padding(longer, alone=self._alone + alone)
         too_wasteful = wasted > self._limits.padding * (longer - cost.base)
         if longer - self.seconds > alone + _EXPECTED_SAVING * cost.base or too_wasteful:
             return Release.LENGTH

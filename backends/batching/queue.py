@@ -1,4 +1,4 @@
-"""Queues rows between the event loop and the threads that run batches."""
+"""Queues rows between the event loop and the threads, which take the next batch from it."""
 
 import threading
 from collections import deque
@@ -12,7 +12,6 @@ from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
 
 _MAX_SLOWNESS = 2.0
-_RowsByLength = dict[int, deque[Row]]
 _NONE: deque[Row] = deque()
 
 
@@ -31,34 +30,32 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     more: bool
 
 
-class _RequestRows:
-    """Indexes by length the waiting rows of one request in one batch class."""
+class _LengthIndex(msgspec.Struct, eq=False):
+    """Indexes waiting rows by length; `counts` leaves out those that were dequeued elsewhere."""
 
-    __slots__ = ("by_length", "counts", "work")
-
-    def __init__(self) -> None:
-        self.by_length: dict[int, deque[Row]] = {}
-        self.counts: dict[int, int] = {}
-        self.work = 0.0
+    by_length: dict[int, deque[Row]] = {}
+    counts: dict[int, int] = {}
+    work: float = 0.0
 
     def add(self, row: Row) -> None:
-        """Note that a row waits."""
+        """Add a row that waits."""
         length = row.length
         self.by_length.setdefault(length, deque()).append(row)
         self.counts[length] = self.counts.get(length, 0) + 1
         self.work += row.work
 
-    def remove(self, row: Row) -> bool:
-        """Note that a row waits no more; return whether none does."""
-        length = row.length
+    def remove(self, row: Row) -> None:
+        """Remove a row that was just dequeued."""
+        length, queue = row.length, self.by_length[row.length]
         self.work -= row.work
         self.counts[length] -= 1
         if not self.counts[length]:
             del self.counts[length], self.by_length[length]
-        return not self.counts
+        while queue and queue[0].is_dequeued:
+            queue.popleft()
 
 
-_NO_REQUEST = _RequestRows()
+_NO_REQUEST = _LengthIndex()
 
 
 class RowQueue:
@@ -75,9 +72,8 @@ class RowQueue:
         self._changed = threading.Condition()
         self._flows = FairQueue()
         # By output and traffic class: only rows equal in both share batches.
-        self._by_length: dict[tuple[str, str], _RowsByLength] = {}
-        self._counts: dict[tuple[str, str], dict[int, int]] = {}
-        self._requests: dict[tuple[RequestWork, tuple[str, str]], _RequestRows] = {}
+        self._classes: dict[tuple[str, str], _LengthIndex] = {}
+        self._requests: dict[tuple[RequestWork, tuple[str, str]], _LengthIndex] = {}
         self.is_closed = False
         self.rows = 0
         self.tokens = 0
@@ -93,13 +89,10 @@ class RowQueue:
             for row in rows:
                 row.work = self._cost.alone(row.length)
                 self._flows.add(row)
-                batch_class = self._by_length.setdefault(row.batch_class, {})
-                batch_class.setdefault(row.length, deque()).append(row)
-                counts = self._counts.setdefault(row.batch_class, {})
-                counts[row.length] = counts.get(row.length, 0) + 1
+                self._classes.setdefault(row.batch_class, _LengthIndex()).add(row)
                 if row.request is not None:
                     name = (row.request, row.batch_class)
-                    self._requests.setdefault(name, _RequestRows()).add(row)
+                    self._requests.setdefault(name, _LengthIndex()).add(row)
                 self.rows += 1
                 self.tokens += row.length
                 self.seconds += row.work
@@ -122,7 +115,10 @@ class RowQueue:
             return not self.is_closed
 
     def take(self) -> DequeuedBatch | None:
-        """Take a batch; `None` when another thread took the rows or the queue is closed."""
+        """Take the next batch; `None` when another thread took the rows or the queue is closed.
+
+        The fair queue chooses the row that leads, `choose_batch` the lengths that run with it.
+        """
         with self._changed:
             if self.is_closed:
                 return None
@@ -159,8 +155,7 @@ class RowQueue:
             self.is_closed = True
             rows = list(self._flows.rows())
             self._flows.clear()
-            self._by_length.clear()
-            self._counts.clear()
+            self._classes.clear()
             self._requests.clear()
             self.rows = self.tokens = 0
             self.seconds = 0.0
@@ -183,12 +178,11 @@ class RowQueue:
 
     def _choose(self, lead: Row, now: float) -> Choice:
         time_left = (lead.due if lead.due > now else lead.deadline) - now
-        own, reserved = self._of_request(lead), 0.0
-        if lead.request is not None:
-            reserved = lead.request.reserved
+        own = self._of_request(lead)
+        reserved = lead.request.reserved if lead.request is not None else 0.0
         return choose_batch(
             lead.length,
-            self._counts[lead.batch_class],
+            self._classes[lead.batch_class].counts,
             self._limits,
             self._cost,
             time_left=time_left / self.slowness,
@@ -196,7 +190,7 @@ class RowQueue:
             own_work=own.work + reserved,
         )
 
-    def _of_request(self, row: Row) -> _RequestRows:
+    def _of_request(self, row: Row) -> _LengthIndex:
         """Return what waits of a row's request."""
         if row.request is None:
             return _NO_REQUEST
@@ -220,13 +214,13 @@ class RowQueue:
 
     def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
         share = choice.seconds / sum(rows for _, rows in choice.lengths)
-        batch_class = self._by_length[lead.batch_class]
-        request = self._of_request(lead)
+        indexes = self._of_request(lead), self._classes[lead.batch_class]
         rows = [lead]
         self._remove(lead, share)
         for length, wanted in choice.lengths:
             missing = wanted - (length == lead.length)
-            for queue in (request.by_length.get(length, _NONE), batch_class.get(length, _NONE)):
+            for index in indexes:
+                queue = index.by_length.get(length, _NONE)
                 while missing and queue:
                     row = queue.popleft()
                     if row.is_dequeued or not self._keep_or_drop(row, now, dropped):
@@ -280,18 +274,11 @@ class RowQueue:
         self._flows.remove(row, seconds)
         if row.request is not None:
             name = (row.request, row.batch_class)
-            if self._requests[name].remove(row):
+            request = self._requests[name]
+            request.remove(row)
+            if not request.counts:
                 del self._requests[name]
-        counts = self._counts[row.batch_class]
-        counts[row.length] -= 1
-        if not counts[row.length]:
-            del counts[row.length]
-        batch_class = self._by_length[row.batch_class]
-        queue = batch_class.get(row.length)
-        while queue and queue[0].is_dequeued:
-            queue.popleft()
-        if queue is not None and not queue:
-            del batch_class[row.length]
+        self._classes[row.batch_class].remove(row)
         self.rows -= 1
         self.tokens -= row.length
         self.seconds = self.seconds - row.work if self.rows else 0.0

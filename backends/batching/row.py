@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
+
 from backends.errors import BackendError
 from backends.telemetry.spans import Span
 from backends.types import Encoding, FloatArray, OutputKind
@@ -49,71 +51,47 @@ class RowWaiter:
             self.future.set_exception(error)
 
 
-class RequestWork:
+class RequestWork(msgspec.Struct, kw_only=True, eq=False):
     """Tracks the reserved work of a request, whose rows run near each other.
 
     `reserved` is what is not queued yet, in predicted seconds. Written by the loop; worker threads
     may read it at any time.
     """
 
-    __slots__ = ("is_late", "items", "reserved")
-
-    def __init__(self, reserved: float = 0.0, *, items: int = 1) -> None:
-        self.reserved = reserved
-        self.items = items
-        self.is_late = False
+    reserved: float = 0.0
+    items: int = 1
+    is_late: bool = False
 
 
-class Row:
-    """Holds one sequence on its way through a model."""
+class Row(msgspec.Struct, kw_only=True, eq=False):
+    """Holds one sequence on its way through a model.
 
-    __slots__ = (
-        "batch_class",
-        "deadline",
-        "due",
-        "encoding",
-        "flow",
-        "is_dequeued",
-        "is_expired",
-        "key",
-        "kind",
-        "length",
-        "request",
-        "settle",
-        "slower",
-        "span",
-        "waiters",
-        "work",
-    )
+    `due` is the earliest deadline of its callers, `deadline` the latest. `slower` is the row in
+    flight for the same key that would run later. `flow`, `batch_class`, `kind` and `length` follow
+    from the others.
+    """
 
-    def __init__(
-        self,
-        *,
-        encoding: Encoding,
-        key: RowKey,
-        deadline: float,
-        span: Span,
-        settle: Callable[["Row", FloatArray | BackendError], None],
-        lane: str = "interactive",
-        request: RequestWork | None = None,
-    ) -> None:
-        self.encoding = encoding
-        self.key = key
-        self.kind = key[2]
-        self.length = len(encoding.ids)
-        self.flow = (lane, key[0])
-        self.batch_class = (self.kind, lane)
-        # `due` is the earliest deadline of its callers, `deadline` the latest.
-        self.due = self.deadline = deadline
-        self.work = 0.0
-        self.request = request
-        self.span = span
-        self.settle = settle
-        # The row in flight for the same key that would run later.
-        self.slower: Row | None = None
-        self.is_dequeued = False
-        self.is_expired = False
-        self.waiters: list[tuple[RowWaiter, int]] = []
+    encoding: Encoding
+    key: RowKey
+    deadline: float
+    span: Span
+    settle: Callable[["Row", FloatArray | BackendError], None]
+    lane: str = "interactive"
+    request: RequestWork | None = None
+    slower: "Row | None" = None
+    waiters: list[tuple[RowWaiter, int]] = []
+    is_dequeued: bool = False
+    is_expired: bool = False
+    work: float = 0.0
+    due: float = 0.0
+    length: int = 0
+    kind: OutputKind = OutputKind.POOLED
+    flow: tuple[str, str] = ("", "")
+    batch_class: tuple[str, str] = ("", "")
+
+    def __post_init__(self) -> None:
+        self.due, self.length, self.kind = self.deadline, len(self.encoding.ids), self.key[2]
+        self.flow, self.batch_class = (self.lane, self.key[0]), (self.kind, self.lane)
 
     @property
     def is_awaited(self) -> bool:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from backends.batching.meter import Meter
 from backends.batching.queue import RowQueue
 from backends.batching.row import Outcome, Row
-from backends.batching.split import split
-from backends.batching.width import ParallelismChoice
 from backends.errors import (
     BackendError,
     DeadlineExceeded,
@@ -19,9 +19,38 @@ from backends.errors import (
     UpstreamUnavailable,
 )
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray
+from backends.types import FloatArray, OutputKind
+
+# So many batches in a row must have been alone before one runs on all cores.
+_ALONE_BEFORE_WIDE = 3
+
+
+class ParallelismChoice:
+    """Chooses all cores or one for a batch of one model: all while it is alone, one under load.
+
+    One worker thread calls it at a time.
+    """
+
+    def __init__(self, *, narrow: CostModel, wide: CostModel | None, always: bool = False) -> None:
+        self._narrow = narrow
+        self._wide = wide
+        self._always = always
+        self._alone = 0
+
+    def choose(self, *, alone: bool, rows: int, longest: int, tokens: int) -> bool:
+        """Return whether to run wide a batch that is the only work there is, or is not."""
+        if self._wide is None:
+            return False
+        if self._always:
+            return True
+        self._alone = self._alone + 1 if alone else 0
+        if self._alone <= _ALONE_BEFORE_WIDE:
+            return False
+        wide = self._wide.seconds(rows=rows, longest=longest, tokens=tokens)
+        return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)
 
 
 class Runner:
@@ -41,7 +70,6 @@ class Runner:
         self._executor = executor
         self._queue = queue
         self._meter = meter
-        self._cost = executor.cost
         self._clock = clock
         self._tracing = tracing
         self._backlog = backlog
@@ -121,11 +149,9 @@ class Runner:
         self, rows: list[Row], *, wide: bool = False
     ) -> list["FloatArray | BackendError"]:
         lengths = [row.length for row in rows]
-        longest, tokens = max(lengths), sum(lengths)
-        span = self._tracing.batch(
-            [row.span for row in rows],
-            {"rows": len(rows), "tokens": tokens, "padded_tokens": len(rows) * longest},
-        )
+        padded = len(rows) * max(lengths)
+        size = {"rows": len(rows), "tokens": sum(lengths), "padded_tokens": padded}
+        span = self._tracing.batch([row.span for row in rows], size)
         run = span.child("model run", {"provider": self._executor.provider})
         started = self._clock()
         try:
@@ -138,15 +164,8 @@ class Runner:
         took = self._clock() - started
         run.end()
         span.end()
-        self._meter.count(
-            rows=len(rows),
-            tokens=tokens,
-            padded_tokens=len(rows) * longest,
-            work=self._cost.padding(rows=len(rows), longest=longest, tokens=tokens),
-            took=took,
-            late=sum(row.deadline <= started for row in rows),
-        )
-        return split(output, lengths, rows[0].kind)
+        self._meter.count(lengths, took=took, late=sum(row.deadline <= started for row in rows))
+        return _split(output, lengths, rows[0].kind)
 
     def _compute(
         self, rows: list[Row], *, wide: bool = False, time_left: float = math.inf
@@ -166,3 +185,20 @@ def _padded(rows: list[Row]) -> PaddedBatch:
         if row.encoding.type_ids is not None:
             batch.type_ids[place, : row.length] = row.encoding.type_ids
     return batch
+
+
+def _split(
+    output: FloatArray, lengths: list[int], kind: OutputKind
+) -> list["FloatArray | BackendError"]:
+    """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""
+    finite = np.isfinite(output).all()
+    values: list[FloatArray | BackendError] = []
+    for place, length in enumerate(lengths):
+        value = output[place] if kind is OutputKind.POOLED else output[place, :length]
+        if not finite and not np.isfinite(value).all():
+            values.append(ModelFailed("the model's answer for this row is not finite"))
+            continue
+        value = value.copy()
+        value.flags.writeable = False
+        values.append(value)
+    return values

@@ -4,13 +4,15 @@ import math
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from backends.batching.admission import Reservation
+import msgspec
+
+from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
-from backends.batching.fair_queue import BULK
+from backends.batching.fair_queue import BULK, INTERACTIVE
 from backends.batching.row import Row, RowKey, RowWaiter
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
-from backends.types import CacheStatistics, Encoding, FloatArray, OutputKind
+from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
 # What an entry costs beside its value: key, objects, a place in the dictionary.
 _ENTRY_BYTES = 400
@@ -57,41 +59,28 @@ def _size(key: RowKey, value: FloatArray) -> int:
     return value.nbytes + len(key[3]) + _ENTRY_BYTES
 
 
-class Caller:
-    """Identifies the item that rows are for, and counts the rows computed or cached for it."""
+class RowCaller(msgspec.Struct, kw_only=True, eq=False):
+    """Identifies the item that rows are for, and counts the rows computed or cached for it.
 
-    __slots__ = (
-        *("deadline", "cached", "lane", "rows_left", "reservation", "request", "rows", "scope"),
-        *("span", "tokens", "truncate", "truncated_from", "wasted", "work"),
-    )
+    `truncate` says whether texts may be truncated, `truncated_from` the tokens of the longest that
+    was. `work` is the predicted seconds of rows that it queued at the batcher of its reservation;
+    `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
+    `rows_left` is how many rows it may still use: algorithms of model owners have a budget.
+    """
 
-    def __init__(
-        self,
-        *,
-        scope: str,
-        deadline: float,
-        span: Span = NO_SPAN,
-        lane: str = "interactive",
-        reservation: Reservation | None = None,
-        truncate: bool = True,
-    ) -> None:
-        self.scope = scope
-        self.lane = lane
-        self.deadline = deadline
-        self.span = span
-        self.reservation = reservation
-        # Whether texts may be truncated, and the tokens of the longest that was.
-        self.truncate = truncate
-        self.truncated_from = 0
-        # The predicted seconds of rows that it queued at the batcher of its reservation.
-        self.work = 0.0
-        # Rows that were withdrawn, or computed beside one that failed or was late.
-        self.wasted = 0
-        self.rows = 0
-        self.cached = 0
-        self.tokens = 0
-        # How many rows it may still use; algorithms of model owners have a budget.
-        self.rows_left = math.inf
+    scope: str
+    deadline: float
+    span: Span = NO_SPAN
+    lane: str = INTERACTIVE
+    reservation: QueueReservation | None = None
+    truncate: bool = True
+    truncated_from: int = 0
+    work: float = 0.0
+    wasted: int = 0
+    rows: int = 0
+    cached: int = 0
+    tokens: int = 0
+    rows_left: float = math.inf
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the budget.
@@ -118,7 +107,7 @@ class SharedRows:
         self._cached = self._joined = self._computed = 0
 
     async def ask(
-        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: Caller
+        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> list[FloatArray]:
         """Return the output of each encoding, in order, and count to `caller` what was computed.
 
@@ -126,11 +115,7 @@ class SharedRows:
             BackendError: one of the rows failed, or there was no room for them in time.
         """
         caller.spend(len(encodings))
-        flow = caller.lane, caller.scope
-        if not self._submissions.fits(
-            len(encodings), sum(len(each.ids) for each in encodings), flow
-        ):
-            await self._wait_for_room(encodings, kind, caller)
+        await self._wait_for_room(encodings, kind, caller)
         waiter = RowWaiter(len(encodings), deadline=caller.deadline)
         fresh: list[Row] = []
         awaited: list[Row] = []
@@ -150,9 +135,9 @@ class SharedRows:
         caller.tokens += waiter.tokens
         return [value for value in waiter.values if value is not None]
 
-    def statistics(self) -> CacheStatistics:
+    def statistics(self) -> RowStatistics:
         """Return how rows were answered; the sizes are of the shared cache."""
-        return CacheStatistics(
+        return RowStatistics(
             known_rows=self._cached,
             joined_rows=self._joined,
             computed_rows=self._computed,
@@ -162,29 +147,24 @@ class SharedRows:
         )
 
     async def _wait_for_room(
-        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: RowCaller
     ) -> None:
         """Wait until there is room for those rows that are neither cached nor in flight."""
 
         def size() -> tuple[int, int]:
-            return self._size(encodings, kind, caller)
+            keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
+            fresh = {
+                key: len(each.ids)
+                for each, key in zip(encodings, keys, strict=True)
+                if not self._cache.holds(key)
+                and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
+            }
+            return len(fresh), sum(fresh.values())
 
-        flow = (caller.lane, caller.scope)
-        if not self._submissions.fits(*size(), flow):
+        fits, flow = self._submissions.fits, (caller.lane, caller.scope)
+        tokens = sum(len(each.ids) for each in encodings)
+        if not fits(len(encodings), tokens, flow) and not fits(*size(), flow):
             await self._submissions.wait_for_room(size, flow=flow, deadline=caller.deadline)
-
-    def _size(
-        self, encodings: Sequence[Encoding], kind: OutputKind, caller: Caller
-    ) -> tuple[int, int]:
-        """Return how many rows and tokens are neither cached nor in flight."""
-        keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
-        fresh = {
-            key: len(each.ids)
-            for each, key in zip(encodings, keys, strict=True)
-            if not self._cache.holds(key)
-            and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
-        }
-        return len(fresh), sum(fresh.values())
 
     def _place(
         self,
@@ -192,7 +172,7 @@ class SharedRows:
         index: int,
         waiter: RowWaiter,
         kind: OutputKind,
-        caller: Caller,
+        caller: RowCaller,
         fresh: list[Row],
         awaited: list[Row],
     ) -> None:
@@ -230,7 +210,7 @@ class SharedRows:
                 del self._in_flight[row.key]
         return len(withdrawn)
 
-    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: Caller) -> None:
+    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: RowCaller) -> None:
         reservation = caller.reservation
         try:
             work = self._submissions.submit(fresh, reservation)
@@ -238,12 +218,11 @@ class SharedRows:
             waiter.future.cancel()
             for row in fresh:
                 row.span.end(error.code)
+                row.is_dequeued = True
                 if row.slower is not None:
                     self._in_flight[row.key] = row.slower
                 else:
                     del self._in_flight[row.key]
-            for row in fresh:
-                row.is_dequeued = True
             raise
         if reservation is not None and reservation.admission is self._submissions.admission:
             caller.work += work
@@ -267,7 +246,7 @@ class SharedRows:
             tokens -= counted
 
 
-def _may_join(row: Row, caller: Caller) -> bool:
+def _may_join(row: Row, caller: RowCaller) -> bool:
     """Whether to wait for a row in flight: not if it is lost or would run too late."""
     is_urgent = caller.deadline < row.due - _JOIN_TOLERANCE or row.flow[0] == BULK != caller.lane
     return row.is_live and (row.is_dequeued or not is_urgent)

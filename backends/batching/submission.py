@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from backends.batching.admission import Admission, Reservation
+from backends.batching.admission import Admission, QueueReservation
 from backends.batching.device import DeviceShare
 from backends.batching.fair_queue import FlowKey
 from backends.batching.queue import RowQueue
-from backends.batching.room_queue import RoomQueue
 from backends.batching.row import Outcome, Row
 from backends.errors import BackendError, ExecutorDied, Overloaded
 from backends.executors.cost import CostModel
@@ -42,6 +41,46 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         kept = 0 if held <= few or not few else _RESERVE
         most_rows, most_tokens = (most - int(most * kept) for most in (self.rows, self.tokens))
         return rows <= most_rows and tokens <= most_tokens
+
+
+class RoomQueue:
+    """Lets items wait for room in order. Belongs to the loop; `rows` counts what waits."""
+
+    def __init__(self) -> None:
+        # asyncio's lock is fair: its holder is the head of the queue and checks for room.
+        self._head = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._flows: Counter[FlowKey] = Counter()
+        self.rows = 0
+
+    def holds(self, flow: FlowKey) -> bool:
+        """Whether an item of this flow waits."""
+        return flow in self._flows
+
+    async def wait(
+        self, fits: Callable[[], bool], *, rows: int, flow: FlowKey, max_wait: float
+    ) -> bool:
+        """Wait until this item is first and `fits()`; return `False` when `max_wait` is over.
+
+        After `True` the caller must submit before it awaits anything else.
+        """
+        self.rows += rows
+        self._flows[flow] += 1
+        try:
+            async with asyncio.timeout(max_wait), self._head:
+                while not fits():
+                    self._freed.clear()
+                    await self._freed.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self.rows -= rows
+            self._flows -= Counter([flow])
+        return True
+
+    def notify(self) -> None:
+        """Let the head of the queue check for room again."""
+        self._freed.set()
 
 
 class SubmissionQueue:
@@ -84,7 +123,7 @@ class SubmissionQueue:
         """How many tokens the waiting rows have."""
         return self.queue.tokens + self._incoming_tokens
 
-    def submit(self, rows: Sequence[Row], reservation: Reservation | None = None) -> float:
+    def submit(self, rows: Sequence[Row], reservation: QueueReservation | None = None) -> float:
         """Queue an item's rows; return their predicted seconds.
 
         Rows of one event-loop iteration reach the threads together.
@@ -93,8 +132,8 @@ class SubmissionQueue:
             Overloaded: there is no room for all of them, or they would be late.
             ExecutorDied: no worker thread runs any more.
         """
-        name = self.admission.name
         if self.queue.is_closed:
+            name = self.admission.name
             raise ExecutorDied(f"the executor of `{name}` is gone; restart the backend")
         tokens = sum(row.length for row in rows)
         work = sum(self._cost.alone(row.length) for row in rows)
@@ -103,11 +142,7 @@ class SubmissionQueue:
         self._note_arrival(work)
         flow = rows[0].flow
         if not self.fits(len(rows), tokens, flow):
-            self.refused += len(rows)
-            raise Overloaded(
-                f"the queue of `{name}` is full; try again later",
-                retry_after=self.admission.backlog(),
-            )
+            raise self._refusal(len(rows))
         try:
             time_left = max(row.deadline for row in rows) - self._clock()
             self.admission.take(work, time_left=time_left, flow=flow, reservation=reservation)
@@ -150,11 +185,13 @@ class SubmissionQueue:
                 lambda: self.fits(*size(), flow), rows=rows, flow=flow, max_wait=max_wait
             )
         if not has_room:
-            self.refused += rows
-            raise Overloaded(
-                f"the queue of `{self.admission.name}` is full; try again later",
-                retry_after=self.admission.backlog(),
-            )
+            raise self._refusal(rows)
+
+    def _refusal(self, rows: int) -> Overloaded:
+        """Count rows for which there is no room; return the error."""
+        self.refused += rows
+        detail = f"the queue of `{self.admission.name}` is full; try again later"
+        return Overloaded(detail, retry_after=self.admission.backlog())
 
     def count_refused(self, rows: int) -> None:
         """Count rows that were refused before their length was known."""

@@ -5,6 +5,7 @@ import logging
 import threading
 
 from backends.batching.device import DeviceShare
+from backends.batching.meter import Meter
 from backends.batching.queue import DequeuedBatch
 from backends.batching.row import Outcome
 from backends.batching.runner import Runner
@@ -28,6 +29,7 @@ class WorkerThreads:
         name: str,
         count: int,
         submissions: SubmissionQueue,
+        meter: Meter,
         share: DeviceShare,
         runner: Runner,
     ) -> None:
@@ -37,6 +39,7 @@ class WorkerThreads:
         self._submissions = submissions
         self._queue = submissions.queue
         self._admission = submissions.admission
+        self._meter = meter
         self._share = share
         self._runner = runner
         self._alive = count
@@ -70,7 +73,7 @@ class WorkerThreads:
                 with self._share.slot() as use:
                     batch = self._queue.take()
                     if batch is not None:
-                        use.seconds = batch.seconds * self._admission.slowness
+                        use.seconds = batch.seconds * self._queue.slowness
                         self._run_batch(batch, loop, alone=use.alone)
                     use.more = self._queue.rows > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a thread must be reported
@@ -80,7 +83,7 @@ class WorkerThreads:
         self, batch: DequeuedBatch, loop: asyncio.AbstractEventLoop, *, alone: bool
     ) -> None:
         outcomes: list[Outcome] = []
-        started = self._admission.begin(batch)
+        started = self._meter.begin(batch.work)
         try:
             outcomes += self._runner.expire(batch.dropped)
             outcomes += self._runner.run(batch.rows, alone=alone and not batch.more)
@@ -91,7 +94,7 @@ class WorkerThreads:
                 died = ExecutorDied("the executor died while it ran this row")
                 unsettled = (r for r in (*batch.dropped, *batch.rows) if id(r) not in settled)
                 outcomes += [(row, died) for row in unsettled]
-            self._admission.stop(batch)
+            self._meter.stop(batch.work)
             loop.call_soon_threadsafe(self._submissions.deliver, outcomes)
         self._admission.learn(batch, started=started)
 

@@ -46,10 +46,9 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
             self.base + self.token * tokens + self.padded * padded + self.square * padded * longest
         )
 
-    def padding(self, *, rows: int, longest: int, tokens: int) -> tuple[float, float]:
-        """Return the seconds that grow with a batch, and those of them that padding takes."""
-        grows = self.seconds(rows=rows, longest=longest, tokens=tokens) - self.base
-        return grows, (self.padded + self.square * longest) * (rows * longest - tokens)
+    def padding(self, seconds: float, *, alone: float) -> float:
+        """Return what padding takes of a batch's `seconds`; `alone` is the sum of its rows'."""
+        return seconds - self.base - alone
 
     def alone(self, length: int) -> float:
         """Return what a row adds to a batch of its own length."""

@@ -15,11 +15,11 @@ _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A model of another server; without a `version` the one that the server chooses.
+    """Identifies a model on another server; without a `version` the server chooses one.
 
-    An empty `url` stands for the server of the process's settings. Operators change `revision` when
-    the server has other weights under the same version. A run may take `timeout` seconds, and
-    `runs` are in flight at a time.
+    An empty `url` means the server of the process's settings. Operators change `revision` when
+    weights were replaced under the same version. A run may take `timeout` seconds; at most `runs`
+    are in flight at a time.
     """
 
     url: Annotated[str, msgspec.Meta(pattern=f"^({_URL})?$")] = ""
@@ -38,21 +38,23 @@ class RemoteModelServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     @property
     def title(self) -> str:
         """The name for callers, without the address."""
-        version = f" version {self.version}" if self.version else ""
-        return f"`{self.model}`{version} of another server"
+        return self._named("another server")
 
     @override
     def __str__(self) -> str:
         """Return the name for operators, with the address."""
+        return self._named(self.url)
+
+    def _named(self, server: str) -> str:
         version = f" version {self.version}" if self.version else ""
-        return f"`{self.model}`{version} of {self.url}"
+        return f"`{self.model}`{version} of {server}"
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """The default server of a process, and its token.
+    """Holds the default server of a process, and its token.
 
-    With `runs_graphs` it runs every graph of the repository, under the name of the folder and with
-    the number of the revision as version.
+    With `runs_graphs` it runs every graph of the repository; the folder's name is the model's, the
+    revision's number the version.
     """
 
     url: str = ""
@@ -63,7 +65,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
     def find(
         self, upstream: RemoteModelServer | None, *, name: str, version: str
     ) -> RemoteModelServer | None:
-        """Return the server that runs a model, if one does; `upstream` is of its manifest."""
+        """Return the remote server that runs a model, if any; its manifest names `upstream`."""
         if upstream is not None:
             return msgspec.structs.replace(upstream, url=upstream.url or self.url)
         if not self.runs_graphs:
@@ -71,7 +73,7 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         return RemoteModelServer(url=self.url, model=name, version=version, runs=self.runs)
 
     def token_for(self, upstream: RemoteModelServer) -> str:
-        """Return the token to send: none to another server than the default one."""
+        """Return the token to send; only the default server gets one."""
         return self.token if upstream.url == self.url else ""
 
 
@@ -96,7 +98,7 @@ def servers(settings: BackendSettings) -> Servers:
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An input or output, as a server describes it; a dimension of any size is -1."""
+    """Describes an input or output of a model; a dimension of -1 has any size."""
 
     name: str
     datatype: str
@@ -104,7 +106,7 @@ class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, as a server describes it."""
+    """Holds a server's metadata of a model."""
 
     name: str
     inputs: list[TensorInfo]
@@ -115,12 +117,12 @@ class ModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Triton's configuration of batches; 0: the shapes alone bound them."""
+    """Holds Triton's batch configuration; with 0 only the tensor shapes bound a batch."""
 
     max_batch_size: int = 0
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A server, as it describes itself."""
+    """Holds the metadata of a server."""
 
     extensions: list[str] = []

@@ -1,10 +1,11 @@
-"""Calls a server of the Open Inference Protocol from threads, over kept connections.
+"""Calls a server of the Open Inference Protocol from threads, over persistent connections.
 
-httpx is not used here, as it cannot hold two promises: its time-outs begin anew with each byte, so
-that a response which drips outlives the deadline of a call, and on a kept connection it takes what
-follows a response for the response to the next call.
+httpx is not used here, for two reasons. Its read timeout restarts with each chunk, so a response
+that arrives slowly outlives the deadline of the call. On a reused connection it takes unsolicited
+bytes after a response for the response to the next call.
 """
 
+import contextlib
 import hashlib
 import http.client
 import io
@@ -27,6 +28,7 @@ from backends.open_inference.address import (
     RemoteModelServer,
     ServerMetadata,
 )
+from backends.protocol import UNREADABLE
 
 # Seconds for readiness and metadata, which a healthy server answers at once.
 _READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0
@@ -34,7 +36,7 @@ _MOST_BYTES = 512 * 1024 * 1024
 _CHUNK = 1024 * 1024
 _MOST_DIGITS = 10
 _OK, _NOT_FOUND = 200, 404
-# Errors of a kept connection that the server closed meanwhile, before any response.
+# Errors of an idle connection that the server closed before it sent any response.
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 # TCP keepalive: idle connections are probed after 5 s and closed after 10 s without an answer, so
 # that no call is sent on a connection that the network has dropped.
@@ -43,7 +45,7 @@ _T = TypeVar("_T", ModelMetadata, ModelConfig, ServerMetadata)
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """A response. `json_bytes` is how much of the body is JSON where tensors follow it.
+    """Holds a response. Where binary tensors follow, `json_bytes` is the length of the JSON part.
 
     `retry_after` is in seconds, where the server sent one.
     """
@@ -55,21 +57,17 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UpstreamClient:
-    """Calls one server, from any number of threads at once."""
+    """Calls one server. Any number of threads may use it at once."""
 
-    def __init__(
-        self,
-        upstream: RemoteModelServer,
-        *,
-        token: str = "",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, upstream: RemoteModelServer, *, token: str = "") -> None:
         self._upstream = upstream
-        self._clock = clock
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         parts = urlsplit(upstream.url)
         self._prefix = parts.path.rstrip("/")
-        self._make = _connector(parts.scheme, parts.netloc)
+        self._netloc = parts.netloc
+        self._connection_class = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
         self._idle: list[http.client.HTTPConnection] = []
         self._lock = threading.Lock()
 
@@ -98,13 +96,16 @@ class UpstreamClient:
         return self._read("/v2", ServerMetadata)
 
     def is_ready(self) -> bool:
-        """Return whether server and model are ready; a server that stops reports only itself."""
+        """Return whether server and model are ready.
+
+        Both are asked: a server that is shutting down may still report its models as ready.
+        """
         try:
             server = self._call("GET", "/v2/health/ready", timeout=_READY_TIMEOUT)
             model = self._call("GET", f"{self._upstream.path}/ready", timeout=_READY_TIMEOUT)
         except UpstreamUnavailable:
             return False
-        # A proxy may expose the routes of models alone.
+        # A proxy may expose only the routes of models.
         return server.status in (_OK, _NOT_FOUND) and model.status == _OK
 
     def infer(self, body: bytes, headers: Mapping[str, str], *, timeout: float) -> Reply:
@@ -116,7 +117,7 @@ class UpstreamClient:
         return self._call("POST", f"{self._upstream.path}/infer", body, headers, timeout=timeout)
 
     def close(self) -> None:
-        """Close the connections that no call uses."""
+        """Close idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -128,7 +129,7 @@ class UpstreamClient:
             raise UpstreamUnavailable(f"{self._upstream.title} answers {path} with {reply.status}")
         try:
             return msgspec.json.decode(reply.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UpstreamUnavailable(
                 f"{self._upstream.title} answers {path} with what is not of the Open Inference "
                 f"Protocol: {error}"
@@ -143,30 +144,29 @@ class UpstreamClient:
         *,
         timeout: float,
     ) -> Reply:
-        until = self._clock() + timeout
+        until = time.monotonic() + timeout
         request = (method, self._prefix + path, body, {**self._headers, **(headers or {})})
         try:
-            kept = self._kept()
-            if kept is not None:
-                try:
-                    return self._exchange(kept, request, until)
-                except _STALE:
-                    # A run changes nothing, so that it may be sent again.
-                    pass
-            return self._exchange(self._make(self._left(until)), request, until)
+            idle = self._take_idle()
+            if idle is not None:
+                # Inference has no side effects: the request may be sent again.
+                with contextlib.suppress(*_STALE):
+                    return self._exchange(idle, request, until)
+            new = self._connection_class(self._netloc, timeout=_time_left(until))
+            return self._exchange(new, request, until)
         except (OSError, http.client.HTTPException) as error:
             raise UpstreamUnavailable(
                 f"{self._upstream.title} does not answer: `{type(error).__name__}`"
             ) from error
 
-    def _kept(self) -> http.client.HTTPConnection | None:
-        """Return an open connection without unread bytes, which no request asked for."""
+    def _take_idle(self) -> http.client.HTTPConnection | None:
+        """Return an open idle connection; close those with unsolicited bytes."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if not _has_something(connection.sock):
+            if not _is_readable(connection.sock):
                 return connection
             connection.close()
 
@@ -179,11 +179,11 @@ class UpstreamClient:
         try:
             if connection.sock is None:
                 connection.connect()
-                _probe_when_idle(connection)
-            connection.sock.settimeout(self._left(until))
+                _enable_keepalive(connection)
+            connection.sock.settimeout(_time_left(until))
             # It is only called.
             connection.response_class = partial(  # type: ignore[assignment]
-                _TimelyResponse, left=lambda: self._left(until)
+                _DeadlineResponse, left=lambda: _time_left(until)
             )
             connection.request(*request)
             response = connection.getresponse()
@@ -195,7 +195,7 @@ class UpstreamClient:
                 retry_after=_number(response.getheader("Retry-After")),
             )
         except BaseException:
-            # Half an exchange is on the connection.
+            # The exchange is incomplete: the connection cannot be reused.
             connection.close()
             raise
         with self._lock:
@@ -217,25 +217,26 @@ class UpstreamClient:
         response.close()
         return bytes(body)
 
-    def _left(self, until: float) -> float:
-        left = until - self._clock()
-        if left <= 0:
-            raise TimeoutError
-        return left
+
+def _time_left(until: float) -> float:
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
 
 
-class _TimelyResponse(http.client.HTTPResponse):
-    """A response whose bytes, also of its head, all arrive before the deadline of the call."""
+class _DeadlineResponse(http.client.HTTPResponse):
+    """Reads head and body of a response before the deadline of the call."""
 
     def __init__(
         self, sock: socket.socket, *args: Any, left: Callable[[], float], **options: Any
     ) -> None:
         super().__init__(sock, *args, **options)
-        self.fp = io.BufferedReader(_TimelyReader(sock, self.fp.detach(), left))
+        self.fp = io.BufferedReader(_DeadlineReader(sock, self.fp.detach(), left))
 
 
-class _TimelyReader(io.RawIOBase):
-    """Reads from a socket with the remaining time of the call as its time-out."""
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket with the remaining time of the call as the timeout of each read."""
 
     def __init__(self, wire: socket.socket, raw: io.RawIOBase, left: Callable[[], float]) -> None:
         self._wire = wire
@@ -257,26 +258,19 @@ class _TimelyReader(io.RawIOBase):
         super().close()
 
 
-def _has_something(wire: socket.socket) -> bool:
-    """Tell whether an idle connection has unread bytes, or was closed."""
+def _is_readable(wire: socket.socket) -> bool:
+    """Return whether an idle connection has unread bytes or was closed."""
     poll = select.poll()
     poll.register(wire, select.POLLIN)
     return bool(poll.poll(0))
 
 
-def _probe_when_idle(connection: http.client.HTTPConnection) -> None:
-    """Enable TCP keepalive."""
+def _enable_keepalive(connection: http.client.HTTPConnection) -> None:
     wire: socket.socket = connection.sock
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         if (option := getattr(socket, name, None)) is not None:
             wire.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _connector(scheme: str, netloc: str) -> Callable[[float], http.client.HTTPConnection]:
-    if scheme == "https":
-        return lambda timeout: http.client.HTTPSConnection(netloc, timeout=timeout)
-    return lambda timeout: http.client.HTTPConnection(netloc, timeout=timeout)
 
 
 def _number(text: str | None) -> int | None:
@@ -285,10 +279,10 @@ def _number(text: str | None) -> int | None:
 
 
 def fingerprint(upstream: RemoteModelServer, token: str = "") -> str:
-    """Return a digest of the metadata of a model, "" where server or model are not ready.
+    """Return a digest of a model's metadata; "" where server or model are not ready.
 
-    It covers inputs and outputs, and the versions unless one is chosen: new weights under the same
-    version are not noticed.
+    It covers inputs, outputs and, unless one is chosen, the versions. Weights that were replaced
+    under the same version do not change it.
     """
     client = UpstreamClient(upstream, token=token)
     try:

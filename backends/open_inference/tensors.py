@@ -1,4 +1,4 @@
-"""Encodes and decodes tensors: described in JSON, with raw values behind it where supported."""
+"""Encodes and decodes tensors: in JSON, or with binary values after it where supported."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,6 +8,7 @@ import numpy as np
 
 from backends.errors import UpstreamUnavailable
 from backends.open_inference.client import Reply
+from backends.protocol import UNREADABLE
 from backends.types import FloatArray
 
 INTEGERS: dict[str, np.dtype[Any]] = {
@@ -41,7 +42,7 @@ class _Outputs(msgspec.Struct, frozen=True):
 
 
 class Decoded(NamedTuple):
-    """An output of a run, and the version of the model that the server says it is of."""
+    """Holds an output of a run, and the version of the model that the server reports."""
 
     values: FloatArray
     version: str | None
@@ -54,9 +55,9 @@ def encode(
     binary: bool,
     timeout: float,
 ) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of a run; an input is a data type of the protocol and its values.
+    """Return body and headers of a request; an input is a data type of the protocol and values.
 
-    Servers that know the parameter `timeout` drop a run that did not begin within it.
+    Servers that support the parameter `timeout` drop a request that did not begin within it.
     """
     described: list[dict[str, Any]] = []
     raw: list[bytes] = []
@@ -88,7 +89,7 @@ def decode(reply: Reply, output: str, shape: tuple[int, ...]) -> Decoded:
     head = reply.body if reply.json_bytes is None else reply.body[: reply.json_bytes]
     try:
         response = msgspec.json.decode(head, type=_Outputs)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise UpstreamUnavailable("the server's response is not of the protocol") from None
     at = len(head)
     for tensor in response.outputs:

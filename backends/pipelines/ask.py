@@ -7,7 +7,7 @@ import msgspec
 import orjson
 
 from backends.batching.fair_queue import BULK
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Text, TokenOffsets
 
@@ -15,24 +15,24 @@ from backends.types import FloatArray, Text, TokenOffsets
 class Pipeline(Protocol):
     """Turns texts into vectors: embeddings or logits."""
 
-    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
         """Return one vector per text, or raise `BackendError`."""
         ...
 
     async def pairs(
-        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         """Return one vector per pair of `first` with one of `seconds`, or raise `BackendError`."""
         ...
 
     async def windows(
-        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         """Return one vector per window of a text, or raise `BackendError`."""
         ...
 
     async def token_vectors(
-        self, text: str, caller: Caller
+        self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token and one vector each, or raise `BackendError`."""
         ...
@@ -41,7 +41,7 @@ class Pipeline(Protocol):
 class AlgorithmContext:
     """Asks models on behalf of one item; rows join the batches of all callers."""
 
-    def __init__(self, pipelines: Mapping[str, Pipeline], caller: Caller) -> None:
+    def __init__(self, pipelines: Mapping[str, Pipeline], caller: RowCaller) -> None:
         self._pipelines = pipelines
         self._caller = caller
 
@@ -51,7 +51,7 @@ class AlgorithmContext:
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
         """Return a context of the same scope in the bulk lane; it charges nothing to the item."""
-        caller = Caller(scope=self._caller.scope, deadline=deadline, lane=BULK)
+        caller = RowCaller(scope=self._caller.scope, deadline=deadline, lane=BULK)
         return AlgorithmContext(self._pipelines, caller)
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from backends.batching.shared import Caller, SharedRows
+from backends.batching.shared import RowCaller, SharedRows
 from backends.errors import ItemRefused
 from backends.pipelines.windows import MAX_WINDOWS, Span, join_windows, window_spans
 from backends.tokenization.layout import cut_first, cut_longest
@@ -38,7 +38,7 @@ class Encoder:
         """What ended its tokenizer, if anything has."""
         return self._tokenizer.failure
 
-    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
         """Return one pooled vector per text.
 
         Raises:
@@ -52,7 +52,7 @@ class Encoder:
         return await self._pooled(encodings, caller)
 
     async def pairs(
-        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         """Return one pooled vector per pair of `first` with one of `seconds`.
 
@@ -80,7 +80,7 @@ class Encoder:
         return await self._pooled(encodings, caller)
 
     async def windows(
-        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         """Return one pooled vector per window of a text, each with `overlap` tokens of the last.
 
@@ -99,7 +99,7 @@ class Encoder:
         return await self._pooled(encodings, caller)
 
     async def token_vectors(
-        self, text: str, caller: Caller
+        self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of a text, and its vector.
 
@@ -119,7 +119,7 @@ class Encoder:
         texts = [row[layout.before :] for row in rows]
         return segment.pieces, join_windows(spans, texts)[: len(segment.ids)]
 
-    async def _pooled(self, encodings: Sequence[Encoding], caller: Caller) -> FloatArray:
+    async def _pooled(self, encodings: Sequence[Encoding], caller: RowCaller) -> FloatArray:
         rows = await self._rows.ask(encodings, kind=OutputKind.POOLED, caller=caller)
         return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
 
@@ -173,7 +173,7 @@ class Encoder:
         return _cut(first, self._max_characters), _cut(second, self._max_characters)
 
     def _note_cut(
-        self, encoding: Encoding, truncated_from: int, caller: Caller, *, is_cut: bool
+        self, encoding: Encoding, truncated_from: int, caller: RowCaller, *, is_cut: bool
     ) -> None:
         """Mark an item whose text was cut; refuse it where the caller does not want that.
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
@@ -46,12 +46,12 @@ class Head:
         self._encoder = encoder
         self._weights = weights
 
-    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
         """Return the logits of each text."""
         return self._weights.apply(await self._encoder.vectors(texts, caller))
 
     async def pairs(
-        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         """Return the logits of each pair of `first` with one of `seconds`."""
         pairs = self._encoder.pairs
@@ -60,14 +60,14 @@ class Head:
         )
 
     async def windows(
-        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         """Return the logits of each window of a text."""
         windows = self._encoder.windows
         return self._weights.apply(await windows(text, caller, overlap=overlap, most=most))
 
     async def token_vectors(
-        self, text: str, caller: Caller
+        self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of a text, and its logits."""
         pieces, vectors = await self._encoder.token_vectors(text, caller)

@@ -1,10 +1,10 @@
 """Admits the predicted work of a call and reserves queue time for its items."""
 
-from backends.batching.admission import Reservation
+from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.errors import Overloaded
 from backends.protocol import Call, CallItem, ModelInfo
-from backends.serving.work_estimates import WorkEstimates, count_labels, guess_work
+from backends.serving.work_estimates import WorkEstimates, guess_work
 
 
 class CallWork:
@@ -16,14 +16,18 @@ class CallWork:
         self._call = call
         self._estimates = estimates
         self._batcher = batcher
-        self._guesses = guess_work(call, info, batcher.submissions.work, labels=count_labels(call))
+        self._guesses = guess_work(call, info, batcher.submissions.work)
         self._is_whole = call.atomic or len(call.items) == 1
-        self._reservations: list[Reservation | None] = [None] * len(call.items)
+        self._reservations: list[QueueReservation | None] = [None] * len(call.items)
 
     @property
     def batches(self) -> int:
         """How many batches the model that the call is for has run since its start."""
         return self._batcher.batches
+
+    def backlog(self) -> float:
+        """Return the seconds after which such a call, sent again, would find room."""
+        return self._batcher.admission.backlog()
 
     def admit(self) -> None:
         """Reserve the work of one request; refuse a call of which no item would be admitted.
@@ -41,7 +45,7 @@ class CallWork:
         call, batcher = self._call, self._batcher
         flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
         if all(map(batcher.submissions.is_full, flows)):
-            raise Overloaded("the queue is full", retry_after=batcher.admission.backlog())
+            raise Overloaded("the queue is full", retry_after=self.backlog())
         ratio = self._estimates.ratio(call)
         works = [guess * ratio for guess in self._guesses]
         if self._is_whole:
@@ -57,7 +61,9 @@ class CallWork:
             flow=min(flows, key=batcher.submissions.held),
         )
 
-    def reservation(self, index: int, item: CallItem, *, time_left: float) -> Reservation | None:
+    def reservation(
+        self, index: int, item: CallItem, *, time_left: float
+    ) -> QueueReservation | None:
         """Return the reservation of an item, made now if it has none.
 
         Raises:

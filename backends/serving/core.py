@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,18 +13,17 @@ from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
 from backends.batching.shared import SharedRows
-from backends.errors import CallRefused, ModelNotFound, NotReady, RevisionMismatch
+from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
-from backends.protocol import BackendState, Call, ModelInfo, Report, encode_frame
+from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.work_estimates import WorkEstimates
-from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
+from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 # A gateway predicts with these numbers; a batch takes longer than they live.
 _REPORT_AGE = 0.01
-_SOON = 0.1
 
 # The name, revision and profile that a call asks for.
 Variant = tuple[str, str, str]
@@ -102,26 +100,11 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
         return [source.served_model.info for source in self.sources().values()]
 
 
-class AdmittedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a call's model, the models that this may ask, and the expected work."""
-
-    served_model: ModelAlgorithms
-    pipelines: Mapping[str, Pipeline]
-    work: CallWork
-
-
 class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a model and the set that it is served with."""
 
     served_model: ModelAlgorithms
     model_set: ModelSet
-
-
-class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies this backend."""
-
-    backend_id: str
-    region: str
 
 
 class ServingCore:
@@ -136,14 +119,15 @@ class ServingCore:
     def __init__(
         self,
         *,
-        identity: Identity,
+        backend_id: str,
+        region: str,
         model_set: ModelSet,
-        clock: Callable[[], float] = time.monotonic,
-        device: Device | None = None,
-        mirror: Mirror | None = None,
+        clock: Callable[[], float],
+        device: Device,
+        mirror: Mirror,
     ) -> None:
-        self._identity = identity
-        self._model_set = model_set
+        self._backend_id, self._region = backend_id, region
+        self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self._idle = asyncio.Event()
@@ -162,14 +146,9 @@ class ServingCore:
         self._reported = -math.inf
         self._report_frame = b""
 
-    @property
-    def pipelines(self) -> Mapping[str, Pipeline]:
-        """The models that run."""
-        return self._model_set.pipelines
-
     def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
         """Serve another set from now on; return the retired models, to be forgotten later."""
-        before, self._model_set = self._model_set, model_set
+        before, self.model_set = self.model_set, model_set
         kept = {_variant(info) for info in model_set.infos()}
         for variant in kept:
             self._retired.pop(variant, None)
@@ -189,51 +168,42 @@ class ServingCore:
 
     def running(self) -> list[RunningEncoder]:
         """Return every encoder that a call may still need."""
-        used = [self._model_set, *(retired.model_set for retired in self._retired.values())]
+        used = [self.model_set, *(retired.model_set for retired in self._retired.values())]
         found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
         return list(found.values())
 
-    def admit(self, call: Call) -> AdmittedCall:
-        """Return what answers a call, whose work is not admitted yet.
+    def admit(self, call: Call) -> tuple[ModelSetEntry, CallWork]:
+        """Return the model that answers a call, and the call's work, which is not admitted yet.
 
         Raises:
             CallRefused: it is not served here, or not now.
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
-        served_model, model_set = self._find(call)
+        entry = self._find(call)
+        served_model = entry.served_model
         if call.task not in served_model.algorithms:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
-        running = _running(model_set, served_model.encoder)
+        encoders = entry.model_set.encoders
+        running = next(each for each in encoders if each.name == served_model.encoder)
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
         work = CallWork(call, served_model.info, estimates=self._estimates, batcher=running.batcher)
-        return AdmittedCall(served_model=served_model, pipelines=model_set.pipelines, work=work)
+        return entry, work
 
-    def _find(self, call: Call) -> tuple[ModelAlgorithms, ModelSet]:
+    def _find(self, call: Call) -> ModelSetEntry:
         variant = (call.model, call.revision, call.profile)
-        served_model, model_set = self._model_set.served_models.get(call.model), self._model_set
-        if served_model is None and (kept := self._model_set.kept.get(call.model)) is not None:
-            served_model, model_set = kept.served_model, kept.model_set
-        if served_model is not None and _variant(served_model.info) == variant:
-            return served_model, model_set
+        entry = self.model_set.find(call.model)
+        if entry is not None and _variant(entry.served_model.info) == variant:
+            return entry
         if (retired := self._retired.get(variant)) is not None:
-            return retired.served_model, retired.model_set
-        if served_model is None:
+            return retired
+        if entry is None:
             raise ModelNotFound(f"model `{call.model}` is not served here")
-        info = served_model.info
+        info = entry.served_model.info
         raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
-
-    def backlog(self, call: Call) -> float:
-        """Return the seconds after which an admitted call, sent again, would find room."""
-        try:
-            served_model, model_set = self._find(call)
-        except CallRefused:
-            # It was replaced meanwhile: a retry gets the new one.
-            return _SOON
-        return _running(model_set, served_model.encoder).batcher.admission.backlog()
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -259,17 +229,17 @@ class ServingCore:
         """Return the loaded encoders that have died since."""
         return [
             f"{encoder.name}: {encoder.failure}"
-            for encoder in self._model_set.all_encoders()
+            for encoder in self.model_set.all_encoders()
             if encoder.failure is not None
         ]
 
-    def state(self) -> BackendState:
+    def state(self) -> ServingState:
         """Return identity, readiness, models and load."""
         failures = self.failures()
-        problems = [f"{name}: {reason}" for name, reason in self._model_set.problems.items()]
+        problems = [f"{name}: {reason}" for name, reason in self.model_set.problems.items()]
         away = [
             f"{encoder.name}: {encoder.upstream} is not ready"
-            for encoder in self._model_set.all_encoders()
+            for encoder in self.model_set.all_encoders()
             if encoder.upstream in self.unready
         ]
         missing = [*failures, *problems, *away]
@@ -279,15 +249,15 @@ class ServingCore:
         infos = self._infos()
         if not infos:
             missing.append("no model is served")
-        providers = {encoder.batcher.provider for encoder in self._model_set.all_encoders()}
-        return BackendState(
-            backend_id=self._identity.backend_id,
-            region=self._identity.region,
+        providers = {encoder.batcher.provider for encoder in self.model_set.all_encoders()}
+        return ServingState(
+            backend_id=self._backend_id,
+            region=self._region,
             ready=not (failures or away or is_leaving) and bool(infos),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=infos,
-            problems=dict(self._model_set.problems),
+            problems=dict(self.model_set.problems),
             report=self.report(),
         )
 
@@ -300,7 +270,7 @@ class ServingCore:
             msgspec.structs.replace(info, earlier=earlier[info.name])
             if info.name in earlier
             else info
-            for info in self._model_set.infos()
+            for info in self.model_set.infos()
         ]
 
     def report_frame(self) -> bytes:
@@ -312,27 +282,26 @@ class ServingCore:
 
     def report(self) -> Report:
         """Return how busy the encoders are, taken together."""
-        statistics = [encoder.batcher.statistics() for encoder in self._model_set.all_encoders()]
-        work = sum(s.work for s in statistics)
+        statistics = [encoder.batcher.statistics() for encoder in self.model_set.all_encoders()]
         return Report(
             queued_rows=sum(s.queued_rows for s in statistics),
             queued_tokens=sum(s.queued_tokens for s in statistics),
             rows_per_second=max((s.rows_per_second for s in statistics), default=0.0),
             tokens_per_second=max((s.tokens_per_second for s in statistics), default=0.0),
-            padding_waste_ratio=sum(s.wasted for s in statistics) / work if work else 0.0,
+            padding_waste_ratio=padding_waste_ratio(*statistics),
             queued_seconds=max((s.queued_seconds for s in statistics), default=0.0),
-            device_busy_share=self._device.busy_share() if self._device else 0.0,
+            device_busy_share=self._device.busy_share(),
             runs_in_flight=sum(s.runs_in_flight for s in statistics),
             releases=dict(sum((Counter(s.releases) for s in statistics), Counter())),
         )
 
     def snapshot(self) -> Snapshot:
         """Return the numbers the metrics are made of; of two encoders of a name, the newer's."""
-        encoders = {encoder.name: encoder for encoder in reversed(self._model_set.all_encoders())}
+        encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls_in_flight,
-            device_busy_share=self._device.busy_share() if self._device else 0.0,
+            device_busy_share=self._device.busy_share(),
             items=dict(self._items),
             encoders=[
                 EncoderStatistics(
@@ -342,13 +311,9 @@ class ServingCore:
                 )
                 for encoder in reversed(encoders.values())
             ],
-            shadows=self._mirror.statistics() if self._mirror else ShadowStatistics(),
+            shadows=self._mirror.statistics(),
         )
 
 
 def _variant(info: ModelInfo) -> Variant:
     return info.name, info.revision, info.profile
-
-
-def _running(model_set: ModelSet, encoder: str) -> RunningEncoder:
-    return next(running for running in model_set.encoders if running.name == encoder)

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from backends.batching.shared import Caller
-from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused, Overloaded
+from backends.batching.shared import RowCaller
+from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.protocol import (
     CALL_PATH,
@@ -21,7 +21,8 @@ from backends.protocol import (
     Failed,
     Task,
 )
-from backends.serving.core import AdmittedCall, ServingCore
+from backends.serving.call_work import CallWork
+from backends.serving.core import ModelSetEntry, ServingCore
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
@@ -51,7 +52,8 @@ class ItemAnswerer:
         self,
         *,
         core: ServingCore,
-        admitted: AdmittedCall,
+        entry: ModelSetEntry,
+        work: CallWork,
         call: Call,
         decoders: Decoders,
         received: float,
@@ -60,9 +62,9 @@ class ItemAnswerer:
     ) -> None:
         self._core = core
         self._call = call
-        self._algorithm = admitted.served_model.algorithms[call.task]
-        self._pipelines = admitted.pipelines
-        self._work = admitted.work
+        self._algorithm = entry.served_model.algorithms[call.task]
+        self._pipelines = entry.model_set.pipelines
+        self._work = work
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
@@ -75,7 +77,7 @@ class ItemAnswerer:
     async def answer(self, index: int, item: CallItem) -> Done | Failed:
         """Return the item's outcome; only a cancellation is raised."""
         span = self._start_span(item)
-        caller = Caller(
+        caller = RowCaller(
             scope=item.scope,
             deadline=self._received + item.remaining,
             span=span,
@@ -108,7 +110,7 @@ class ItemAnswerer:
         span.end(outcome.code if isinstance(outcome, Failed) else None)
         return outcome
 
-    def _end(self, index: int, caller: Caller, outcome: Done | Failed | None) -> None:
+    def _end(self, index: int, caller: RowCaller, outcome: Done | Failed | None) -> None:
         """Count how an item ended, and learn from it; without an outcome it was cancelled."""
         self._core.count_item(self._call, _kind(outcome))
         if outcome is None:
@@ -129,13 +131,13 @@ class ItemAnswerer:
         carrier = {"traceparent": item.traceparent} if item.traceparent else {}
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
-    async def _run(self, item: CallItem, caller: Caller) -> bytes:
+    async def _run(self, item: CallItem, caller: RowCaller) -> bytes:
         remaining = caller.deadline - self._clock()
         # Negated, so that NaN counts as over, too.
         if not remaining > 0:
             raise DeadlineExceeded(
                 "the time of the item was over before it began",
-                retry_after=self._core.backlog(self._call),
+                retry_after=self._work.backlog(),
             )
         try:
             body = self._decoder.decode(item.body)
@@ -147,7 +149,7 @@ class ItemAnswerer:
                 return encode_result(await self._algorithm.run(body, self._parameters, ask))
         except TimeoutError:
             raise DeadlineExceeded(
-                "the time of the item is over", retry_after=self._core.backlog(self._call)
+                "the time of the item is over", retry_after=self._work.backlog()
             ) from None
 
 
@@ -169,5 +171,5 @@ def _failed(index: int, error: BackendError) -> Failed:
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
-        retry_after=error.retry_after if isinstance(error, Overloaded | DeadlineExceeded) else None,
+        retry_after=error.retry_after,
     )

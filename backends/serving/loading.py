@@ -1,6 +1,6 @@
-"""Loads the models of a repository's catalogue into a serving core."""
+"""Loads the models of a repository's catalogue."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -33,7 +33,7 @@ from backends.repository.manifest import (
     builds_on,
 )
 from backends.repository.model import Model
-from backends.serving.core import Identity, ModelSet, RunningEncoder, ServingCore
+from backends.serving.core import ModelSet, RunningEncoder
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
 from backends.tokenization.tokenizer import Tokenizer
@@ -65,29 +65,6 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
     mirror: Mirror
 
 
-class LoadedCore(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a serving core and the batchers whose threads are to be started."""
-
-    core: ServingCore
-    batchers: list[Batcher]
-    problems: Mapping[str, str]
-
-
-def load_core(catalogue: Catalogue, tools: LoadingTools) -> LoadedCore:
-    """Load every model of a catalogue; one that cannot be loaded becomes a problem."""
-    shared = make_shared(tools)
-    model_set = load_models(catalogue, tools, shared)
-    settings = tools.settings
-    core = ServingCore(
-        identity=Identity(backend_id=settings.backend_id, region=settings.region),
-        model_set=model_set,
-        clock=tools.clock,
-        device=shared.device,
-    )
-    batchers = [encoder.batcher for encoder in model_set.encoders]
-    return LoadedCore(core=core, batchers=batchers, problems=model_set.problems)
-
-
 def make_shared(tools: LoadingTools) -> SharedResources:
     """Make what the models of a process share."""
     device = Device(slots=_slots(tools.settings), clock=tools.clock)
@@ -104,7 +81,10 @@ def load_models(
     shared: SharedResources,
     running: Sequence[RunningEncoder] = (),
 ) -> ModelSet:
-    """Load every model of a catalogue; encoders of `running` that did not change are kept."""
+    """Load every model of a catalogue; encoders of `running` that did not change are kept.
+
+    A model that cannot be loaded becomes a problem. The threads of the batchers are not started.
+    """
     loader = _Loader(catalogue, tools, shared, running)
     for model in catalogue.models.values():
         loader.load(model)
@@ -201,7 +181,9 @@ class _Loader:
         executor = tools.open_executor(source)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
-            self._compare(source, executor, _candidate(model, manifest, executor, tokenizer))
+            # The graph that the upstream should run is opened for this comparison alone.
+            here = tools.open_executor(msgspec.structs.replace(source, upstream=None))
+            check_agreement(_candidate(model, manifest, executor, tokenizer), executor, here)
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
         shares_batches = executor.most_rows != 1 and tools.qualify(
@@ -243,11 +225,6 @@ class _Loader:
             upstream=model.upstream,
             is_well=is_well,
         )
-
-    def _compare(self, source: GraphSource, executor: ModelExecutor, candidate: Candidate) -> None:
-        """Compare an upstream with the graph that it should run, which is opened for this alone."""
-        here = self._tools.open_executor(msgspec.structs.replace(source, upstream=None))
-        check_agreement(candidate, executor, here)
 
     def _load_head(
         self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms

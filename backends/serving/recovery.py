@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import msgspec
 
-from backends.repository.catalogue import Catalogue, Revisions, base_name
+from backends.open_inference.address import Servers
+from backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
 from backends.repository.last_good import read_last_good, write_last_good
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
+from backends.serving.loading import LoadingTools, SharedResources, load_models
 
 Shares = Mapping[str, int]
 Pinned = Mapping[str, Shares]
-Read = Callable[[Pinned], Catalogue]
-Load = Callable[[Catalogue, Sequence[RunningEncoder]], ModelSet]
 
 
 class RecoveredModels(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,8 +26,9 @@ class RecoveredModels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_repository(
-    read: Read,
-    load: Load,
+    tools: LoadingTools,
+    shared: SharedResources,
+    servers: Servers,
     *,
     before: ModelSet | None,
     usable: Callable[[Catalogue], Sequence[RunningEncoder]],
@@ -35,14 +36,19 @@ def load_repository(
     """Return what a repository's models became; models of `before` that are broken now stay served.
 
     `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
+
+    Raises:
+        StartProblem: there is no repository.
     """
     search = _Search(before)
-    catalogue = read({})
+    root, more = tools.settings.models, tools.settings.more_models
+    catalogue = read_catalogue(root, servers, more=more)
     running = usable(catalogue)
-    model_set = load(catalogue, running)
+    model_set = load_models(catalogue, tools, shared, running)
     while search.pin(catalogue, model_set):
-        catalogue = read(search.pinned)
-        model_set = load(catalogue, [*running, *model_set.encoders])
+        catalogue = read_catalogue(root, servers, more=more, pinned=search.pinned)
+        known = [*running, *model_set.encoders]
+        model_set = load_models(catalogue, tools, shared, known)
     _keep_records(catalogue, model_set, search.pinned)
     kept = _kept(
         before, catalogue, model_set, running, broken=model_set.problems.keys() | search.reasons

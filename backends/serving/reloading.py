@@ -3,24 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backends.errors import StartProblem
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
-from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.serving.core import (
-    Identity,
-    ModelSet,
-    ModelSetEntry,
-    RunningEncoder,
-    ServingCore,
-    Variant,
-)
-from backends.serving.loading import LoadingTools, load_models, make_shared
-from backends.serving.recovery import Pinned, RecoveredModels, load_repository
+from backends.repository.catalogue import Catalogue
+from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
+from backends.serving.loading import LoadingTools, make_shared
+from backends.serving.recovery import RecoveredModels, load_repository
 
 _log = logging.getLogger(__name__)
 # Seconds between two readiness checks of the upstream servers.
@@ -33,46 +24,41 @@ class Repository:
 
     A reload loads new revisions before it retires old ones: calls get the new revisions once all of
     them are warm; calls that name an old revision get it for `retire_after` seconds more. A model
-    whose new revision is broken is served as before. `more`
-    is a second directory, whose models are served beside those of `root`.
+    whose new revision is broken is served as before.
     """
 
-    def __init__(
-        self, *, root: Path, tools: LoadingTools, retire_after: float, more: Path | None = None
-    ) -> None:
+    def __init__(self, tools: LoadingTools) -> None:
         """Read the directory and load its models.
 
         Raises:
             StartProblem: there is no such directory.
         """
-        self._root, self._more = root, more
         self._tools = tools
-        self._retire_after = retire_after
+        self._settings = settings = tools.settings
         self._shared = make_shared(tools)
-        settings = tools.settings
         self._servers = servers(settings)
         loaded = self._load(None, ())
-        model_set = loaded.model_set
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
         # Seconds after which a server that is ready is tried again whose model could not be loaded.
         self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
-            identity=Identity(backend_id=settings.backend_id, region=settings.region),
-            model_set=model_set,
+            backend_id=settings.backend_id,
+            region=settings.region,
+            model_set=loaded.model_set,
             clock=tools.clock,
             device=self._shared.device,
             mirror=self._shared.mirror,
         )
-        self.model_set = model_set
         self._started: dict[int, RunningEncoder] = {}
-        self._waiting: asyncio.Future[None] | None = None
+        # The reload that requests share until it begins.
+        self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._start(self.model_set.encoders)
-        self._tasks.add(asyncio.create_task(self._watch()))
+        await self._start(self.core.model_set.encoders)
+        self._own(asyncio.create_task(self._watch()))
         return self
 
     async def __aexit__(
@@ -95,41 +81,31 @@ class Repository:
         Raises:
             StartProblem: the directory is gone; what was served is served on.
         """
-        if self._waiting is None:
-            self._waiting = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(self._reload_next(self._waiting))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        await asyncio.shield(self._waiting)
+        if self._next is None:
+            self._next = asyncio.create_task(self._reload_next())
+            self._own(self._next)
+        await asyncio.shield(self._next)
 
-    async def _reload_next(self, asked: "asyncio.Future[None]") -> None:
-        try:
-            async with self._lock:
-                self._waiting = None
-                await self._reload()
-        except StartProblem as error:
-            asked.set_exception(error)
-        except BaseException:
-            # Whatever ends this, its waiters must be woken.
-            asked.cancel()
-            raise
-        else:
-            asked.set_result(None)
+    async def _reload_next(self) -> None:
+        async with self._lock:
+            self._next = None
+            await self._reload()
+
+    def _own(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
-        loaded = await asyncio.to_thread(self._load, self.model_set, self.core.running())
+        loaded = await asyncio.to_thread(self._load, self.core.model_set, self.core.running())
         model_set = loaded.model_set
         await self._start(model_set.encoders)
-        self.model_set = model_set
         self._upstreams = loaded.catalogue.upstreams
         retired = self.core.replace(model_set)
         for name, reason in model_set.problems.items():
             _log.error("a model is broken", extra={"model": name, "reason": reason})
         _log.info("models reloaded", extra={"replaced": len(retired)})
-        task = asyncio.create_task(self._retire(retired))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._own(asyncio.create_task(self._retire(retired)))
 
     async def _watch(self) -> None:
         while True:
@@ -149,18 +125,20 @@ class Repository:
             known = list(self._upstreams)
             asked = (asyncio.to_thread(self._fingerprint, upstream) for upstream in known)
             found = dict(zip(known, await asyncio.gather(*asked), strict=True))
-            ill = await self._ill({each for each in known if found[each]})
+            ill = await self._unresponsive({each for each in known if found[each]})
             self.core.unready = frozenset(ill.union(e for e in known if not found[e]))
-            used = {encoder.upstream for encoder in self.model_set.all_encoders()}
+            used = {encoder.upstream for encoder in self.core.model_set.all_encoders()}
             # A ready one whose model could not be loaded is tried again later.
             late = self._tools.clock() - self._tried >= self.retry_interval
             broken = any(found[each] and each not in used for each in known) and late
             if self._changed(found) or broken:
                 await self._reload()
 
-    async def _ill(self, ready: set[RemoteModelServer]) -> set[RemoteModelServer]:
+    async def _unresponsive(self, ready: set[RemoteModelServer]) -> set[RemoteModelServer]:
         """Return those of the servers that report ready and do not answer."""
-        asked = [encoder for encoder in self.model_set.all_encoders() if encoder.upstream in ready]
+        asked = [
+            encoder for encoder in self.core.model_set.all_encoders() if encoder.upstream in ready
+        ]
         well = await asyncio.gather(*(asyncio.to_thread(each.is_well) for each in asked))
         pairs = zip(asked, well, strict=True)
         return {each.upstream for each, is_well in pairs if each.upstream and not is_well}
@@ -174,22 +152,18 @@ class Repository:
         return {each for each in found if found[each] and found[each] != known.get(each)}
 
     def _load(self, before: ModelSet | None, running: Sequence[RunningEncoder]) -> RecoveredModels:
-        def read(pinned: Pinned) -> Catalogue:
-            return read_catalogue(self._root, self._servers, more=self._more, pinned=pinned)
-
-        def load(catalogue: Catalogue, known: Sequence[RunningEncoder]) -> ModelSet:
-            return load_models(catalogue, self._tools, self._shared, known)
-
         def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
             # What a changed upstream runs is opened anew, even if it should be equal.
             changed = self._changed(catalogue.upstreams) if running else set()
             return [each for each in running if each.upstream not in changed]
 
-        return load_repository(read, load, before=before, usable=usable)
+        return load_repository(
+            self._tools, self._shared, self._servers, before=before, usable=usable
+        )
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Wait until gateways know of the change, then stop what no call needs."""
-        await asyncio.sleep(self._retire_after)
+        await asyncio.sleep(self._settings.retire_after)
         self.core.forget(retired)
         needed = {id(encoder.batcher) for encoder in self.core.running()}
         idle = [e for place, e in self._started.items() if place not in needed]

@@ -56,14 +56,12 @@ class WorkEstimates:
             self._ratios.popitem(last=False)
 
 
-def guess_work(
-    call: Call, info: ModelInfo, row_work: Callable[[int], float], *, labels: int
-) -> list[float]:
+def guess_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) -> list[float]:
     """Return the predicted seconds that each item of a call brings, by its bytes.
 
     `row_work` is what a row of so many tokens takes; a zero-shot item has a row for each label.
     """
-    longest = info.max_tokens
+    longest, labels = info.max_tokens, _count_labels(call)
     is_bounded = call.task not in _UNBOUNDED and info.algorithm != _WINDOWS
     guesses = []
     for item in call.items:
@@ -73,7 +71,7 @@ def guess_work(
     return guesses
 
 
-def count_labels(call: Call) -> int:
+def _count_labels(call: Call) -> int:
     """Return how many labels the items of a call are scored for; 1 where there are none."""
     if call.task is not Task.ZERO_SHOT:
         return 1

@@ -1,13 +1,13 @@
 """Renders a backend's statistics for Prometheus, at each scrape only."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.types import EncoderStatistics, ShadowStatistics, Snapshot
+from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 _Read = Callable[[EncoderStatistics], float]
@@ -33,11 +33,7 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
     ("rows_per_second", "Rows a busy encoder runs.", lambda e: e.queue.rows_per_second),
     ("tokens_per_second", "Tokens a busy encoder runs.", lambda e: e.queue.tokens_per_second),
     ("queued_seconds", "Seconds that what waits will take.", lambda e: e.queue.queued_seconds),
-    (
-        "padding_waste_ratio",
-        "Padding's share of work.",
-        lambda e: e.queue.padding_waste_ratio,
-    ),
+    ("padding_waste_ratio", "Padding's share of work.", lambda e: padding_waste_ratio(e.queue)),
 )
 
 
@@ -58,52 +54,40 @@ class BackendMetrics(Collector):
         snapshot = self._read()
         yield _gauge("ready", "Whether the backend is ready.", float(snapshot.ready))
         yield _gauge("calls_in_flight", "Calls being answered.", snapshot.calls_in_flight)
-        items = CounterMetricFamily(
-            "sluicegate_backend_items", "Items by outcome.", labels=["model", "task", "outcome"]
-        )
-        for labels, count in snapshot.items.items():
-            items.add_metric(list(labels), count)
-        yield items
-        yield from _shadows(snapshot.shadows)
+        encoders, shadows = snapshot.encoders, snapshot.shadows
+        labels = ["model", "task", "outcome"]
+        yield _labelled("items", "Items by outcome.", labels, snapshot.items.items())
+        labels = ["model", "shadow", "outcome"]
+        text = "Items mirrored to a revision, by how its answers compare."
+        yield _labelled("shadow_items", text, labels, shadows.outcomes.items())
+        text = "How far numbers of answers that say the same were apart at most."
+        name, differences = "shadow_largest_difference", shadows.largest.items()
+        yield _labelled(name, text, labels[:2], differences, GaugeMetricFamily)
         for kind, table in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for name, text, read in table:
-                family = kind(f"sluicegate_backend_{name}", text, labels=["encoder"])
-                for encoder in snapshot.encoders:
-                    family.add_metric([encoder.name], read(encoder))
-                yield family
-        releases = CounterMetricFamily(
-            "sluicegate_backend_releases",
-            "Batches by the reason why they left as they were.",
-            labels=["encoder", "reason"],
-        )
-        for encoder in snapshot.encoders:
-            for reason, count in encoder.queue.releases.items():
-                releases.add_metric([encoder.name, reason], count)
-        yield releases
+                values = [((encoder.name,), read(encoder)) for encoder in encoders]
+                yield _labelled(name, text, ["encoder"], values, kind)
+        text = "Batches by the reason why they left as they were."
+        releases = [((e.name, why), n) for e in encoders for why, n in e.queue.releases.items()]
+        yield _labelled("releases", text, ["encoder", "reason"], releases)
         yield _gauge("device_busy_share", "Share of the device in use.", snapshot.device_busy_share)
-        if snapshot.encoders:
-            cache = snapshot.encoders[0].rows
+        if encoders:
+            cache = encoders[0].rows
             yield _gauge("row_cache_bytes", "Bytes of the row cache.", cache.size_bytes)
             yield _gauge("row_cache_rows", "Rows in the row cache.", cache.entries)
 
 
-def _shadows(shadows: ShadowStatistics) -> Iterator[Metric]:
-    items = CounterMetricFamily(
-        "sluicegate_backend_shadow_items",
-        "Items mirrored to a revision, by how its answers compare.",
-        labels=["model", "shadow", "outcome"],
-    )
-    for labels, count in shadows.outcomes.items():
-        items.add_metric(list(labels), count)
-    yield items
-    largest = GaugeMetricFamily(
-        "sluicegate_backend_shadow_largest_difference",
-        "How far numbers of answers that say the same were apart at most.",
-        labels=["model", "shadow"],
-    )
-    for names, difference in shadows.largest.items():
-        largest.add_metric(list(names), difference)
-    yield largest
+def _labelled(
+    name: str,
+    text: str,
+    labels: list[str],
+    values: Iterable[tuple[Sequence[str], float]],
+    kind: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily,
+) -> Metric:
+    family = kind(f"sluicegate_backend_{name}", text, labels=labels)
+    for label_values, value in values:
+        family.add_metric(label_values, value)
+    return family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

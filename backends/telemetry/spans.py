@@ -8,7 +8,7 @@ POST /v1/call        one per item: child of the span of its caller (`traceparent
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -24,73 +24,40 @@ Attributes = Mapping[str, str | int | float]
 _CLOSE_WITHIN: Final = 2.0
 
 
-class Span(Protocol):
-    """Records work in a trace; any thread may end it. Attributes never hold input."""
+class Span:
+    """Records work in a trace; any thread may end it. Attributes never hold input.
+
+    This one records nothing: the trace is not sampled, or tracing is off.
+    """
 
     def child(self, name: str, attributes: Attributes) -> "Span":
         """Start a span below this one."""
-        ...
+        return self
 
     def end(self, error: str | None = None) -> None:
         """End it, as failed when `error` is given."""
-        ...
 
 
-class Tracing(Protocol):
-    """Starts the spans that have no parent in this process."""
+class Tracing:
+    """Starts the spans that have no parent in this process; this one starts none: it is off."""
 
-    @property
-    def records(self) -> bool:
-        """Whether any span may be kept: where none is, a hot path need not ask for one."""
-        ...
+    records = False
+    """Whether any span may be kept: where none is, a hot path need not ask for one."""
 
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
         """Start the server span of a call that came with these trace headers."""
-        ...
+        return NO_SPAN
 
     def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
         """Start the span of a batch below its first sampled row, linked to the others."""
-        ...
+        return NO_SPAN
 
     def close(self) -> None:
         """Send what is left, as far as that takes no longer than a few seconds."""
-        ...
 
 
-class NoSpan(Span):
-    """Ignores everything: the span of a trace that is not sampled."""
-
-    @override
-    def child(self, name: str, attributes: Attributes) -> Span:
-        return self
-
-    @override
-    def end(self, error: str | None = None) -> None:
-        return
-
-
-NO_SPAN = NoSpan()
-
-
-class NoTracing(Tracing):
-    """Starts no spans: tracing is off."""
-
-    @property
-    @override
-    def records(self) -> bool:
-        return False
-
-    @override
-    def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
-        return NO_SPAN
-
-    @override
-    def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
-        return NO_SPAN
-
-    @override
-    def close(self) -> None:
-        return
+NO_SPAN: Final = Span()
+NO_TRACING: Final = Tracing()
 
 
 class SampledSpan(Span):
@@ -116,16 +83,13 @@ class SampledSpan(Span):
 class OtelTracing(Tracing):
     """Traces through an OpenTelemetry provider."""
 
+    records = True
+
     def __init__(self, provider: TracerProvider, *, close_within: float = _CLOSE_WITHIN) -> None:
         self._provider = provider
         self._close_within = close_within
         self._tracer = provider.get_tracer("sluicegate.backend")
         self._propagator = TraceContextTextMapPropagator()
-
-    @property
-    @override
-    def records(self) -> bool:
-        return True
 
     @override
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
@@ -156,7 +120,7 @@ class OtelTracing(Tracing):
         closing.join(self._close_within)
 
 
-def otlp_tracing(*, region: str, backend_id: str) -> Tracing:
+def otlp_tracing(region: str, backend_id: str) -> Tracing:
     """Return tracing that sends to the collector the standard `OTEL_*` variables name."""
     resource = Resource.create(
         {

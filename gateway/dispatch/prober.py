@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from random import Random
 from typing import Self
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health, ProbeFailure
 from gateway.tasks import TaskScope
@@ -37,7 +37,7 @@ class _ProbeLoop:
         self.task: asyncio.Task[None] | None = None
         self._problem = ""
 
-    def log_change(self, found: BackendState | ProbeFailure) -> None:
+    def log_change(self, found: ServingState | ProbeFailure) -> None:
         """Log why the backend is not used where the reason changed, and when it is used again."""
         if isinstance(found, ProbeFailure):
             problem = found.detail
@@ -74,7 +74,7 @@ class Prober:
         self._tasks = TaskScope()
         self._probe_loops: dict[Endpoint, _ProbeLoop] = {}
         self._interval = fleet.routing.probe_interval
-        self._new_states: dict[Endpoint, BackendState] = {}
+        self._new_states: dict[Endpoint, ServingState] = {}
 
     async def __aenter__(self) -> Self:
         self.refresh()
@@ -118,7 +118,7 @@ class Prober:
         self._new_states = {
             endpoint: state
             for endpoint, state in zip(new, found, strict=True)
-            if isinstance(state, BackendState)
+            if isinstance(state, ServingState)
         }
 
     def probe_soon(self, endpoint: Endpoint) -> None:
@@ -190,7 +190,7 @@ class Prober:
             except TimeoutError:
                 continue
 
-    async def _probe(self, endpoint: Endpoint) -> BackendState | ProbeFailure:
+    async def _probe(self, endpoint: Endpoint) -> ServingState | ProbeFailure:
         time_limit = self._fleet.routing.probe_timeout
         try:
             return await self._client.state(endpoint, time_limit=time_limit)

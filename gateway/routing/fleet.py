@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from backends.protocol import BackendState, Report
+from backends.protocol import Report, ServingState
 from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import ChoiceContext, choose, score
@@ -84,7 +84,7 @@ class Fleet:
         self._placements = catalog(tuple(self._members.values()), self._regions)
 
     def observe(
-        self, endpoint: Endpoint, found: BackendState | ProbeFailure, took: float = 0.0
+        self, endpoint: Endpoint, found: ServingState | ProbeFailure, took: float = 0.0
     ) -> None:
         """Record the result of a probe that took `took` seconds; unknown endpoints are ignored."""
         member = self._member(endpoint)

@@ -10,7 +10,7 @@ from enum import StrEnum
 import msgspec
 import xxhash
 
-from backends.protocol import BackendState, ModelInfo, Report
+from backends.protocol import ModelInfo, Report, ServingState
 from gateway.config.document import RoutingConfig
 from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
 from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
@@ -62,7 +62,7 @@ class Member:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.seed = xxhash.xxh3_64_intdigest(endpoint.backend.encode())
-        self.state: BackendState | None = None
+        self.state: ServingState | None = None
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
         self.trouble = ""
@@ -97,10 +97,10 @@ class Member:
         """Return whether the backend is ready, in use and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
-    def observe(self, found: BackendState | ProbeFailure, now: float, took: float) -> None:
+    def observe(self, found: ServingState | ProbeFailure, now: float, took: float) -> None:
         """Set the health by the result of a probe that took `took` seconds."""
         was_ready = self.health is Health.READY
-        if isinstance(found, BackendState):
+        if isinstance(found, ServingState):
             if self.health is Health.NOT_READY and found.ready:
                 # It recovered: failures of its former process do not count.
                 self.ejection, self.returned, self.limit = CLEAN, now, CAUTIOUS

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
-from backends.protocol import BackendState, Call, Done, Failed, Report
+from backends.protocol import Call, Done, Failed, Report, ServingState
 from gateway.types import Endpoint
 
 Receive = Callable[[Done | Failed], None]
@@ -72,11 +72,11 @@ class BackendClient(Protocol):
         """
         ...
 
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """Return the state that the backend reports, within `time_limit` seconds."""
         ...
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """Have the backend read its repository again, and return its state once that is served."""
         ...
 

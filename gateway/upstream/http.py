@@ -14,10 +14,10 @@ from backends.protocol import (
     STATE_PATH,
     TOKEN_HEADER,
     UNREADABLE,
-    BackendState,
     Call,
     Refusal,
     Report,
+    ServingState,
 )
 from gateway.config.document import RoutingConfig
 from gateway.errors import Overloaded
@@ -45,7 +45,7 @@ MAX_STATE_BYTES = 4 * 1024 * 1024
 
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
-_state_decoder = msgspec.msgpack.Decoder(BackendState)
+_state_decoder = msgspec.msgpack.Decoder(ServingState)
 
 
 class _Channel:
@@ -132,12 +132,12 @@ class HttpBackendClient:
         part = shared.join(call, receive, deadline=deadline, idle_timeout=idle_timeout)
         return await part.outcome
 
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
         channel = self._channel(endpoint)
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.state_head))
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.reload`."""
         channel = self._channel(endpoint)
         return await self._tasks.run(self._fetch_state(channel, time_limit, channel.reload_head))
@@ -217,7 +217,7 @@ class HttpBackendClient:
             if response is not None:
                 response.close()
 
-    async def _fetch_state(self, channel: _Channel, time_limit: float, head: bytes) -> BackendState:
+    async def _fetch_state(self, channel: _Channel, time_limit: float, head: bytes) -> ServingState:
         response: TransportResponse | None = None
         try:
             async with asyncio.timeout(time_limit):

@@ -8,13 +8,14 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.executors.opening import executor_opener
 from backends.qualification.qualify import qualify_unmeasured
 from backends.repository.catalogue import read_catalogue
-from backends.serving.loading import LoadedCore, LoadingTools, load_core
+from backends.serving.core import ModelSet
+from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.models import texts, write_repository
 from loadtests.gpu.plan import (
@@ -70,31 +71,31 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Me
         pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
         tools = LoadingTools(
             settings=settings,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             clock=time.monotonic,
             tokenizer_pool=pool,
             open_executor=executor_opener(settings),
             qualify=qualify_unmeasured,
         )
-        loaded = load_core(read_catalogue(settings.models), tools)
+        loaded = load_models(read_catalogue(settings.models), tools, make_shared(tools))
         if loaded.problems:
             return Measurement(what=what, passed=False, note="; ".join(loaded.problems.values()))
-        for batcher in loaded.batchers:
-            await stack.enter_async_context(batcher)
+        for encoder in loaded.encoders:
+            await stack.enter_async_context(encoder.batcher)
         return await _load(options, loaded, what)
 
 
-async def _load(options: Options, loaded: LoadedCore, what: str) -> Measurement:
+async def _load(options: Options, loaded: ModelSet, what: str) -> Measurement:
     source = texts(options, length=options.length, seed=8)
     latencies: list[float] = []
     warm = time.perf_counter() + options.seconds / 4
     await _ask(options, loaded, source, [], until=warm)
-    before = loaded.batchers[0].statistics()
+    before = loaded.encoders[0].batcher.statistics()
     started = time.perf_counter()
     with UtilizationSampler(options.device) as busy:
         await _ask(options, loaded, source, latencies, until=started + options.seconds)
     took = time.perf_counter() - started
-    after = loaded.batchers[0].statistics()
+    after = loaded.encoders[0].batcher.statistics()
     tokens, padded = after.tokens - before.tokens, after.padded_tokens - before.padded_tokens
     latencies.sort()
     rows = (after.rows - before.rows) / max(1, after.batches - before.batches)
@@ -112,18 +113,18 @@ async def _load(options: Options, loaded: LoadedCore, what: str) -> Measurement:
 
 async def _ask(
     options: Options,
-    loaded: LoadedCore,
+    loaded: ModelSet,
     source: Iterator[str],
     latencies: list[float],
     *,
     until: float,
 ) -> None:
     """Let many tasks ask, one text at a time each, until the time is over."""
-    pipeline = loaded.core.pipelines[_MODEL]
+    pipeline = loaded.pipelines[_MODEL]
 
     async def ask() -> None:
         while time.perf_counter() < until:
-            caller = Caller(scope="tenant:bench", deadline=time.monotonic() + _TIMEOUT)
+            caller = RowCaller(scope="tenant:bench", deadline=time.monotonic() + _TIMEOUT)
             started = time.perf_counter()
             await pipeline.vectors([next(source)], caller)
             latencies.append(time.perf_counter() - started)

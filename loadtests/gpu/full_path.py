@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor.bootstrap import bootstrap
 from loadtests.gpu.client import LoadResult, LoadSpec
@@ -148,7 +148,7 @@ def _line(
     answers: list[LoadResult],
     items: int,
     busy: float | None,
-    states: list[BackendState],
+    states: list[ServingState],
 ) -> Measurement:
     right = sum(answer.statuses.get(200, 0) for answer in answers)
     others = sum(answer.requests for answer in answers) - right
@@ -168,11 +168,11 @@ def _line(
     )
 
 
-def _states(backends: list[int]) -> list[BackendState]:
+def _states(backends: list[int]) -> list[ServingState]:
     states = []
     for port in backends:
         answer = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=10)
-        states.append(msgspec.msgpack.decode(answer.content, type=BackendState))
+        states.append(msgspec.msgpack.decode(answer.content, type=ServingState))
     return states
 
 

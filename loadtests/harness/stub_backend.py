@@ -23,7 +23,6 @@ from typing_extensions import override
 from backends.protocol import (
     CALL_PATH,
     STATE_PATH,
-    BackendState,
     Call,
     Done,
     Failed,
@@ -31,6 +30,7 @@ from backends.protocol import (
     ModelInfo,
     Refusal,
     Report,
+    ServingState,
     Task,
     encode_frame,
 )
@@ -342,9 +342,9 @@ class StubBackend:
         else:
             await reply.whole(404, b"")
 
-    def state(self) -> BackendState:
+    def state(self) -> ServingState:
         """Return what it says of itself."""
-        return BackendState(
+        return ServingState(
             backend_id=self.backend_id,
             region=self.region,
             ready=self.is_ready,

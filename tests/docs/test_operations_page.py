@@ -11,9 +11,9 @@ from prometheus_client import CollectorRegistry, Metric
 
 from backends.telemetry.metrics import BackendMetrics
 from backends.types import (
-    CacheStatistics,
     EncoderStatistics,
     QueueStatistics,
+    RowStatistics,
     ShadowStatistics,
     Snapshot,
 )
@@ -28,7 +28,7 @@ PAGE = page("docs/operations.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _METRIC = re.compile(r"`(sluicegate_[a-z_]+)(\{[^}`]*\})?`")
 _QUEUE = QueueStatistics(releases={"full": 1})
-_ENCODER = EncoderStatistics(name="minilm", queue=_QUEUE, rows=CacheStatistics())
+_ENCODER = EncoderStatistics(name="minilm", queue=_QUEUE, rows=RowStatistics())
 
 
 def labels(metric: Metric) -> set[str]:

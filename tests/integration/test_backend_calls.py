@@ -17,11 +17,11 @@ from backends.protocol import (
     CALL_PATH,
     STATE_PATH,
     TOKEN_HEADER,
-    BackendState,
     Done,
     Failed,
     Refusal,
     Report,
+    ServingState,
     Task,
 )
 from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
@@ -319,7 +319,7 @@ async def test_draining_waits_for_calls_in_flight_and_no_longer_than_its_bound(
 async def test_state_names_models_provider_and_load(backend: Backend) -> None:
     exchange = await backend.get(STATE_PATH)
 
-    state = msgspec.msgpack.decode(exchange.body, type=BackendState)
+    state = msgspec.msgpack.decode(exchange.body, type=ServingState)
     assert (state.backend_id, state.region, state.ready) == ("eu-0", "eu", True)
     assert state.provider == "DummyExecutionProvider"
     assert {model.name for model in state.models} == {

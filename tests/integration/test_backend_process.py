@@ -17,12 +17,12 @@ import pytest
 from backends.protocol import (
     CALL_PATH,
     STATE_PATH,
-    BackendState,
     Call,
     CallItem,
     ClassifyParameters,
     Done,
     FrameReader,
+    ServingState,
     Task,
 )
 from gateway.settings import process_environment
@@ -79,7 +79,7 @@ def is_ready(port: int) -> bool:
 
 
 def classify(port: int, texts: list[str]) -> list[Done]:
-    state = msgspec.msgpack.decode(request(port, "GET", STATE_PATH)[1], type=BackendState)
+    state = msgspec.msgpack.decode(request(port, "GET", STATE_PATH)[1], type=ServingState)
     info = next(model for model in state.models if model.name == "mood")
     call = Call(
         model="mood",

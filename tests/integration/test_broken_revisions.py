@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import BackendState, Done, Task
+from backends.protocol import Done, ServingState, Task
 from backends.repository.last_good import FILE as LAST_SERVED
 from loadtests.harness.model_repository import (
     DIMENSIONS,
@@ -102,10 +102,10 @@ BREAKS = [
 ]
 
 
-async def reloaded(backend: Backend) -> BackendState:
+async def reloaded(backend: Backend) -> ServingState:
     exchange = await backend.reload()
     assert exchange.status == 200, exchange.body
-    return msgspec.msgpack.decode(exchange.body, type=BackendState)
+    return msgspec.msgpack.decode(exchange.body, type=ServingState)
 
 
 @pytest.mark.parametrize("damage", [*BREAKS, edited_in_place])

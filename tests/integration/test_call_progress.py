@@ -9,7 +9,7 @@ import pytest
 from backends.api.calls import CallAuthenticator, CallHandler
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
@@ -28,7 +28,7 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
         calls = CallHandler(
             core=backend.engine,
             authenticator=CallAuthenticator(""),
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             clock=time.monotonic,
             max_body_bytes=10**6,
             progress=0.01,

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.app import BackendServer, bind
+from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Task
 from loadtests.harness.model_repository import DIMENSIONS, write_repository

@@ -8,7 +8,7 @@ import pytest
 import uvloop
 
 from backends.api.bounded import ConnectionTimeouts
-from backends.app import BackendServer, bind
+from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import STATE_PATH
 from loadtests.harness.model_repository import DIMENSIONS, write_repository

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.algorithms.shadow import Mirror, MirroringAlgorithm
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.errors import ModelFailed
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.ask import AlgorithmContext
@@ -167,7 +167,7 @@ def make_mirror(*, busy: float = 0.0, **limits: Any) -> Mirror:
 
 
 def ask() -> AlgorithmContext:
-    return AlgorithmContext({}, Caller(scope="tenant", deadline=math.inf))
+    return AlgorithmContext({}, RowCaller(scope="tenant", deadline=math.inf))
 
 
 def counted(mirror: Mirror) -> Mapping[str, int]:

@@ -14,7 +14,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.qualification.qualify import qualify_unmeasured
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from tests.parity import faults
 from tests.parity.checkpoints import Checkpoint, all_checkpoints
@@ -152,9 +152,9 @@ async def test_padding_on_the_left_breaks_parity(tmp_path: Path, texts: list[str
         return faults.LeftPadding(OnnxExecutor(source, worker_threads=1))
 
     async with open_backend(
-        settings, tracing=NoTracing(), open_executor=open_executor, qualify=qualify_unmeasured
+        settings, tracing=NO_TRACING, open_executor=open_executor, qualify=qualify_unmeasured
     ) as repository:
-        routes = make_routes(repository, settings, NoTracing())
+        routes = make_routes(repository, settings, NO_TRACING)
         running = Served(Backend(routes, repository))
         found = await running.answer(BERT_PAIRS, texts)
 

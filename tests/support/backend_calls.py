@@ -36,7 +36,7 @@ from backends.protocol import (
 from backends.qualification.qualify import qualify, qualify_unmeasured
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NoTracing, Tracing
+from backends.telemetry.spans import NO_TRACING, Tracing
 
 # The tasks whose parameters all have defaults.
 _DEFAULTS: dict[Task, Callable[[], Parameters]] = {
@@ -106,7 +106,7 @@ class Backend:
 
     @property
     def batchers(self) -> list[Batcher]:
-        return [encoder.batcher for encoder in self.repository.model_set.encoders]
+        return [encoder.batcher for encoder in self.repository.core.model_set.encoders]
 
     def info(self, model: str) -> ModelInfo:
         """Return what the backend says of a model."""
@@ -176,7 +176,7 @@ async def running_backend(
 ) -> AsyncIterator[Backend]:
     """Run a backend over `models`; `executor` stands for their graphs, else they run."""
     given = BackendSettings(models=models, region="eu", backend_id="eu-0", **settings)
-    tracing = tracing or NoTracing()
+    tracing = tracing or NO_TRACING
     opener = executor_opener(given) if executor is None else lambda _: executor
     # A paced executor answers when its test says so: nothing may ask it before.
     qualification = qualify if executor is None else qualify_unmeasured

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from backends.protocol import BackendState, ModelInfo, Report, Task
+from backends.protocol import ModelInfo, Report, ServingState, Task
 from gateway.dispatch.work import Work, WorkItem
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
 from loadtests.harness.stub_backend import StubBackend, stub_model
@@ -37,9 +37,9 @@ def state(
     models: list[ModelInfo] | None = None,
     ready: bool = True,
     report: Report | None = None,
-) -> BackendState:
+) -> ServingState:
     """Return what a backend would say of itself."""
-    return BackendState(
+    return ServingState(
         backend_id=backend,
         region="eu",
         ready=ready,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.types import FloatArray, Text, TokenOffsets
@@ -23,26 +23,26 @@ class FakeModel:
         """How many rows were asked."""
         return sum(map(len, self.questions))
 
-    async def vectors(self, texts: Sequence[Text], caller: Caller) -> FloatArray:
+    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
         self.questions.append(list(texts))
         return np.array([self._outputs(text) for text in texts], dtype=np.float32)
 
     async def pairs(
-        self, first: str, seconds: Sequence[str], caller: Caller, *, cut_first_only: bool
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         return await self.vectors([(first, second) for second in seconds], caller)
 
     async def windows(
-        self, text: str, caller: Caller, *, overlap: int, most: int = MAX_WINDOWS
+        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         return await self.vectors(text.split("|")[:most], caller)
 
     async def token_vectors(
-        self, text: str, caller: Caller
+        self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         raise NotImplementedError
 
 
 def asking(**models: FakeModel) -> AlgorithmContext:
     """Return what asks these models for one item."""
-    return AlgorithmContext(models, Caller(scope="tenant", deadline=math.inf))
+    return AlgorithmContext(models, RowCaller(scope="tenant", deadline=math.inf))

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls
-from backends.app import BackendServer, bind
 from backends.executors.dummy import DummyExecutor
 from gateway.types import BackendId, Endpoint, RegionName
 from loadtests.harness.model_repository import DIMENSIONS

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from backends.protocol import BackendState, Call, Done, Failed, Report
+from backends.protocol import Call, Done, Failed, Report, ServingState
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from loadtests.harness.stub_backend import echo
@@ -38,7 +38,7 @@ class ScriptedClient:
 
     def __init__(self, script: Script = echo_all) -> None:
         self.script = script
-        self.states: dict[str, BackendState] = {}
+        self.states: dict[str, ServingState] = {}
         self.calls: list[tuple[Endpoint, Call]] = []
 
     async def call(
@@ -70,13 +70,13 @@ class ScriptedClient:
             raise CallFailed(Cause.TIMED_OUT, "silence") from error
         raise CallFailed(Cause.CUT, "the script ended without a report")
 
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
         state = self.states.get(endpoint.backend)
         if state is None:
             raise CallFailed(Cause.UNREACHABLE, "no such backend")
         return state
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.reload`."""
         return await self.state(endpoint, time_limit=time_limit)

@@ -19,7 +19,7 @@ from backends.repository.manifest import NAME
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 
 _STAGING = ".importing-"
 
@@ -72,8 +72,8 @@ async def _try(staging: Path, name: str) -> ModelInfo:
     """Load the model and run it, as a backend would."""
     settings = BackendSettings(models=staging, threads=1)
     opener = executor_opener(settings)
-    async with open_backend(settings, tracing=NoTracing(), open_executor=opener) as repository:
-        problems = repository.model_set.problems
+    async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
+        problems = repository.core.model_set.problems
         if name in problems:
             raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
         (info,) = repository.core.state().models

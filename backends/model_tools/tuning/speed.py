@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -30,9 +30,9 @@ from backends.qualification.tuned import TunedBatching, write_tuned
 from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.manifest import EncoderManifest, HeadManifest
 from backends.repository.model import Model
-from backends.serving.loading import LoadingTools, load_core
+from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 
 _DEADLINE = 60.0
@@ -100,19 +100,20 @@ class _TuningSession:
         )
         tools = LoadingTools(
             settings=settings,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             clock=time.monotonic,
             tokenizer_pool=self._pool,
             open_executor=self.open,
             qualify=self._qualify,
         )
-        loaded = load_core(Catalogue(models={self._model.name: self._model}, problems={}), tools)
-        if loaded.problems:
-            raise StartProblem(loaded.problems[self._model.name])
+        catalogue = Catalogue(models={self._model.name: self._model}, problems={})
+        model_set = load_models(catalogue, tools, make_shared(tools))
+        if model_set.problems:
+            raise StartProblem(model_set.problems[self._model.name])
         async with AsyncExitStack() as stack:
-            for batcher in loaded.batchers:
-                await stack.enter_async_context(batcher)
-            yield loaded.core.pipelines[self._model.name]
+            for encoder in model_set.encoders:
+                await stack.enter_async_context(encoder.batcher)
+            yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
         """Open the graph, the first time."""
@@ -160,7 +161,7 @@ async def _tune(
                 deadline = time.monotonic() + _DEADLINE
                 # A scope of its own: clients that ask the same are not to be answered together.
                 return await pipeline.vectors(
-                    [text], Caller(scope=f"client-{client}", deadline=deadline)
+                    [text], RowCaller(scope=f"client-{client}", deadline=deadline)
                 )
 
             clients = await sweep_clients(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from backends.algorithms.zero_shot import Choose, ZeroShot
-from backends.batching.shared import Caller
+from backends.batching.shared import RowCaller
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from tests.support.fake_models import FakeModel, asking
@@ -92,7 +92,7 @@ async def test_a_set_of_labels_is_asked_once_for_each_scope() -> None:
     algorithm = ZeroShot(model="m")
 
     answers = [await algorithm.run("text", parameters, ask(vectors)) for _ in range(2)]
-    stranger = AlgorithmContext({"m": vectors}, Caller(scope="other", deadline=math.inf))
+    stranger = AlgorithmContext({"m": vectors}, RowCaller(scope="other", deadline=math.inf))
     await algorithm.run("text", parameters, stranger)
 
     assert answers[0] == answers[1]

@@ -11,15 +11,15 @@ from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.onnx import explain
 from backends.executors.padded_batch import PaddedBatch
-from backends.telemetry.spans import NoTracing
-from backends.types import Encoding, FloatArray, OutputKind
+from backends.telemetry.spans import NO_TRACING
+from backends.types import Encoding, FloatArray, OutputKind, padding_waste_ratio
 from loadtests.harness.waiting import until
 from tests.support.gate import Gate
 
@@ -49,8 +49,8 @@ class Cramped(PacedExecutor):
         return super().run(batch)
 
 
-def caller(scope: str = "tenant") -> Caller:
-    return Caller(scope=scope, deadline=time.monotonic() + 30.0)
+def caller(scope: str = "tenant") -> RowCaller:
+    return RowCaller(scope=scope, deadline=time.monotonic() + 30.0)
 
 
 @asynccontextmanager
@@ -62,7 +62,7 @@ async def running(
         executor=executor,
         options=BatchingOptions(batch=BatchLimits(rows=8), queue=queue or QueueLimits()),
         clock=time.monotonic,
-        tracing=NoTracing(),
+        tracing=NO_TRACING,
     )
     async with batcher:
         yield SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher), batcher
@@ -161,7 +161,7 @@ async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return()
         await until(lambda: gate.arrived == 1)
         waiting = asyncio.create_task(ask(rows, encode(2), encode(3)))
         await until(lambda: batcher.submissions.is_full(FLOW))
-        hurried = Caller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
+        hurried = RowCaller(scope="tenant", deadline=time.monotonic() + 0.2, lane="bulk")
         with pytest.raises(Overloaded) as refused:
             await rows.ask([encode(4)], kind=OutputKind.POOLED, caller=hurried)
         gate.open()
@@ -326,13 +326,15 @@ async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> No
     assert np.isfinite(answer).all()
 
 
-async def test_padding_waste_is_what_was_run_beyond_real_tokens() -> None:
+async def test_padding_waste_is_what_rows_would_not_take_alone() -> None:
+    cost = DummyExecutor().cost
     async with running(DummyExecutor()) as (rows, batcher):
         await ask(rows, encode(*range(1, 11)), encode(*range(1, 10)))
 
     statistics = batcher.statistics()
     assert (statistics.tokens, statistics.padded_tokens) == (19, 20)
-    assert statistics.padding_waste_ratio == pytest.approx(1 / 20)
+    useful = (cost.alone(10) + cost.alone(9)) / (2 * cost.alone(10))
+    assert padding_waste_ratio(statistics) == pytest.approx(1 - useful)
 
 
 async def test_a_row_that_comes_after_the_end_is_refused() -> None:

@@ -10,14 +10,14 @@ from typing_extensions import override
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.padded_batch import PaddedBatch
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, FloatArray, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
@@ -50,7 +50,7 @@ class Bench:
                 batch=BatchLimits(rows=8), queue=queue or QueueLimits(rows=4, tokens=100)
             ),
             clock=self.clock,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
             device=device,
         )
         self.rows = SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=self.batcher)
@@ -62,7 +62,7 @@ class Bench:
         patience: float = 30.0,
         lane: str = "interactive",
     ) -> "asyncio.Task[list[FloatArray]]":
-        caller = Caller(scope=scope, deadline=self.clock() + patience, lane=lane)
+        caller = RowCaller(scope=scope, deadline=self.clock() + patience, lane=lane)
         return asyncio.create_task(self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.batching.admission import Admission, Reservation
+from backends.batching.admission import Admission, QueueReservation
 from backends.batching.fair_queue import INTERACTIVE
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
@@ -59,7 +59,7 @@ class Request:
         self.estimates = [work * chooser.lognormvariate(0.0, OFF) for work in self.works]
         self.steps = lengths
         self.deadline = math.inf
-        self.reservations: list[Reservation] = []
+        self.reservations: list[QueueReservation] = []
         self.waits: list[int] = []
         self.open = kind.items
         self.rows: list[Row] = []
@@ -73,7 +73,7 @@ class Simulation:
         self.kind = kind
         self.chooser = random.Random(seed)
         self.queue = RowQueue(limits=BatchLimits(), cost=COST, clock=self.clock)
-        self.meter = Meter(worker_threads=WORKER_THREADS, clock=self.clock)
+        self.meter = Meter(worker_threads=WORKER_THREADS, cost=COST, clock=self.clock)
         self.margin = LatenessMargin()
         self.admission = Admission(
             name="simulated", queue=self.queue, meter=self.meter, margin=self.margin

@@ -4,6 +4,7 @@ import pytest
 
 from backends.batching.meter import Meter
 from backends.batching.policy import Release
+from backends.executors.cost import CostModel
 from tests.support.clock import Clock
 
 
@@ -18,7 +19,7 @@ def run(meter: Meter, clock: Clock, *, took: float, more: bool) -> None:
 @pytest.mark.parametrize("worker_threads", [1, 2])
 def test_a_pace_that_was_slow_is_not_kept_by_what_is_refused_for_it(worker_threads: int) -> None:
     clock = Clock()
-    meter = Meter(worker_threads=worker_threads, clock=clock)
+    meter = Meter(worker_threads=worker_threads, cost=CostModel(), clock=clock)
     for _ in range(20):
         run(meter, clock, took=0.2, more=True)
     slow = meter.pace

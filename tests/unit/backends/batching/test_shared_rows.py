@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.errors import DeadlineExceeded
 from backends.executors.dummy import PacedExecutor
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
 from loadtests.harness.waiting import until
 from tests.support.clock import Clock
@@ -31,7 +31,7 @@ class Bench:
             executor=self.executor,
             options=BatchingOptions(),
             clock=clock,
-            tracing=NoTracing(),
+            tracing=NO_TRACING,
         )
         self.cache = RowCache(max_bytes=max_bytes)
         self.rows = SharedRows(digest="graph", cache=self.cache, batcher=self.batcher)
@@ -43,7 +43,7 @@ class Bench:
         kind: OutputKind = OutputKind.POOLED,
         patience: float = 30.0,
     ) -> tuple[int, int]:
-        caller = Caller(scope=scope, deadline=self.clock() + patience)
+        caller = RowCaller(scope=scope, deadline=self.clock() + patience)
         encodings = []
         for text in texts:
             ids = np.array([text, text + 1], dtype=np.int32)

@@ -1,6 +1,6 @@
 """When a batch runs on all cores."""
 
-from backends.batching.width import ParallelismChoice
+from backends.batching.runner import ParallelismChoice
 from backends.executors.cost import CostModel
 
 NARROW = CostModel(base=1e-3, padded=0.16e-3)

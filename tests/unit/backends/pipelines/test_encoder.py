@@ -10,11 +10,11 @@ import pytest
 from typing_extensions import override
 
 from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.shared import Caller, RowCache, SharedRows
+from backends.batching.shared import RowCache, RowCaller, SharedRows
 from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.encoder import Encoder
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
 from loadtests.harness.model_repository import make_tokenizer
@@ -49,7 +49,7 @@ async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
         executor=DummyExecutor(),
         options=BatchingOptions(),
         clock=time.monotonic,
-        tracing=NoTracing(),
+        tracing=NO_TRACING,
     )
     with ThreadPoolExecutor(1) as pool:
         async with batcher:
@@ -65,8 +65,8 @@ async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
             )
 
 
-def caller() -> Caller:
-    return Caller(scope="tenant", deadline=time.monotonic() + 30.0)
+def caller() -> RowCaller:
+    return RowCaller(scope="tenant", deadline=time.monotonic() + 30.0)
 
 
 @pytest.mark.parametrize(

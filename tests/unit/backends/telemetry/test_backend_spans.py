@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
-from backends.telemetry.spans import NO_SPAN, NoTracing, OtelTracing
+from backends.telemetry.spans import NO_SPAN, NO_TRACING, OtelTracing
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
@@ -154,11 +154,11 @@ async def test_no_span_holds_input(
 
 
 def test_tracing_that_is_off_makes_no_objects() -> None:
-    span = NoTracing().call({}, {})
+    span = NO_TRACING.call({}, {})
 
     assert span is NO_SPAN
     assert span.child("row", {}) is NO_SPAN
-    assert NoTracing().batch([span], {}) is NO_SPAN
+    assert NO_TRACING.batch([span], {}) is NO_SPAN
 
 
 async def test_a_collector_that_does_not_answer_holds_nobody_up() -> None:

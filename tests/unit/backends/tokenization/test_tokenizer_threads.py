@@ -18,7 +18,7 @@ from backends.qualification.qualify import qualify_unmeasured
 from backends.serving.loading import LoadingTools
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NoTracing
+from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
 from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, write_repository
@@ -91,17 +91,17 @@ async def test_a_job_that_is_called_off_is_answered(
 async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
     tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    settings = BackendSettings(models=write_repository(tmp_path / "models"))
+    settings = BackendSettings(models=write_repository(tmp_path / "models"), retire_after=1.0)
     tools = LoadingTools(
         settings=settings,
-        tracing=NoTracing(),
+        tracing=NO_TRACING,
         clock=time.monotonic,
         tokenizer_pool=pool,
         open_executor=lambda _: DummyExecutor(dimensions=DIMENSIONS),
         qualify=qualify_unmeasured,
     )
-    async with Repository(root=settings.models, tools=tools, retire_after=1.0) as repository:
-        backend = Backend(make_routes(repository, settings, NoTracing()), repository)
+    async with Repository(tools) as repository:
+        backend = Backend(make_routes(repository, settings, NO_TRACING), repository)
         pool.shutdown()
         (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=5.0)
         many = await backend.ask("tiny", Task.EMBED, ["good"] * 32, remaining=5.0)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
@@ -25,7 +25,7 @@ class Reloading(ScriptedClient):
     """A backend that says so when a reload finds a model broken."""
 
     @override
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """Return the state since."""
         return msgspec.structs.replace(state(endpoint.backend), problems=PROBLEMS)
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
@@ -30,7 +30,7 @@ class CountingClient(ScriptedClient):
         self.noted = asyncio.Event()
 
     @override
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         self.probed.append(endpoint.backend)
         self.noted.set()
         return await super().state(endpoint, time_limit=time_limit)
@@ -105,7 +105,7 @@ class SilentClient(CountingClient):
         self._answers = answers
 
     @override
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         self.probed.append(endpoint.backend)
         self.noted.set()
         if len(self.probed) > self._answers:

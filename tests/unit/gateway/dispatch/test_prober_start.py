@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
@@ -30,7 +30,7 @@ class StartingClient(ScriptedClient):
         self.probes: dict[str, int] = {}
 
     @override
-    async def state(self, endpoint: Endpoint, *, time_limit: float) -> BackendState:
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         name = endpoint.backend.partition("-")[0]
         self.probes[name] = self.probes.get(name, 0) + 1
         if self.probes[name] >= self._ready_at.get(name, 1_000_000):

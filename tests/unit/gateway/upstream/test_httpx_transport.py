@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.protocol import BackendState
+from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
@@ -45,7 +45,7 @@ async def test_calls_go_through_the_proxy_that_the_environment_names(
         monkeypatch.setenv("HTTP_PROXY", server.url)
         target = endpoint("eu-0", url="http://backend.example:9000")
         client.configure([target], OVER_HTTPX)
-        found: BackendState = await client.state(target, time_limit=5.0)
+        found: ServingState = await client.state(target, time_limit=5.0)
 
     (head,) = heads
     assert head.startswith(b"GET http://backend.example:9000/")
