@@ -22,7 +22,7 @@ from backends.protocol import ClassifyParameters, Task
 from gateway.cache.base import NullTier
 from gateway.cache.key import KeyMaker
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry, Document, RoutingEntry
+from gateway.config.document import CacheConfig, Document, RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
@@ -97,15 +97,15 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
     endpoint = Endpoint(backend=BackendId("stub"), region=RegionName("eu"), url=url)
     clock = asyncio.get_running_loop().time
     fleet = Fleet(clock=clock, random=random.Random(seed))
-    fleet.configure((endpoint,), RoutingEntry())
+    fleet.configure((endpoint,), RoutingConfig())
     async with (
         HttpBackendClient(tls=ClientTls(ca=ca)) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
         TaskScope(drain=1.0) as tasks,
     ):
-        client.configure((endpoint,), RoutingEntry())
+        client.configure((endpoint,), RoutingConfig())
         fleet.observe(endpoint, await client.state(endpoint, time_limit=_TIMEOUT))
-        entry, flights = CacheEntry(memory_bytes=_MEMORY), Flights()
+        entry, flights = CacheConfig(memory_bytes=_MEMORY), Flights()
         cache = ResultCache(entry, make_remote=lambda _: NullTier(), clock=time.time)
         inference = Inference(
             models=fleet,
@@ -130,9 +130,7 @@ async def _cost(
 ) -> ItemCost:
     """Request `count` items from `callers` callers, one item at a time each."""
     own = itertools.islice(texts, count)
-    runtime = Runtime(
-        generation=1, digest="", document=Document(), endpoints=(), epochs=MappingProxyType({})
-    )
+    runtime = Runtime(generation=1, document=Document(), endpoints=(), epochs=MappingProxyType({}))
     principal = Principal(tenant=TenantId("bench"), key=KeyId("bench"))
     parameters = msgspec.msgpack.encode(ClassifyParameters())
     loop = asyncio.get_running_loop()

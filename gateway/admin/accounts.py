@@ -1,9 +1,11 @@
 """Serves the operators' routes of tenants and keys."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 from litestar import Controller, delete, get, post, put
@@ -11,16 +13,22 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.openapi import TENANT
+from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.auth.keys import hash_key, new_key
-from gateway.errors import DependencyUnavailable
+from gateway.errors import Conflict, DependencyUnavailable, NotFound
+from gateway.ledger.accounts import Accounts
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import KeyRecord, TenantRecord
+from gateway.ledger.types import Key, Tenant
 from gateway.runtime.control import Control, Topic
-from gateway.types import KeyId, Rule, TenantId
+from gateway.types import Rule
 
 T = TypeVar("T")
 _ACTOR = "admin"
 _WORKERS_TIMEOUT = 2.0
+_LIMITS = [{"name": "minute", "unit": "requests", "capacity": 600, "window": 60.0}]
+_KEY: Json = {"description": "The id of a key, not its text.", "example": "key_5f2c51d0a7be9f2c"}
+_operation = partial(Operation, tag="accounts")
 
 
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,28 +55,6 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Limits on this key, beside those of the tenant."""
     expires: datetime | None = None
     """When it ends, with a time zone; never where it is left out."""
-
-
-class Tenant(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant as shown."""
-
-    id: TenantId
-    name: str
-    limits: tuple[Rule, ...]
-    created: datetime
-
-
-class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """A key as shown: never its text."""
-
-    id: KeyId
-    tenant: TenantId
-    name: str
-    limits: tuple[Rule, ...]
-    models: tuple[str, ...] | None
-    created: datetime
-    expires: datetime | None
-    revoked: datetime | None
 
 
 class CreatedKey(Key, frozen=True, kw_only=True):
@@ -99,14 +85,12 @@ class AccountChanges:
         self.accounts = ledger.accounts
         self._control = control
 
-    async def make(self, change: Callable[[], T]) -> T:
+    async def make(self, change: Callable[[Accounts], T]) -> T:
         """Run `change`, which blocks, and notify the workers."""
-        made = await asyncio.to_thread(change)
-        try:
+        made = await asyncio.to_thread(change, self.accounts)
+        with contextlib.suppress(DependencyUnavailable):
             version = await self._control.touch(Topic.ACCOUNTS)
             await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
-        except DependencyUnavailable:
-            return made
         return made
 
 
@@ -115,13 +99,28 @@ class TenantController(Controller):
 
     path = "/admin/tenants"
 
-    @get("/")
+    @get(
+        "/",
+        operation=_operation(
+            id="list_tenants",
+            summary="All tenants",
+            errors=(DependencyUnavailable,),
+        ),
+    )
     async def list_all(self, changes: NamedDependency[AccountChanges]) -> Tenants:
         """Return all tenants."""
         found = await asyncio.to_thread(changes.accounts.tenants)
-        return Tenants(tenants=[_tenant(record) for record in found])
+        return Tenants(tenants=found)
 
-    @post("/")
+    @post(
+        "/",
+        operation=_operation(
+            id="create_tenant",
+            summary="Create a tenant",
+            errors=(Conflict, DependencyUnavailable),
+            body=(Content(example={"id": "acme", "name": "Acme Ltd.", "limits": _LIMITS}),),
+        ),
+    )
     async def create(
         self,
         data: JSONBody[NewTenant],
@@ -130,18 +129,35 @@ class TenantController(Controller):
     ) -> Tenant:
         """Create a tenant."""
         await model_names.check_rules(data.limits)
-        accounts = changes.accounts
-        record = await changes.make(
-            lambda: accounts.create_tenant(data.id, name=data.name, rules=data.limits, actor=_ACTOR)
+        return await changes.make(
+            lambda accounts: accounts.create_tenant(
+                data.id, name=data.name, rules=data.limits, actor=_ACTOR
+            )
         )
-        return _tenant(record)
 
-    @get("/{tenant:str}")
+    @get(
+        "/{tenant:str}",
+        operation=_operation(
+            id="get_tenant",
+            summary="One tenant",
+            errors=(NotFound, DependencyUnavailable),
+            about={"tenant": TENANT},
+        ),
+    )
     async def show(self, tenant: FromPath[str], changes: NamedDependency[AccountChanges]) -> Tenant:
         """Return one tenant."""
-        return _tenant(await asyncio.to_thread(changes.accounts.tenant, tenant))
+        return await asyncio.to_thread(changes.accounts.tenant, tenant)
 
-    @put("/{tenant:str}/limits")
+    @put(
+        "/{tenant:str}/limits",
+        operation=_operation(
+            id="set_tenant_limits",
+            summary="Replace a tenant's limits",
+            errors=(NotFound, DependencyUnavailable),
+            body=(Content(example=_LIMITS),),
+            about={"tenant": TENANT},
+        ),
+    )
     async def limit(
         self,
         tenant: FromPath[str],
@@ -151,8 +167,7 @@ class TenantController(Controller):
     ) -> Tenant:
         """Replace a tenant's limits; an empty list means that the document's apply."""
         await model_names.check_rules(data)
-        accounts = changes.accounts
-        return _tenant(await changes.make(lambda: accounts.set_limits(tenant, data, actor=_ACTOR)))
+        return await changes.make(lambda accounts: accounts.set_limits(tenant, data, actor=_ACTOR))
 
 
 class KeyController(Controller):
@@ -160,7 +175,15 @@ class KeyController(Controller):
 
     path = "/admin/keys"
 
-    @get("/")
+    @get(
+        "/",
+        operation=_operation(
+            id="list_keys",
+            summary="The keys of a tenant, or all",
+            errors=(NotFound, DependencyUnavailable),
+            about={"tenant": TENANT},
+        ),
+    )
     async def list_all(
         self, changes: NamedDependency[AccountChanges], tenant: FromQuery[str | None] = None
     ) -> Keys:
@@ -168,9 +191,17 @@ class KeyController(Controller):
         if tenant is not None:
             await asyncio.to_thread(changes.accounts.tenant, tenant)
         found = await asyncio.to_thread(changes.accounts.keys, tenant)
-        return Keys(keys=[Key(**_fields(record)) for record in found])
+        return Keys(keys=found)
 
-    @post("/")
+    @post(
+        "/",
+        operation=_operation(
+            id="create_key",
+            summary="Create a key",
+            errors=(NotFound, Conflict, DependencyUnavailable),
+            body=(Content(example={"tenant": "acme", "name": "website"}),),
+        ),
+    )
     async def create(
         self,
         data: JSONBody[NewKey],
@@ -180,9 +211,9 @@ class KeyController(Controller):
         """Create a key; its text is in this answer and nowhere else."""
         await model_names.check(data.models or (), field="models")
         await model_names.check_rules(data.limits)
-        text, accounts = new_key(), changes.accounts
+        text = new_key()
         record = await changes.make(
-            lambda: accounts.create_key(
+            lambda accounts: accounts.create_key(
                 data.tenant,
                 key_hash=hash_key(text),
                 name=data.name,
@@ -192,9 +223,18 @@ class KeyController(Controller):
                 actor=_ACTOR,
             )
         )
-        return CreatedKey(**_fields(record), key=text)
+        return CreatedKey(**msgspec.structs.asdict(record), key=text)
 
-    @put("/{key:str}/limits")
+    @put(
+        "/{key:str}/limits",
+        operation=_operation(
+            id="set_key_limits",
+            summary="Replace a key's limits",
+            errors=(NotFound, DependencyUnavailable),
+            body=(Content(example=_LIMITS),),
+            about={"key": _KEY},
+        ),
+    )
     async def limit(
         self,
         key: FromPath[str],
@@ -204,22 +244,18 @@ class KeyController(Controller):
     ) -> Key:
         """Replace a key's limits; an empty list means that the document's apply."""
         await model_names.check_rules(data)
-        accounts = changes.accounts
-        record = await changes.make(lambda: accounts.set_key_limits(key, data, actor=_ACTOR))
-        return Key(**_fields(record))
+        return await changes.make(lambda accounts: accounts.set_key_limits(key, data, actor=_ACTOR))
 
-    @delete("/{key:str}", status_code=200)
+    @delete(
+        "/{key:str}",
+        status_code=200,
+        operation=_operation(
+            id="revoke_key",
+            summary="Revoke a key",
+            errors=(NotFound, DependencyUnavailable),
+            about={"key": _KEY},
+        ),
+    )
     async def revoke(self, key: FromPath[str], changes: NamedDependency[AccountChanges]) -> Key:
         """Revoke a key for ever."""
-        accounts = changes.accounts
-        record = await changes.make(lambda: accounts.revoke(key, actor=_ACTOR))
-        return Key(**_fields(record))
-
-
-def _tenant(record: TenantRecord) -> Tenant:
-    return Tenant(id=record.id, name=record.name, limits=record.rules, created=record.created)
-
-
-def _fields(record: KeyRecord) -> dict[str, Any]:  # Any: fields of several types
-    fields = msgspec.structs.asdict(record)
-    return fields | {"limits": fields.pop("rules")}
+        return await changes.make(lambda accounts: accounts.revoke(key, actor=_ACTOR))

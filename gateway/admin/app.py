@@ -22,8 +22,9 @@ from gateway.admin.configuration import ConfigController
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
-from gateway.admin.operations import OperationsController, live, metrics, ready
+from gateway.admin.operations import CacheController, live, metrics, ready
 from gateway.admin.publishing import Publisher
+from gateway.admin.regions import BackendChanges, RegionsController
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.error_handling import problem_response
@@ -39,7 +40,7 @@ from gateway.settings import Settings
 _REQUEST_ID = "request_id"
 HANDLERS = (
     *(ConfigController, TenantController, KeyController, BillingController),
-    *(ModelsController, OperationsController, metrics, live, ready),
+    *(CacheController, ModelsController, RegionsController, metrics, live, ready),
 )
 _IS_ADMIN = "is_admin"
 # Seconds from the head of a request to the end of its body.
@@ -104,11 +105,13 @@ def build_admin(
         "cache_redis": cache_redis,
         "ledger": ledger,
         "publisher": publisher,
-        "recovery": recovery,
         "draining": draining or Draining(),
         "active": active,
         "model_names": ModelNameValidator(control=control, active=active),
         "changes": AccountChanges(ledger=ledger, control=control),
+        "backends": BackendChanges(
+            control=control, active=active, ledger=ledger, recovery=recovery
+        ),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
     document = operators_document(HANDLERS, dependencies)

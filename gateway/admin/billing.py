@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,16 +11,35 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.openapi import TENANT
+from gateway.api.openapi_parts import MOMENT, Content, Json, Operation
 from gateway.api.usage_query import parse_group_by, parse_moment
-from gateway.errors import InvalidRequest
+from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger import rendering
+from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import AuditEntry, GroupBy
+from gateway.ledger.types import AuditEntry, GroupBy, UsageRow
 
 Format = Literal["json", "csv"]
 _CSV = "text/csv; charset=utf-8"
 _GROUPS = tuple(GroupBy)
 _DEFAULT = "tenant,model"
+_FORMAT: Json = {"description": "CSV has a line for each row, below a head."}
+_MONTH: Json = {
+    "description": "A month in UTC.",
+    "schema": {"pattern": r"^[0-9]{4}-(0[1-9]|1[0-2])$"},
+    "example": "2026-11",
+}
+_AS_CSV = Content(media="text/csv", schema={"type": "string"})
+_operation = partial(Operation, tag="billing")
+
+
+class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "from", "until": "to"}):
+    """Usage from a moment (included) to another (not included), a row per group."""
+
+    since: str
+    until: str
+    rows: list[UsageRow]
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +53,25 @@ class BillingController(Controller):
 
     path = "/admin"
 
-    @get("/usage")
+    @get(
+        "/usage",
+        operation=_operation(
+            id="get_usage",
+            summary="Usage of a tenant, or of all",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=UsagePage, summary="A row for each group"), _AS_CSV)},
+            about={
+                "tenant": TENANT,
+                "from": MOMENT,
+                "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
+                "group_by": {
+                    "description": f"A list, with commas, of {', '.join(GroupBy)}.",
+                    "example": "tenant,model",
+                },
+                "format": _FORMAT,
+            },
+        ),
+    )
     async def usage(
         self,
         ledger: NamedDependency[Ledger],
@@ -58,14 +96,18 @@ class BillingController(Controller):
         )
         if format == "csv":
             return Response(rendering.usage_csv(rows, groups), media_type=_CSV)
-        page = {
-            "from": start,
-            "to": end,
-            "rows": [rendering.usage_object(row) for row in rows],
-        }
-        return _json(page)
+        return _json({"from": start, "to": end, "rows": rows})
 
-    @get("/invoices")
+    @get(
+        "/invoices",
+        operation=_operation(
+            id="get_invoice",
+            summary="A tenant's invoice for a month",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=Invoice, summary="The invoice"), _AS_CSV)},
+            about={"tenant": TENANT, "month": _MONTH, "format": _FORMAT},
+        ),
+    )
     async def invoice(
         self,
         ledger: NamedDependency[Ledger],
@@ -79,9 +121,20 @@ class BillingController(Controller):
         invoice = await asyncio.to_thread(ledger.invoice, tenant, month, document.prices)
         if format == "csv":
             return Response(rendering.invoice_csv(invoice), media_type=_CSV)
-        return Response(rendering.invoice_json(invoice), media_type="application/json")
+        return _json(invoice)
 
-    @get("/audit")
+    @get(
+        "/audit",
+        operation=_operation(
+            id="list_audit",
+            summary="Who changed what, when",
+            errors=(DependencyUnavailable,),
+            about={
+                "limit": {"description": "So many entries at most."},
+                "before": {"description": "The number of the last entry that is known."},
+            },
+        ),
+    )
     async def audit(
         self,
         request: Request[Any, Any, Any],

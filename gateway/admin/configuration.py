@@ -1,6 +1,8 @@
 """Serves the operators' routes of the configuration document."""
 
 import asyncio
+from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -9,14 +11,39 @@ from litestar.di import NamedDependency
 from litestar.params import FromQuery, HeaderParameter
 
 from gateway.admin.publishing import CheckedDocument, PublishedChange, Publisher, etag
+from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.config.document import Document
 from gateway.config.load import load_sources
 from gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
-from gateway.errors import InvalidRequest, NotFound, PayloadTooLarge
+from gateway.errors import (
+    ConfigurationError,
+    Conflict,
+    DependencyUnavailable,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    PreconditionFailed,
+)
 from gateway.runtime.control import Control, Published, Topic
 from gateway.settings import Settings
 
 _AUTHOR = "admin"
+_ETAG: Json = {"description": "The `ETag` of the document to be replaced.", "example": "*"}
+_BACKENDS = [{"id": "eu-1", "url": "http://10.0.0.7:8100"}]
+_DOCUMENT = {
+    "regions": [{"name": "eu", "pools": [{"backends": _BACKENDS}]}],
+    "models": {"sentiment": {"cache_ttl": 3600.0}},
+}
+_YAML = """\
+regions:
+- name: eu
+  pools:
+  - backends:
+    - {id: eu-1, url: "http://10.0.0.7:8100"}
+models:
+  sentiment: {cache_ttl: 3600}
+"""
+_operation = partial(Operation, tag="configuration")
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,14 +56,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     time: float
 
 
-class ActiveConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ActiveConfig(Generation, frozen=True, kw_only=True):
     """The active configuration: as published (`files`), as used (`document`), by which workers."""
 
-    generation: int
-    digest: str
-    author: str
-    reason: str
-    time: float
     files: tuple[DocumentSource, ...]
     document: Document
     workers: dict[str, str]
@@ -50,12 +72,28 @@ class Rollback(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The number of a document in the history."""
 
 
+def _change(kind: object) -> Mapping[int, tuple[Content, ...]]:
+    return {
+        200: (Content(type=kind, summary="Published, and every worker follows"),),
+        202: (Content(type=PublishedChange, summary="Published; not every worker follows yet"),),
+    }
+
+
 class ConfigController(Controller):
     """Shows and changes the document."""
 
     path = "/admin/config"
 
-    @get("/")
+    @get(
+        "/",
+        operation=_operation(
+            id="get_config",
+            summary="What is active, and its history",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=ActiveConfig, summary="What is active"),)},
+            headers=("ETag",),
+        ),
+    )
     async def show(
         self, control: NamedDependency[Control], settings: NamedDependency[Settings]
     ) -> Response[ActiveConfig]:
@@ -75,7 +113,27 @@ class ConfigController(Controller):
         )
         return Response(shown, headers={"etag": etag(published)})
 
-    @put("/")
+    @put(
+        "/",
+        operation=_operation(
+            id="replace_config",
+            summary="Publish a document in place of everything",
+            errors=(
+                *(PreconditionFailed, ConfigurationError),
+                *(Conflict, DependencyUnavailable),
+            ),
+            body=(
+                Content(type=Document, example=_DOCUMENT),
+                Content(schema={"type": "string"}, media="application/yaml", example=_YAML),
+            ),
+            answers=_change(PublishedChange | CheckedDocument),
+            headers=("ETag",),
+            about={
+                "if-match": _ETAG,
+                "dry_run": {"description": "Check the document, and publish nothing."},
+            },
+        ),
+    )
     async def replace(
         self,
         request: Request[Any, Any, Any],
@@ -89,14 +147,34 @@ class ConfigController(Controller):
             return Response(await publisher.check(text, if_match=if_match))
         return _answer(await publisher.put(text, if_match=if_match, author=_AUTHOR))
 
-    @post("/reload")
+    @post(
+        "/reload",
+        operation=_operation(
+            id="reload_config",
+            summary="Publish the configuration folder",
+            errors=(ConfigurationError, Conflict, DependencyUnavailable),
+            answers=_change(PublishedChange),
+            headers=("ETag",),
+        ),
+    )
     async def reload(
         self, publisher: NamedDependency[Publisher]
     ) -> Response[PublishedChange | CheckedDocument]:
         """Publish the configuration folder; 200 when live everywhere, 202 when not yet."""
         return _answer(await publisher.reload(author=_AUTHOR))
 
-    @post("/rollback")
+    @post(
+        "/rollback",
+        operation=_operation(
+            id="roll_back_config",
+            summary="Publish an earlier document again",
+            errors=(NotFound, ConfigurationError, Conflict, DependencyUnavailable),
+            body=(Content(type=Rollback, example={"generation": 1}),),
+            is_body_required=False,
+            answers=_change(PublishedChange),
+            headers=("ETag",),
+        ),
+    )
     async def rollback(
         self, request: Request[Any, Any, Any], publisher: NamedDependency[Publisher]
     ) -> Response[PublishedChange | CheckedDocument]:

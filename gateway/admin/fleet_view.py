@@ -1,10 +1,13 @@
 """Merges the workers' reports of backends into one view."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from gateway.runtime.control import Control
+
+Json = dict[str, Any]  # Any: what workers report of themselves is passed on as it is
 
 
 class BackendView(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,6 +24,12 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
     fleet: list[BackendView] = []
+
+
+async def reported(control: Control, part: str) -> Json:
+    """Return one part of each worker's last report."""
+    reports = await control.reports()
+    return {worker: msgspec.json.decode(text).get(part) for worker, text in reports.items()}
 
 
 async def reported_backends(control: Control) -> dict[str, BackendView]:

@@ -22,20 +22,16 @@ class ModelNameValidator:
         self._control = control
         self._active = active
 
-    async def names(self) -> frozenset[str] | None:
-        """Return the valid names; `None` while unknown, since no worker has reported a backend."""
-        try:
-            return await valid_model_names(self._control, await self._active.document())
-        except (ConfigurationError, DependencyUnavailable):
-            return None
-
     async def check(self, models: Iterable[str], *, field: str) -> None:
-        """Refuse names that no model has.
+        """Refuse names that no model has; none while no worker has reported a backend.
 
         Raises:
             InvalidRequest: the message names the first, and what to do.
         """
-        allowed = await self.names()
+        try:
+            allowed = await valid_model_names(self._control, await self._active.document())
+        except (ConfigurationError, DependencyUnavailable):
+            return
         for name in models:
             if allowed is not None and name not in allowed:
                 raise InvalidRequest(f"`{field}`: {explain_unknown_model(name, allowed)}")

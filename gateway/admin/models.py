@@ -9,8 +9,10 @@ from litestar import Controller, Request, Response, post
 from litestar.di import NamedDependency
 
 from gateway.admin.fleet_view import BackendView, reported_backends
-from gateway.errors import ModelsBroken
-from gateway.http.problem_details import MEDIA_TYPE, problem
+from gateway.admin.openapi import DONE, PENDING
+from gateway.api.openapi_parts import PROBLEM_JSON, Content, Operation
+from gateway.errors import DependencyUnavailable, ModelsBroken
+from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 
@@ -42,12 +44,40 @@ class ReloadResult(msgspec.Struct, frozen=True, kw_only=True):
     backends: dict[str, BackendModels]
 
 
+class BrokenModelsProblem(Problem, frozen=True, kw_only=True, omit_defaults=True):
+    """The problem of a reload that found broken models, with what became of all models."""
+
+    live: bool
+    workers: dict[str, str]
+    backends: dict[str, BackendModels]
+
+
 class ModelsController(Controller):
     """Reloads model repositories."""
 
     path = "/admin/models"
 
-    @post("/reload", status_code=200)
+    @post(
+        "/reload",
+        status_code=200,
+        operation=Operation(
+            id="reload_models",
+            summary="Have backends read their repositories",
+            tag="operations",
+            errors=(ModelsBroken, DependencyUnavailable),
+            answers={
+                200: (Content(type=ReloadResult, summary=DONE),),
+                202: (Content(type=ReloadResult, summary=PENDING),),
+                422: (
+                    Content(
+                        type=BrokenModelsProblem,
+                        media=PROBLEM_JSON,
+                        summary="A model is broken",
+                    ),
+                ),
+            },
+        ),
+    )
     async def reload(
         self,
         request: Request[Any, Any, Any],

@@ -4,16 +4,23 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from gateway.admin.model_names import explain_unknown_model, valid_model_names
-from gateway.config import tree
-from gateway.config.document import Document, PriceEntry
-from gateway.config.load import check_memory, check_models, digest, explain, load_sources
+from gateway.admin.price_publishing import PricePublisher
+from gateway.config.document import Document
+from gateway.config.load import (
+    ParsedDocument,
+    check_memory,
+    check_models,
+    explain,
+    load_sources,
+    parse_sources,
+)
 from gateway.config.mounts import check_mounts, mounted_files
 from gateway.config.sources import DocumentSource, Sources, read_folder
 from gateway.errors import (
@@ -32,7 +39,6 @@ from gateway.settings import Settings
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
-_SECOND = 1_000_000_000
 _TRIES = 3
 
 
@@ -83,13 +89,7 @@ class Publisher:
         self._recovery = recovery
         self._workers_timeout = workers_timeout
         self._chance = chance
-        self._price_lock = asyncio.Lock()
-        self._pending_prices: Published | None = None
-        """The published document whose prices are not in the ledger yet."""
-        self._unconfirmed: Published | None = None
-        """The document whose publication Redis has not confirmed."""
-        self._replaced_prices: tuple[PriceEntry, ...] = ()
-        """Prices of documents replaced since the ledger was last updated."""
+        self.prices = PricePublisher(control=control, ledger_prices=ledger.prices)
 
     async def start(self, stop: asyncio.Event) -> None:
         """Publish the folder where nothing is published, or it was edited since; then return.
@@ -109,40 +109,17 @@ class Publisher:
             else:
                 return
 
-    async def follow(self, stop: asyncio.Event) -> None:
-        """Store, until `stop`, prices that the ledger could not store when they were published."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _RETRY)
-                return  # the next start stores them
-            async with self._price_lock:
-                await self._confirm_publication()
-                if self._pending_prices is not None:
-                    await self._store_prices(self._pending_prices)
-
-    async def _confirm_publication(self) -> None:
-        """Store the prices of the unconfirmed document if it turns out to be active."""
-        if self._unconfirmed is not None:
-            with contextlib.suppress(DependencyUnavailable):
-                active = await self._control.active()
-                if active == self._unconfirmed:
-                    self._pending_prices = active
-                self._unconfirmed = None
-
     async def reload(self, *, author: str) -> PublishedChange:
         """Publish the configuration folder.
 
         Raises:
             ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
         """
-        tries = _TRIES
-        while True:
-            tries -= 1
-            try:
+        for _ in range(_TRIES - 1):
+            # The folder wins over whatever was published meanwhile.
+            with contextlib.suppress(Conflict):
                 return await self._reload(author)
-            except Conflict:  # the folder wins over whatever was published meanwhile
-                if not tries:
-                    raise
+        return await self._reload(author)
 
     async def put(self, text: str, *, if_match: str, author: str) -> PublishedChange:
         """Replace the active document with `text`, if `if_match` names its version.
@@ -152,23 +129,13 @@ class Publisher:
                 changed.
             PreconditionFailed: another version is active.
         """
-        sources = (DocumentSource(name=_POSTED, text=text),)
-        await self._validate(sources)
-        active = await self._active()
-        _match(if_match, active)
-        await self._check_models(sources, active)
-        await self._check_change(sources, active)
-        return await self._publish(active, sources, author=author, reason="put")
+        active, wanted = await self._validate_posted(text, if_match, self._active)
+        return await self._publish(active, wanted, author=author, reason="put")
 
     async def check(self, text: str, *, if_match: str) -> CheckedDocument:
         """Validate as `put` does, without changing anything."""
-        sources = (DocumentSource(name=_POSTED, text=text),)
-        checked = await self._validate(sources)
-        active = await self._control.active()
-        _match(if_match, active)
-        await self._check_models(sources, active)
-        await self._check_change(sources, active)
-        return CheckedDocument(digest=checked)
+        _, wanted = await self._validate_posted(text, if_match, self._control.active)
+        return CheckedDocument(digest=wanted.digest)
 
     async def rollback(self, generation: int | None, *, author: str) -> PublishedChange:
         """Publish an earlier generation's document again; by default the one before the active.
@@ -179,83 +146,100 @@ class Publisher:
         active = await self._active()
         history = await self._control.history()
         target = _rollback_target(history, active, generation)
-        await self._validate(target.sources)
-        await self._check_change(target.sources, active)
+        wanted = await self._validate(target.sources)
+        await self._check_change(wanted, active)
         reason = f"rollback to generation {target.origin}"
         return await self._publish(
-            active, target.sources, author=author, reason=reason, origin=target.origin
+            active, wanted, author=author, reason=reason, origin=target.origin
         )
 
     async def _reload(self, author: str) -> PublishedChange:
         folder = self._settings.config
         await asyncio.to_thread(check_mounts, folder)
         sources = await asyncio.to_thread(read_folder, folder)
-        folder_digest = await self._validate(sources)
+        wanted = await self._validate(sources)
         active = await self._active()
         if active is not None and active.sources == sources:
             same = await self._wait_for_workers(active, changed=False)
             return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
-        await self._check_models(sources, active)
-        await self._check_change(sources, active)
+        await self._check_models(wanted, active)
+        await self._check_change(wanted, active)
         return await self._publish(
-            active, sources, author=author, reason="reload", folder_digest=folder_digest
+            active, wanted, author=author, reason="reload", folder_digest=wanted.digest
         )
 
     async def _start(self) -> None:
         sources = await asyncio.to_thread(read_folder, self._settings.config)
-        folder_digest = await self._validate(sources)
+        wanted = await self._validate(sources)
         active = await self._active()
-        if active is None or active.folder_digest != folder_digest:
+        if active is None or active.folder_digest != wanted.digest:
             if active is None:  # a new gateway may begin with nothing but defaults
-                await self._check_prices(sources, active)
+                await self._check_prices(wanted, active)
             else:
-                await self._check_change(sources, active)
+                await self._check_change(wanted, active)
             await self._publish(
-                active, sources, author="start", reason="start", folder_digest=folder_digest
+                active, wanted, author="start", reason="start", folder_digest=wanted.digest
             )
         elif await _document_of(active) is not None:
             # Also where a process stopped before storing them, an older version did not store
             # them, or the ledger was restored from a backup.
-            await asyncio.to_thread(self._publish_prices, active)
+            await asyncio.to_thread(self.prices.store, active)
 
     async def _active(self) -> Published | None:
         """Return the active document, after recovering it if the state Redis had lost it."""
         await self._recovery.reconcile()
         return await self._control.active()
 
-    async def _validate(self, sources: Sources) -> str:
-        """Validate `sources`, with this gateway's placement too, and return their digest."""
-        await asyncio.to_thread(load_sources, sources, placement=self._settings.placement)
-        await asyncio.to_thread(check_memory, sources, self._settings.memory_limit_bytes)
-        return await asyncio.to_thread(lambda: digest(load_sources(sources)))
+    async def _validate_posted(
+        self,
+        text: str,
+        if_match: str,
+        read_active: Callable[[], Awaitable[Published | None]],
+    ) -> tuple[Published | None, ParsedDocument]:
+        """Return the active document, and the posted one that may replace it."""
+        wanted = await self._validate((DocumentSource(name=_POSTED, text=text),))
+        active = await read_active()
+        _match(if_match, active)
+        await self._check_models(wanted, active)
+        await self._check_change(wanted, active)
+        return active, wanted
 
-    async def _check_models(self, sources: Sources, active: Published | None) -> None:
-        """Validate the model names in `sources`; a start and a rollback skip this.
+    async def _validate(self, sources: Sources) -> ParsedDocument:
+        """Validate `sources`, with this gateway's placement too."""
+
+        def validate() -> ParsedDocument:
+            load_sources(sources, placement=self._settings.placement)
+            parsed = parse_sources(sources)
+            check_memory(parsed, self._settings.memory_limit_bytes)
+            return parsed
+
+        return await asyncio.to_thread(validate)
+
+    async def _check_models(self, wanted: ParsedDocument, active: Published | None) -> None:
+        """Validate the model names in a document; a start and a rollback skip this.
 
         Raises:
             ConfigurationError: one is neither served, nor named in what is active, nor planned.
         """
         names = await valid_model_names(self._control, await _document_of(active))
         if names is not None:
-            explain = partial(explain_unknown_model, allowed=names)
-            await asyncio.to_thread(check_models, sources, names, explain)
+            check_models(wanted, names, partial(explain_unknown_model, allowed=names))
 
-    async def _check_change(self, sources: Sources, active: Published | None) -> None:
-        """Check that `sources` are not empty and keep the price of past usage.
+    async def _check_change(self, wanted: ParsedDocument, active: Published | None) -> None:
+        """Check that a document is not empty and keeps the price of past usage.
 
         Raises:
             ConfigurationError: it would change what must not.
             DependencyUnavailable: the ledger is down, and the prices would change.
         """
-        parsed = [await asyncio.to_thread(tree.parse, source) for source in sources]
-        if not any(one.values for one in parsed):
+        if not wanted.tree.values:
             raise ConfigurationError(
                 "the document is empty: it would remove every region, model, limit and price"
             )
-        await self._check_prices(sources, active)
+        await self._check_prices(wanted, active)
 
-    async def _check_prices(self, sources: Sources, active: Published | None) -> None:
-        prices = (await asyncio.to_thread(load_sources, sources)).prices
+    async def _check_prices(self, wanted: ParsedDocument, active: Published | None) -> None:
+        prices = wanted.document.prices
         try:
             await asyncio.to_thread(self._ledger.prices.check, prices)
         except DependencyUnavailable:
@@ -266,22 +250,21 @@ class Publisher:
     async def _publish(
         self,
         active: Published | None,
-        sources: Sources,
+        wanted: ParsedDocument,
         *,
         author: str,
         reason: str,
         folder_digest: str = "",
         origin: int = 0,
     ) -> PublishedChange:
-        published_digest = await asyncio.to_thread(lambda: digest(load_sources(sources)))
         replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
         former_digest = "" if active is None else active.folder_digest
         published = Published(
             generation=generation,
             origin=origin or generation,
-            digest=published_digest,
-            sources=tuple(sources),
+            digest=wanted.digest,
+            sources=wanted.sources,
             author=author,
             reason=reason,
             time=self._clock(),
@@ -289,11 +272,9 @@ class Publisher:
         )
         # First: no change without an entry in the audit log.
         await asyncio.to_thread(self._audit, published, "config.publish")
-        async with self._price_lock:
-            if replaced is not None:
-                self._replaced_prices += replaced.prices
+        replacing = () if replaced is None else replaced.prices
+        async with self.prices.after(published, replacing=replacing):
             await self._activate(published)
-            await self._store_prices(published)
         with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
             await self._recovery.reconcile()
         return await self._wait_for_workers(published, changed=True)
@@ -306,28 +287,11 @@ class Publisher:
                 return
             raise Conflict("another document was published meanwhile; look at it and try again")
         except GatewayError as error:
-            if isinstance(error, DependencyUnavailable):  # it may be active, and the reply lost
-                outcome, self._unconfirmed = "unanswered", published
+            if isinstance(error, DependencyUnavailable):
+                outcome = "unanswered"
             with contextlib.suppress(GatewayError):
                 await asyncio.to_thread(self._audit, published, f"config.publish.{outcome}")
             raise
-
-    async def _store_prices(self, published: Published) -> None:
-        """Store the prices of `published` in the ledger, now or in `follow`."""
-        try:
-            await asyncio.to_thread(self._publish_prices, published, former=self._replaced_prices)
-        except DependencyUnavailable as error:
-            if self._pending_prices is None:
-                _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
-            self._pending_prices = published
-            return
-        except GatewayError as error:
-            _log.error("prices are not in the ledger", extra={"reason": error.detail})
-        self._pending_prices, self._replaced_prices = None, ()
-
-    def _publish_prices(self, published: Published, *, former: Sequence[PriceEntry] = ()) -> None:
-        prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
-        self._ledger.prices.publish(prices, former=former, agreed=agreed)
 
     def _audit(self, published: Published, action: str) -> None:
         detail: dict[str, object] = {"digest": published.digest, "reason": published.reason}

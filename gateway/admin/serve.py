@@ -71,7 +71,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(publisher.start(stop))
-            tasks.create_task(publisher.follow(stop))
+            tasks.create_task(publisher.prices.follow(stop))
             tasks.create_task(recovery.follow(stop))
             protocol = partial(WriteCoalescingProtocol, new_id=new_id)
             await serve(

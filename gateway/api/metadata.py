@@ -23,7 +23,7 @@ from gateway.api.openapi_parts import (
 from gateway.api.request_headers import parse_timeout
 from gateway.api.revalidation import with_etag
 from gateway.api.usage_query import parse_group_by, parse_moment
-from gateway.config.document import Document, ModelEntry
+from gateway.config.document import Document, ModelConfig
 from gateway.errors import (
     DependencyUnavailable,
     InvalidRequest,
@@ -39,7 +39,7 @@ AnyRequest = Request[Any, Any, Any]
 _GROUPS = ("model", "day", "key", "task")
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
-_DEFAULT_ENTRY = ModelEntry()
+_DEFAULT_ENTRY = ModelConfig()
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _YEARS = range(1970, 2262)
 _ERRORS = (RateLimited, DependencyUnavailable)

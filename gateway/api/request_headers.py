@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.config.document import DeadlineEntry
+from gateway.config.document import DeadlineConfig
 from gateway.errors import InvalidRequest
 from gateway.types import CacheDirectives, Criticality
 
@@ -24,7 +24,7 @@ NO_OPTIONS = RequestOptions()
 
 
 def parse_request_options(
-    headers: Mapping[bytes, bytes], deadline: DeadlineEntry
+    headers: Mapping[bytes, bytes], deadline: DeadlineConfig
 ) -> RequestOptions:
     """Return the options in `headers`, whose names are in lower case.
 
@@ -38,7 +38,7 @@ def parse_request_options(
     )
 
 
-def parse_timeout(value: bytes | None, deadline: DeadlineEntry) -> float:
+def parse_timeout(value: bytes | None, deadline: DeadlineConfig) -> float:
     """Return the seconds a request may take: `X-Request-Timeout`, up to the maximum.
 
     Raises:

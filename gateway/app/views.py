@@ -15,7 +15,6 @@ from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.rendering import exact
 from gateway.ledger.types import GroupBy, UsageRow
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
@@ -105,9 +104,5 @@ def _lacking(one: EndpointStatistics) -> str:
 
 def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:
     values = msgspec.structs.asdict(row)
-    return UsageLine(
-        group={group.value: str(values[group.value]) for group in groups},
-        cost=exact(row.cost),
-        currency=row.currency,
-        **msgspec.structs.asdict(row.units),
-    )
+    group = {group.value: values[group.value] for group in groups}
+    return msgspec.convert(values | {"group": group}, UsageLine)

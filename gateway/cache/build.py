@@ -5,7 +5,7 @@ from collections.abc import Callable
 from gateway.cache.base import NullTier, RemoteTier
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.redis.connect import open_client
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
@@ -14,7 +14,7 @@ _CONNECTION_TIMEOUT = 0.1
 
 
 def build_cache(
-    entry: CacheEntry,
+    entry: CacheConfig,
     *,
     url: str,
     clock: Callable[[], float],
@@ -27,7 +27,7 @@ def build_cache(
     `clock` is the wall clock, `random` a source of numbers from 0 to 1.
     """
 
-    def make_remote(entry: CacheEntry) -> RemoteTier:
+    def make_remote(entry: CacheConfig) -> RemoteTier:
         if not entry.redis_enabled:
             return NullTier()
         # A late answer tells that Redis is slow; a connection closed too soon, only that it was.

@@ -10,7 +10,7 @@ from gateway.cache.base import CacheStatistics, RemoteTier, fetch
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryTier
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
@@ -29,9 +29,9 @@ class ResultCache:
 
     def __init__(
         self,
-        entry: CacheEntry,
+        entry: CacheConfig,
         *,
-        make_remote: Callable[[CacheEntry], RemoteTier],
+        make_remote: Callable[[CacheConfig], RemoteTier],
         clock: Callable[[], float],
     ) -> None:
         self._entry = entry
@@ -51,7 +51,7 @@ class ResultCache:
         await self._tasks.__aexit__(None, None, None)
         await self._remote.__aexit__(None, None, None)
 
-    def configure(self, entry: CacheEntry) -> None:
+    def configure(self, entry: CacheConfig) -> None:
         """Apply `entry`: to the remote tier at once, to memory within some loop iterations.
 
         Memory keeps its entries as far as they fit; a replaced remote tier ends what it has begun.
@@ -161,7 +161,7 @@ class ResultCache:
             self._memory.resize(max(target, least), self._clock())
             await asyncio.sleep(0)
 
-    async def _replace_remote(self, entry: CacheEntry) -> None:
+    async def _replace_remote(self, entry: CacheConfig) -> None:
         remote = self._make_remote(entry)
         await remote.__aenter__()
         before, self._remote = self._remote, remote
@@ -171,10 +171,10 @@ class ResultCache:
             await before.__aexit__(None, None, None)
 
 
-def _memory_bytes(entry: CacheEntry) -> int:
+def _memory_bytes(entry: CacheConfig) -> int:
     return entry.memory_bytes if entry.memory_enabled else 0
 
 
-def _remote_settings(entry: CacheEntry) -> CacheEntry:
+def _remote_settings(entry: CacheConfig) -> CacheConfig:
     """Return `entry` without what the remote tier does not read."""
     return replace(entry, memory_bytes=0, memory_enabled=False, refusal_ttl=0.0, refreshes=0)

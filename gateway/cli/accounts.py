@@ -4,12 +4,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options, quoted
+from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
 from gateway.cli.failures import Failure
 
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _GROUPS = ("tenant", "day", "model", "key", "task", "region")
 
 
@@ -24,7 +22,6 @@ def keys() -> None:
 @click.option("--model", "models", multiple=True, help="A model it may use; else it may use all.")
 @click.option("--new-tenant", is_flag=True, help="Create the tenant too.")
 @admin_options
-@JSON
 def create(
     *,
     tenant: str,
@@ -46,7 +43,7 @@ def create(
         there = f"The tenant `{tenant}` is created: leave out `--new-tenant` now"
         raise Failure(f"{failure.message}. {there}", failure.exit_code) from failure
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(answer["key"])
         click.echo(f"{answer['id']} of {tenant}; the key is not shown again", err=True)
@@ -55,13 +52,12 @@ def create(
 @keys.command(name="list")
 @click.option("--tenant", default="")
 @admin_options
-@JSON
 def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
     """List keys, never their text."""
     query = {"tenant": tenant} if tenant else {}
     answer = client.request("GET", "/admin/keys", query=query)
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     now = datetime.now(UTC)
     for key in answer["keys"]:
@@ -72,12 +68,11 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
 @keys.command()
 @click.argument("key_id")
 @admin_options
-@JSON
 def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
     """Revoke a key for ever; workers refuse it within a second."""
     answer = client.request("DELETE", f"/admin/keys/{quoted(key_id)}")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
         click.echo(f"{key_id} is revoked")
 
@@ -88,7 +83,6 @@ def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
 @click.option("--to", "until", default="", help="Where it ends, exclusive.")
 @click.option("--group-by", type=click.Choice(_GROUPS), multiple=True, default=("tenant", "model"))
 @admin_options
-@JSON
 def usage(
     *,
     tenant: str,
@@ -102,7 +96,7 @@ def usage(
     query = {"tenant": tenant, "from": since, "to": until, "group_by": ",".join(group_by)}
     answer = client.request("GET", "/admin/usage", query={k: v for k, v in query.items() if v})
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for row in answer["rows"]:
         names = "\t".join(str(row.get(group, "")) for group in group_by)
@@ -115,7 +109,3 @@ def _state(key: dict[str, Any], now: datetime) -> str:
         return "revoked"
     ends = key["expires"]
     return "expired" if ends and datetime.fromisoformat(ends) <= now else "active"
-
-
-def _print_json(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -1,4 +1,4 @@
-"""Calls the admin listener for commands."""
+"""Calls the admin listener for commands, and prints its answers as JSON."""
 
 import ssl
 from collections.abc import Callable, Iterator
@@ -13,8 +13,10 @@ from click.core import ParameterSource
 
 from gateway.cli.connecting import choose_listener
 from gateway.cli.failures import ADMIN_REFUSED, Failure
+from gateway.supervisor.errors import ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _TIMEOUT = 30.0
 _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 
@@ -97,6 +99,30 @@ class AdminClient:
         return Failure(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
 
 
+def print_json(value: object) -> None:
+    """Print a value for a program that reads it."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+
+
+def print_change(
+    answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
+) -> None:
+    """Print `head`, what became of a change in each worker, and `more`; or all of it as JSON.
+
+    Exit with 1 where not every worker follows it.
+    """
+    if as_json:
+        print_json(answer)
+    else:
+        if head:
+            click.echo(head)
+        for name, outcome in answer["workers"].items():
+            click.echo(f"{name}: {outcome}")
+        more(answer)
+    if not answer["live"]:
+        raise SystemExit(ExitCode.FAILED)
+
+
 def quoted(name: str) -> str:
     """Return a name quoted as one segment of a path."""
     return quote(name, safe="")
@@ -111,7 +137,10 @@ def _problem(answer: Any) -> str:
 
 
 def admin_options(command: F) -> F:
-    """Add the options of the listener to `command`, which takes an `AdminClient` as `client`."""
+    """Add the options of the listener, and `--json`, to `command`.
+
+    It takes an `AdminClient` as `client`, and `as_json`.
+    """
 
     def connect(context: click.Context, _: click.Parameter, given: str) -> AdminClient:
         named = (ParameterSource.COMMANDLINE, ParameterSource.PROMPT)
@@ -129,6 +158,7 @@ def admin_options(command: F) -> F:
         return AdminClient(url=url, key=key)
 
     for decorate in (
+        JSON,
         click.option(
             "--admin-url",
             "client",

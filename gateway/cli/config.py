@@ -4,19 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 import yaml
 
-from gateway.cli.admin_client import AdminClient, admin_options
+from gateway.cli.admin_client import JSON, AdminClient, admin_options, print_change, print_json
 from gateway.cli.failures import Failure
-from gateway.config.load import check_memory, digest, explain, load_folder
+from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
 from gateway.upstream.tls import client_tls
-
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @click.group()
@@ -33,8 +30,8 @@ def check(folder: Path, *, as_json: bool) -> None:
     The certificates and the bound on memory that the environment names are checked, too.
     """
     try:
-        document, settings = load_folder(folder), load_settings()
-        check_memory(read_folder(folder), settings.memory_limit_bytes)
+        parsed, settings = parse_sources(read_folder(folder)), load_settings()
+        check_memory(parsed, settings.memory_limit_bytes)
         client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         if not as_json:
@@ -43,14 +40,13 @@ def check(folder: Path, *, as_json: bool) -> None:
         print_json({"valid": False, **place, "detail": error.detail})
         raise SystemExit(ExitCode.CONFIGURATION) from error
     if as_json:
-        print_json({"valid": True, "digest": digest(document)})
+        print_json({"valid": True, "digest": parsed.digest})
     else:
-        click.echo(f"`{folder}` is valid (digest {digest(document)})")
+        click.echo(f"`{folder}` is valid (digest {parsed.digest})")
 
 
 @config.command()
 @admin_options
-@JSON
 def show(*, client: AdminClient, as_json: bool) -> None:
     """Show what is served now: generation, workers that took it, and the whole document."""
     answer = client.request("GET", "/admin/config")
@@ -65,30 +61,17 @@ def show(*, client: AdminClient, as_json: bool) -> None:
 
 @config.command()
 @admin_options
-@JSON
 def reload(*, client: AdminClient, as_json: bool) -> None:
     """Make the gateway read its configuration folder again; a broken document changes nothing.
 
     Exit with 1 where not all workers follow it.
     """
     answer = client.request("POST", "/admin/config/reload")
-    if as_json:
-        print_json(answer)
-    else:
-        _show(answer)
-    if not answer["live"]:
-        raise SystemExit(ExitCode.FAILED)
-
-
-def _show(answer: dict[str, Any]) -> None:
     same = "" if answer["changed"] else "; nothing changed"
-    click.echo(f"generation {answer['generation']}, digest {answer['digest']}{same}")
-    for name, outcome in answer["workers"].items():
-        click.echo(f"{name}: {outcome}")
+    head = f"generation {answer['generation']}, digest {answer['digest']}{same}"
+    print_change(answer, as_json=as_json, head=head, more=_show_notice)
+
+
+def _show_notice(answer: Any) -> None:
     if notice := answer.get("notice"):  # which a listener of an earlier version does not send
         click.echo(notice, err=True)
-
-
-def print_json(value: object) -> None:
-    """Print a value for a program that reads it."""
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

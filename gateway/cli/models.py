@@ -4,10 +4,8 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options
-from gateway.cli.config import JSON, print_json
+from gateway.cli.admin_client import AdminClient, admin_options, print_change
 from gateway.cli.processes import PASS_ARGUMENTS, become
-from gateway.supervisor.errors import ExitCode
 
 # The listener itself waits up to a minute for the workers.
 _TIMEOUT = 90.0
@@ -27,7 +25,6 @@ def models() -> None:
 
 @models.command()
 @admin_options
-@JSON
 def reload(*, client: AdminClient, as_json: bool) -> None:
     """Have every backend read its repository again.
 
@@ -36,16 +33,13 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     served as before.
     """
     answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
-    if as_json:
-        print_json(answer)
-    else:
-        for name, outcome in answer["workers"].items():
-            click.echo(f"{name}: {outcome}")
-        # A listener of an earlier version sends none.
-        for name, backend in answer.get("backends", {}).items():
-            _show(f"{backend['region']}/{name}", backend)
-    if not answer["live"]:
-        raise SystemExit(ExitCode.FAILED)
+    print_change(answer, as_json=as_json, more=_show_backends)
+
+
+def _show_backends(answer: Any) -> None:
+    # A listener of an earlier version sends none.
+    for name, backend in answer.get("backends", {}).items():
+        _show(f"{backend['region']}/{name}", backend)
 
 
 def _show(place: str, backend: dict[str, Any]) -> None:

@@ -3,11 +3,8 @@
 from typing import Any
 
 import click
-import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options, quoted
-from gateway.cli.config import JSON
-from gateway.supervisor.errors import ExitCode
+from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
 
 _REGION = click.argument("region")
 _BACKEND = click.argument("backend")
@@ -20,12 +17,11 @@ def regions() -> None:
 
 @regions.command("list")
 @admin_options
-@JSON
 def list_command(*, client: AdminClient, as_json: bool) -> None:
     """Show every backend as the workers see it."""
     answer = client.request("GET", "/admin/regions")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     for region in answer["regions"]:
         for backend in region["backends"]:
@@ -42,14 +38,13 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
 @regions.command()
 @click.option("--tenant", help="Only this tenant's limits.")
 @admin_options
-@JSON
 def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
     """Show the gateway regions, and what each may use of limits."""
     answer = client.request(
         "GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {}
     )
     if as_json:
-        _print_json(answer)
+        print_json(answer)
         return
     if not answer["regions"]:
         click.echo("no gateway region lives: gateways without SLUICEGATE_REGION have whole limits")
@@ -64,47 +59,32 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
 @_REGION
 @_BACKEND
 @admin_options
-@JSON
 def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Give a backend no more work; what it has is finished.
 
     Exit with 1 where not all workers know.
     """
-    _print_change(client.request("POST", f"{_path(region, backend)}/drain"), as_json=as_json)
+    _change(client, region, backend, "drain", as_json=as_json)
 
 
 @regions.command()
 @_REGION
 @_BACKEND
 @admin_options
-@JSON
 def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
     """Give a drained backend work again, little at first.
 
     Exit with 1 where not all workers know.
     """
-    _print_change(client.request("POST", f"{_path(region, backend)}/restore"), as_json=as_json)
-
-
-def _path(region: str, backend: str) -> str:
-    return f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}"
+    _change(client, region, backend, "restore", as_json=as_json)
 
 
 def _state(view: dict[str, Any]) -> str:
     return "ejected" if view["ejected_for"] else str(view["health"])
 
 
-def _print_change(answer: Any, *, as_json: bool) -> None:
-    if as_json:
-        _print_json(answer)
-    else:
-        state = "is given no more work" if answer["drained"] else "is given work again"
-        click.echo(f"`{answer['backend']}` {state}")
-        for name, outcome in answer["workers"].items():
-            click.echo(f"{name}: {outcome}")
-    if not answer["live"]:
-        raise SystemExit(ExitCode.FAILED)
-
-
-def _print_json(value: object) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+def _change(client: AdminClient, region: str, backend: str, action: str, *, as_json: bool) -> None:
+    path = f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}/{action}"
+    answer = client.request("POST", path)
+    state = "is given no more work" if answer["drained"] else "is given work again"
+    print_change(answer, as_json=as_json, head=f"`{answer['backend']}` {state}")

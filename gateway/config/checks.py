@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.document import BackendEntry, Document, LimitsEntry, PriceEntry, RegionEntry
+from gateway.config.document import BackendConfig, Document, LimitsConfig, PriceConfig, RegionConfig
 from gateway.config.shape import ConfigFinding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
@@ -110,7 +110,7 @@ def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding((*here, "window"), "must be a number of seconds")
 
 
-def _regions(regions: tuple[RegionEntry, ...]) -> Iterator[ConfigFinding]:
+def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:
     owners: dict[str, Path] = {}
     for index, region in enumerate(regions):
         here: Path = ("regions", index)
@@ -149,7 +149,7 @@ def _cache(document: Document) -> Iterator[ConfigFinding]:
     yield from _at_least(cache.refreshes, 0, ("cache", "refreshes"))
 
 
-def _limits(limits: LimitsEntry) -> Iterator[ConfigFinding]:
+def _limits(limits: LimitsConfig) -> Iterator[ConfigFinding]:
     yield from rule_findings(limits.tenant, ("limits", "tenant"))
     yield from rule_findings(limits.key, ("limits", "key"))
     yield from _between(limits.local_share, ("limits", "local_share"))
@@ -178,7 +178,7 @@ def _routing(document: Document) -> Iterator[ConfigFinding]:
         yield from _between(getattr(routing, name), ("routing", name))
 
 
-def _prices(prices: tuple[PriceEntry, ...]) -> Iterator[ConfigFinding]:
+def _prices(prices: tuple[PriceConfig, ...]) -> Iterator[ConfigFinding]:
     seen: set[tuple[str, str]] = set()
     for index, price in enumerate(prices):
         here: Path = ("prices", index)
@@ -225,7 +225,7 @@ def _url(url: str, path: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding(path, "must be a URL such as `http://10.0.0.5:9000`")
 
 
-def _place(backend: BackendEntry, path: Path) -> Iterator[ConfigFinding]:
+def _place(backend: BackendConfig, path: Path) -> Iterator[ConfigFinding]:
     """Yield what is wrong with the address of a backend, which is a URL or a name."""
     if not backend.dns:
         yield from _url(backend.url, (*path, "url"))
@@ -241,7 +241,7 @@ def _place(backend: BackendEntry, path: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding((*path, "dns"), detail)
 
 
-def _server_name(backend: BackendEntry, path: Path) -> Iterator[ConfigFinding]:
+def _server_name(backend: BackendConfig, path: Path) -> Iterator[ConfigFinding]:
     name = backend.server_name
     if name and not _HOST.fullmatch(name):
         yield ConfigFinding(

@@ -11,7 +11,7 @@ import msgspec
 from gateway.types import Rule
 
 
-class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One backend process, or all that a DNS name resolves to; `id` is unique in the document."""
 
     id: str
@@ -26,22 +26,22 @@ class BackendEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The name in its certificate; by default the host of `url` or `dns`."""
 
 
-class PoolEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Backends of one region; an `overflow` pool is used when the other pools are saturated."""
 
     name: str = "default"
     overflow: bool = False
-    backends: tuple[BackendEntry, ...] = ()
+    backends: tuple[BackendConfig, ...] = ()
 
 
-class RegionEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RegionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A region; the first of the document is the preferred one."""
 
     name: str
-    pools: tuple[PoolEntry, ...] = ()
+    pools: tuple[PoolConfig, ...] = ()
 
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a model beside those that its backends report."""
 
     scope: Literal["tenant", "shared"] = "tenant"
@@ -60,14 +60,14 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Limits on what is computed for the model, over all tenants."""
 
 
-class DeadlineEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Seconds a request may take: `default`, and the `maximum` a caller may ask for."""
 
     default: float = 10.0
     maximum: float = 60.0
 
 
-class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result cache. `ttl_jitter` shortens lifetimes at random by up to that share."""
 
     memory_bytes: int = 64 * 1024 * 1024
@@ -83,7 +83,7 @@ class CacheEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Expired items that a worker refreshes at a time."""
 
 
-class RequestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds on one request."""
 
     max_body_bytes: int = 8 * 1024 * 1024
@@ -92,7 +92,7 @@ class RequestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """JSON values in a body, lists and objects among them."""
 
 
-class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of tenants and keys that have none of their own."""
 
     tenant: tuple[Rule, ...] = (
@@ -107,7 +107,7 @@ class LimitsEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Seconds after which a region that does not report loses its shares of limits to others."""
 
 
-class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Selection, ejection, retries and probes of backends. Durations in seconds."""
 
     attempts: int = 3
@@ -138,7 +138,7 @@ class RoutingEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What sends calls: `httpx` goes through the proxies that the environment names."""
 
 
-class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices of a model (`*`: any) from a date on, in 10^-9 of `currency` a unit."""
 
     model: str = "*"
@@ -153,11 +153,11 @@ class PriceEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole document: all files of the folder together."""
 
-    regions: tuple[RegionEntry, ...] = ()
-    models: dict[str, ModelEntry] = {}
-    deadline: DeadlineEntry = DeadlineEntry()
-    cache: CacheEntry = CacheEntry()
-    request: RequestEntry = RequestEntry()
-    limits: LimitsEntry = LimitsEntry()
-    routing: RoutingEntry = RoutingEntry()
-    prices: tuple[PriceEntry, ...] = (PriceEntry(),)
+    regions: tuple[RegionConfig, ...] = ()
+    models: dict[str, ModelConfig] = {}
+    deadline: DeadlineConfig = DeadlineConfig()
+    cache: CacheConfig = CacheConfig()
+    request: RequestConfig = RequestConfig()
+    limits: LimitsConfig = LimitsConfig()
+    routing: RoutingConfig = RoutingConfig()
+    prices: tuple[PriceConfig, ...] = (PriceConfig(),)

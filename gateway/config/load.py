@@ -1,16 +1,17 @@
 """Reads YAML texts into a checked `Document`."""
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.config import checks, tree
-from gateway.config.document import Document, RegionEntry
+from gateway.config import checks
+from gateway.config.document import Document, RegionConfig
 from gateway.config.shape import SchemaViolation, shape
-from gateway.config.sources import DocumentSource, read_folder, read_source
+from gateway.config.sources import DocumentSource, Sources, read_folder, read_source
+from gateway.config.tree import Tree, parse
 from gateway.errors import ConfigurationError
 
 T = TypeVar("T")
@@ -21,7 +22,17 @@ WORKER_BASE_BYTES = 256 * 1024 * 1024
 class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a placement file: regions that replace those of the document."""
 
-    regions: tuple[RegionEntry, ...] = ()
+    regions: tuple[RegionConfig, ...] = ()
+
+
+class ParsedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A valid document, what it was read from, and the place of each of its values."""
+
+    sources: tuple[DocumentSource, ...]
+    document: Document
+    digest: str
+    """See `digest`."""
+    tree: Tree
 
 
 def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
@@ -33,63 +44,56 @@ def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
     return load_sources(read_folder(folder), placement=placement)
 
 
-def load_sources(sources: Sequence[DocumentSource], *, placement: Path | None = None) -> Document:
+def load_sources(sources: Sources, *, placement: Path | None = None) -> Document:
+    """Return the document that `sources` make together; see `parse_sources`."""
+    return parse_sources(sources, placement=placement).document
+
+
+def parse_sources(sources: Sources, *, placement: Path | None = None) -> ParsedDocument:
     """Return the document that `sources` make together; a section may stand in one of them only.
 
     Raises:
         ConfigurationError: the first thing that is wrong, with its file, line and field.
     """
-    values, places = _join(sources)
+    joined = _join(sources)
     if placement is not None:
-        overlay = tree.parse(read_source(placement))
-        _shape(overlay.values, PlacedBackends, overlay.places)
-        values = values | overlay.values
-        places = places | overlay.places
-    document = _shape(values, Document, places)
+        overlay = parse(read_source(placement))
+        _shape(overlay, PlacedBackends)
+        joined = Tree(values=joined.values | overlay.values, places=joined.places | overlay.places)
+    document = _shape(joined, Document)
     for finding in checks.findings(document):
-        raise _located(finding.path, finding.detail, places)
-    return document
+        raise joined.error(finding.path, finding.detail)
+    return ParsedDocument(
+        sources=tuple(sources), document=document, digest=digest(document), tree=joined
+    )
 
 
 def check_models(
-    sources: Sequence[DocumentSource], known: Collection[str], explain: Callable[[str], str]
+    parsed: ParsedDocument, known: Collection[str], explain: Callable[[str], str]
 ) -> None:
     """Refuse a document that names a model which is neither `known` nor planned.
 
     Raises:
         ConfigurationError: what `explain` says of the first, with its file, line and field.
     """
-    values, places = _join(sources)
-    document = _shape(values, Document, places)
-    for path, name in checks.unknown_models(document, known):
-        raise _located(path, explain(name), places)
+    for path, name in checks.unknown_models(parsed.document, known):
+        raise parsed.tree.error(path, explain(name))
 
 
-def check_memory(sources: Sequence[DocumentSource], limit: int) -> None:
+def check_memory(parsed: ParsedDocument, limit: int) -> None:
     """Refuse a document whose cache, once full, would take a worker beyond `limit` bytes (0: none).
 
     Raises:
         ConfigurationError: it would, with the file, line and field.
     """
-    values, places = _join(sources)
-    cache = _shape(values, Document, places).cache
+    cache = parsed.document.cache
     if cache.memory_enabled and 0 < limit < cache.memory_bytes + WORKER_BASE_BYTES:
-        raise _located(
+        raise parsed.tree.error(
             ("cache", "memory_bytes"),
             "a worker whose cache is full would take more memory than"
             f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({limit}) allows, and be replaced; make that"
             f" {cache.memory_bytes + WORKER_BASE_BYTES} at least, or this less",
-            places,
         )
-
-
-def load_text(text: str, *, name: str = "document", placement: Path | None = None) -> Document:
-    """Return the document of one text, such as a posted one.
-
-    Raises:
-        ConfigurationError: the first thing that is wrong, with its line and field.
-    """
-    return load_sources((DocumentSource(name=name, text=text),), placement=placement)
 
 
 def digest(document: Document) -> str:
@@ -126,36 +130,21 @@ def explain(error: ConfigurationError) -> str:
     return ": ".join(part for part in (place, error.field, error.detail) if part)
 
 
-def _join(
-    sources: Sequence[DocumentSource],
-) -> tuple[dict[str, object], dict[tree.Path, tree.SourcePosition]]:
-    values: dict[str, object] = {}
-    places: dict[tree.Path, tree.SourcePosition] = {}
+def _join(sources: Sources) -> Tree:
+    joined = Tree(values={}, places={})
     for source in sources:
-        parsed = tree.parse(source)
+        parsed = parse(source)
         for section in parsed.values:
-            if section in values:
-                other = places[section,].file
-                raise _located((section,), f"the section stands in `{other}` too", parsed.places)
-        values |= parsed.values
-        places |= parsed.places
-    return values, places
+            if section in joined.values:
+                other = joined.places[section,].file
+                raise parsed.error((section,), f"the section stands in `{other}` too")
+        joined.values.update(parsed.values)
+        joined.places.update(parsed.places)
+    return joined
 
 
-def _shape(values: object, kind: type[T], places: Mapping[tree.Path, tree.SourcePosition]) -> T:
+def _shape(parsed: Tree, kind: type[T]) -> T:
     try:
-        return shape(values, kind)
+        return shape(parsed.values, kind)
     except SchemaViolation as error:
-        raise _located(error.path, error.detail, places) from error
-
-
-def _located(
-    path: tree.Path, detail: str, places: Mapping[tree.Path, tree.SourcePosition]
-) -> ConfigurationError:
-    place = tree.place_of(places, path)
-    return ConfigurationError(
-        detail,
-        file=None if place is None else place.file,
-        line=None if place is None else place.line,
-        field=tree.field_name(path),
-    )
+        raise parsed.error(error.path, error.detail) from error

@@ -1,6 +1,6 @@
 """Parses YAML text into plain values and keeps the line of each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -32,10 +32,22 @@ class SourcePosition(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """A text as plain values, and the place of each."""
+    """Texts as plain values, and the place of each."""
 
     values: dict[str, Any]  # Any: what a YAML text may hold is not known before it is checked
     places: dict[Path, SourcePosition]
+
+    def error(self, path: Path, detail: str) -> ConfigurationError:
+        """Return the error of the value at `path`, placed there or at the nearest value around."""
+        lengths = range(len(path), -1, -1)
+        places = (self.places[path[:n]] for n in lengths if path[:n] in self.places)
+        place = next(places, None)
+        return ConfigurationError(
+            detail,
+            file=None if place is None else place.file,
+            line=None if place is None else place.line,
+            field=field_name(path),
+        )
 
 
 def field_name(path: Path) -> str:
@@ -47,14 +59,6 @@ def field_name(path: Path) -> str:
         else:
             name += f".{part}" if name else part
     return name
-
-
-def place_of(places: Mapping[Path, SourcePosition], path: Path) -> SourcePosition | None:
-    """Return the place of `path`, or that of the nearest value around it."""
-    for length in range(len(path), -1, -1):
-        if (place := places.get(path[:length])) is not None:
-            return place
-    return None
 
 
 def parse(source: DocumentSource) -> Tree:

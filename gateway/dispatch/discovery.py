@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
@@ -80,7 +80,7 @@ class Discovery:
         self._following: dict[str, asyncio.Task[None]] = {}
         self._is_running = False
         self._failures = 0
-        self._routing = RoutingEntry()
+        self._routing = RoutingConfig()
 
     async def __aenter__(self) -> Self:
         await self._resolve_all(self._names.values(), self._routing.dns_timeout)
@@ -93,13 +93,13 @@ class Discovery:
         self._is_running = False
         await self._tasks.__aexit__(None, None, None)
 
-    async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+    async def prepare(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Resolve names that are new, so that `expand` knows them; failures are not raised."""
         new = {host: _FollowedName(host) for host in _hosts(endpoints) if host not in self._names}
         await self._resolve_all(new.values(), routing.dns_timeout)
         self._prepared = new
 
-    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Follow the names of these `endpoints` from now on, and no others."""
         if routing.dns_interval != self._routing.dns_interval:
             # Each would wait for the end of the interval before.

@@ -14,7 +14,7 @@ import msgspec
 from backends.protocol import ModelInfo, Task
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from gateway.config.document import ModelEntry
+from gateway.config.document import ModelConfig
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.inference.coalescing import FlightMember, Flights
@@ -47,7 +47,7 @@ from gateway.types import (
     Principal,
 )
 
-_DEFAULT_ENTRY = ModelEntry()
+_DEFAULT_ENTRY = ModelConfig()
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.cache.entry import CachedResult
-from gateway.config.document import ModelEntry
+from gateway.config.document import ModelConfig
 from gateway.dispatch.work import WorkRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import ResultStore
@@ -185,7 +185,7 @@ def _would_repeat(failure: ItemFailure) -> bool:
     return failure.status == _REFUSED and not failure.retryable and failure.code not in _PASSING
 
 
-def keeps_last(entry: ModelEntry) -> bool:
+def keeps_last(entry: ModelConfig) -> bool:
     """Tell whether the last answers of a model are kept beyond their time."""
     return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0
 

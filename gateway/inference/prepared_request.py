@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey, Prefix
-from gateway.config.document import ModelEntry
+from gateway.config.document import ModelConfig
 from gateway.dispatch.work import Work, WorkItem
 from gateway.runtime.runtime import Runtime
 from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
@@ -24,7 +24,7 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     model: ServedModel
     scope: str
     prefix: Prefix
-    entry: ModelEntry
+    entry: ModelConfig
     unrevised: Prefix | None = None
     """Makes the keys of last answers, whatever revision gave them; `None`: none are kept."""
     owner: str = ""

@@ -14,7 +14,7 @@ from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger import schema
 from gateway.ledger.audit import Audit
 from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import KeyRecord, TenantRecord
+from gateway.ledger.types import Key, Tenant
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -35,7 +35,7 @@ class Accounts:
 
     def create_tenant(
         self, tenant: str, *, name: str = "", rules: Collection[Rule] = (), actor: str = "system"
-    ) -> TenantRecord:
+    ) -> Tenant:
         """Create a tenant.
 
         Raises:
@@ -54,13 +54,13 @@ class Accounts:
             self._record_change(connection, actor, "tenant.create", tenant)
             return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
 
-    def tenants(self) -> list[TenantRecord]:
+    def tenants(self) -> list[Tenant]:
         """Return all tenants by id."""
         with self._store.reading() as connection:
             rows = connection.execute(select(schema.tenants).order_by(schema.tenants.c.id))
             return [_tenant(row) for row in rows]
 
-    def tenant(self, tenant: str) -> TenantRecord:
+    def tenant(self, tenant: str) -> Tenant:
         """Return a tenant.
 
         Raises:
@@ -69,9 +69,7 @@ class Accounts:
         with self._store.reading() as connection:
             return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
 
-    def set_limits(
-        self, tenant: str, rules: Collection[Rule], *, actor: str = "system"
-    ) -> TenantRecord:
+    def set_limits(self, tenant: str, rules: Collection[Rule], *, actor: str = "system") -> Tenant:
         """Replace a tenant's rules; none means that the document's apply.
 
         Raises:
@@ -96,7 +94,7 @@ class Accounts:
         rules: Collection[Rule] = (),
         expires: datetime | None = None,
         actor: str = "system",
-    ) -> KeyRecord:
+    ) -> Key:
         """Create a key of `tenant` from the hash of its text.
 
         Raises:
@@ -118,7 +116,7 @@ class Accounts:
             self._record_change(connection, actor, "key.create", key, tenant=tenant, name=name)
             return _key(_get(connection, schema.keys, key, "key"))
 
-    def keys(self, tenant: str | None = None) -> list[KeyRecord]:
+    def keys(self, tenant: str | None = None) -> list[Key]:
         """Return the keys of `tenant`, or all, oldest first; revoked and expired ones too."""
         table = schema.keys
         query = select(table).order_by(table.c.created, table.c.id)
@@ -127,16 +125,14 @@ class Accounts:
         with self._store.reading() as connection:
             return [_key(row) for row in connection.execute(query)]
 
-    def find_key(self, key_hash: str) -> KeyRecord | None:
+    def find_key(self, key_hash: str) -> Key | None:
         """Return the key whose text has this hash, also if it is revoked."""
         query = select(schema.keys).where(schema.keys.c.hash == key_hash)
         with self._store.reading() as connection:
             row = connection.execute(query).first()
         return None if row is None else _key(row)
 
-    def set_key_limits(
-        self, key: str, rules: Collection[Rule], *, actor: str = "system"
-    ) -> KeyRecord:
+    def set_key_limits(self, key: str, rules: Collection[Rule], *, actor: str = "system") -> Key:
         """Replace a key's rules; none means that the document's apply.
 
         Raises:
@@ -145,7 +141,7 @@ class Accounts:
         """
         return self._change_key(key, actor, "key.limits", {"rules": _encode_rules(rules)})
 
-    def revoke(self, key: str, *, actor: str = "system") -> KeyRecord:
+    def revoke(self, key: str, *, actor: str = "system") -> Key:
         """Revoke a key for ever; no effect on a revoked one.
 
         Raises:
@@ -176,9 +172,7 @@ class Accounts:
         with self._store.reading() as connection:
             return int(connection.scalar(count) or 0) * _STEP + int(connection.scalar(expired) or 0)
 
-    def _change_key(
-        self, key: str, actor: str, action: str, values: dict[str, object]
-    ) -> KeyRecord:
+    def _change_key(self, key: str, actor: str, action: str, values: dict[str, object]) -> Key:
         table = schema.keys
         with self._store.writing() as connection:
             before = _get(connection, table, key, "key")
@@ -219,21 +213,21 @@ def _encode_models(models: Collection[str] | None) -> str | None:
     return None if models is None else msgspec.json.encode(sorted(set(models))).decode()
 
 
-def _tenant(row: Row[Any]) -> TenantRecord:
-    return TenantRecord(
+def _tenant(row: Row[Any]) -> Tenant:
+    return Tenant(
         id=TenantId(row.id),
         name=row.name,
-        rules=_rules.decode(row.rules),
+        limits=_rules.decode(row.rules),
         created=to_datetime(row.created),
     )
 
 
-def _key(row: Row[Any]) -> KeyRecord:
-    return KeyRecord(
+def _key(row: Row[Any]) -> Key:
+    return Key(
         id=KeyId(row.id),
         tenant=TenantId(row.tenant),
         name=row.name,
-        rules=_rules.decode(row.rules),
+        limits=_rules.decode(row.rules),
         models=None if row.models is None else _models.decode(row.models),
         created=to_datetime(row.created),
         expires=None if row.expires is None else to_datetime(row.expires),

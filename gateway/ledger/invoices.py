@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from gateway.errors import InvalidRequest
-from gateway.ledger.pricing import amount, round_amount
+from gateway.ledger.pricing import amount as cost, decimal, digits, round_amount
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Units
 from gateway.ledger.usage import PricedUsage
@@ -16,39 +16,44 @@ from gateway.ledger.usage import PricedUsage
 _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 
 
-class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """Bills usage of one model under one price, in 10^-9 of `currency`.
+class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
+    """The price of one unit of each kind, as decimal numbers."""
 
-    `exact` is the cost of the units; `amount` is rounded half-even to the currency.
-    """
+    hit: str
+    computed: str
+    row: str
+    token: str
+
+
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage of one model under one price."""
 
     model: str
     price: str
     """The price's version: `model@since`."""
     currency: str
-    hit: int
-    computed: int
-    row: int
-    token: int
+    unit_prices: UnitPrices
     units: Units
-    exact: int
-    amount: int
+    exact: str
+    """The price of the units: a decimal number."""
+    amount: str
+    """`exact`, rounded half-even to the smallest unit of the currency."""
 
 
 class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums the lines' rounded amounts in one currency, in 10^-9."""
+    """The sum of the lines' rounded amounts in one currency."""
 
     currency: str
-    amount: int
+    amount: str
 
 
 class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Bills a tenant's month in UTC; the same events and prices give the same invoice."""
+    """The invoice of a tenant for a month in UTC; the same events and prices give the same."""
 
     tenant: str
     month: str
-    lines: tuple[InvoiceLine, ...]
-    totals: tuple[InvoiceTotal, ...]
+    lines: list[InvoiceLine]
+    totals: list[InvoiceTotal]
 
 
 def month_bounds(month: str) -> tuple[int, int]:
@@ -77,30 +82,38 @@ def make_invoice(tenant: str, month: str, found: Sequence[PricedUsage]) -> Invoi
         former = sums.get(group)
         units = each.units if former is None else former.units + each.units
         sums[group] = msgspec.structs.replace(each, units=units)
-    lines = tuple(_line(sums[group]) for group in sorted(sums))
+    lines: list[InvoiceLine] = []
     totals: dict[str, int] = {}
-    for line in lines:
-        totals[line.currency] = totals.get(line.currency, 0) + line.amount
+    for _, priced in sorted(sums.items(), key=lambda item: item[0]):
+        currency = priced.price.entry.currency
+        exact = cost(priced.units, priced.price.entry)
+        rounded = round_amount(exact, currency)
+        lines.append(_line(priced, exact, rounded))
+        totals[currency] = totals.get(currency, 0) + rounded
     return Invoice(
         tenant=tenant,
         month=month,
         lines=lines,
-        totals=tuple(InvoiceTotal(currency=c, amount=a) for c, a in sorted(totals.items())),
+        totals=[
+            InvoiceTotal(currency=currency, amount=decimal(total, digits(currency)))
+            for currency, total in sorted(totals.items())
+        ],
     )
 
 
-def _line(priced: PricedUsage) -> InvoiceLine:
+def _line(priced: PricedUsage, exact: int, rounded: int) -> InvoiceLine:
     entry = priced.price.entry
-    exact = amount(priced.units, entry)
     return InvoiceLine(
         model=priced.model,
         price=priced.price.version,
         currency=entry.currency,
-        hit=entry.hit,
-        computed=entry.computed,
-        row=entry.row,
-        token=entry.token,
+        unit_prices=UnitPrices(
+            hit=decimal(entry.hit),
+            computed=decimal(entry.computed),
+            row=decimal(entry.row),
+            token=decimal(entry.token),
+        ),
         units=priced.units,
-        exact=exact,
-        amount=round_amount(exact, entry.currency),
+        exact=decimal(exact),
+        amount=decimal(rounded, digits(entry.currency)),
     )

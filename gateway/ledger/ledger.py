@@ -1,12 +1,11 @@
 """Opens the ledger: accounts, usage and its cost, and the audit. All calls block."""
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import Self
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.audit import Audit
@@ -18,9 +17,8 @@ from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import Batch, GroupBy, LedgerStatistics, Recorded, UsageRow
-from gateway.ledger.usage import UsageQueries, usage_rows
-from gateway.types import RequestEvent
+from gateway.ledger.types import GroupBy, UsageRow
+from gateway.ledger.usage import priced_usage, usage_rows
 
 
 class Ledger:
@@ -34,33 +32,13 @@ class Ledger:
         self, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
     ) -> None:
         self._store = Store(url, clock=clock, timeout=timeout)
-        self._recorder = EventRecorder(self._store)
-        self._usage = UsageQueries(self._store)
+        self.recorder = EventRecorder(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
         self.shares = RegionalShareStore(self._store)
         self.prices = PublishedPrices(self._store)
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)
-
-    def record(self, log_id: str, high_water: int, events: Sequence[RequestEvent]) -> Recorded:
-        """Record events of a log; the last has the sequence number `high_water`."""
-        first = high_water - len(events) + 1
-        return self.record_batches(
-            [Batch(log_id=log_id, first=first, last=high_water, events=events)]
-        )
-
-    def record_batches(self, batches: Sequence[Batch]) -> Recorded:
-        """Record several batches in one transaction; see `EventRecorder.record`."""
-        return self._recorder.record(batches)
-
-    def add_dead_letter(self, log_id: str, reason: str, payload: bytes) -> None:
-        """Store an entry that could not be read as events, for operators."""
-        self._recorder.add_dead_letter(log_id, reason, payload)
-
-    def high_water(self, log_ids: Iterable[str]) -> dict[str, int]:
-        """Return, per log, up to which sequence number everything is committed; 0 is nothing."""
-        return self._recorder.high_water(log_ids)
 
     def usage(
         self,
@@ -69,7 +47,7 @@ class Ledger:
         until: datetime,
         group_by: Sequence[GroupBy] = (),
         *,
-        prices: Sequence[PriceEntry] = (),
+        prices: Sequence[PriceConfig] = (),
         models: Collection[str] | None = None,
     ) -> list[UsageRow]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
@@ -84,7 +62,8 @@ class Ledger:
         if end < start:
             raise InvalidRequest("`from` is after `to`")
         groups = list(dict.fromkeys(group_by))
-        found = self._usage.priced(
+        found = priced_usage(
+            self._store,
             tenant=tenant,
             since=start,
             until=end,
@@ -94,7 +73,7 @@ class Ledger:
         )
         return usage_rows(found, groups)
 
-    def invoice(self, tenant: str, month: str, prices: Sequence[PriceEntry] = ()) -> Invoice:
+    def invoice(self, tenant: str, month: str, prices: Sequence[PriceConfig] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`, from its events.
 
         It follows the published prices, or `prices` if there are none.
@@ -105,16 +84,17 @@ class Ledger:
         """
         since, until = month_bounds(month)
         self.accounts.tenant(tenant)
-        found = self._usage.priced(
-            tenant=tenant, since=since, until=until, group_by=(), prices=self._price_list(prices)
+        found = priced_usage(
+            self._store,
+            tenant=tenant,
+            since=since,
+            until=until,
+            group_by=(),
+            prices=self._price_list(prices),
         )
         return make_invoice(tenant, month, found)
 
-    def statistics(self) -> LedgerStatistics:
-        """Return sums over the whole ledger."""
-        return self._recorder.statistics()
-
-    def _price_list(self, default: Sequence[PriceEntry]) -> PriceList:
+    def _price_list(self, default: Sequence[PriceConfig]) -> PriceList:
         return PriceList(self.prices.entries() or default)
 
     def close(self) -> None:
@@ -124,10 +104,5 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

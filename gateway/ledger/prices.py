@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-import msgspec
+from msgspec.structs import asdict
 from sqlalchemy import Connection, Row, delete, insert, select
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.ledger import schema
 from gateway.ledger.pricing import PriceList, starts_at
 from gateway.ledger.store import Store
 
-_FREE: Final = PriceEntry()
-_FIELDS: Final = PriceEntry.__struct_fields__
+_FREE: Final = PriceConfig()
+_FIELDS: Final = PriceConfig.__struct_fields__
 # Stands for every model without a price of its own; documents cannot name it.
 _UNNAMED: Final = ""
 _LOCK: Final = "prices"
@@ -30,12 +30,12 @@ class PublishedPrices:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def entries(self) -> list[PriceEntry]:
+    def entries(self) -> list[PriceConfig]:
         """Return the prices by date."""
         with self._store.reading() as connection:
             return _stored(connection)
 
-    def check(self, wanted: Sequence[PriceEntry]) -> None:
+    def check(self, wanted: Sequence[PriceConfig]) -> None:
         """Check that a document with the prices `wanted` may be published.
 
         Raises:
@@ -46,9 +46,9 @@ class PublishedPrices:
 
     def publish(
         self,
-        wanted: Sequence[PriceEntry],
+        wanted: Sequence[PriceConfig],
         *,
-        former: Sequence[PriceEntry] = (),
+        former: Sequence[PriceConfig] = (),
         agreed: int | None = None,
     ) -> None:
         """Store the prices of a document that replaces one with `former` prices.
@@ -66,29 +66,22 @@ class PublishedPrices:
             self._store.lock_subject(connection, _LOCK)
             stored = _stored(connection)
             _check(connection, stored, wanted, now, agreed=agreed)
-            dates = {_date(entry) for entry in (*wanted, *former)}
+            dates = {(entry.model, entry.since) for entry in (*wanted, *former)}
             for old in set(stored) - set(wanted):
-                if _date(old) in dates:
+                if (old.model, old.since) in dates:
                     same = (table.c.model == old.model) & (table.c.since == old.since)
                     connection.execute(delete(table).where(same))
-            new = [_values(entry) for entry in wanted if entry not in set(stored)]
+            new = [asdict(entry) for entry in wanted if entry not in set(stored)]
             if new:
                 connection.execute(insert(table), [row | {"published": now} for row in new])
                 history = [row | {"recorded": now} for row in new]
                 self._store.insert_new(connection, schema.prices, history)
 
-    def history(self) -> list[tuple[int, PriceEntry]]:
-        """Return all prices ever published, each with the time of publication, oldest first."""
-        table = schema.prices
-        with self._store.reading() as connection:
-            rows = connection.execute(select(table).order_by(table.c.recorded, table.c.model))
-            return [(row.recorded, _entry(row)) for row in rows]
-
 
 def _check(
     connection: Connection,
-    stored: Sequence[PriceEntry],
-    wanted: Sequence[PriceEntry],
+    stored: Sequence[PriceConfig],
+    wanted: Sequence[PriceConfig],
     now: int,
     *,
     agreed: int | None = None,
@@ -113,7 +106,7 @@ def _check(
         )
 
 
-def _check_begun(stored: Iterable[PriceEntry], wanted: Iterable[PriceEntry], now: int) -> None:
+def _check_begun(stored: Iterable[PriceConfig], wanted: Iterable[PriceConfig], now: int) -> None:
     """Raise `ConfigurationError` unless `wanted` has all of `stored` that have begun, unchanged."""
     by_date = {(entry.model, entry.since): entry for entry in wanted}
     for old in stored:
@@ -131,8 +124,8 @@ def _check_begun(stored: Iterable[PriceEntry], wanted: Iterable[PriceEntry], now
 
 def _affected(
     connection: Connection,
-    stored: Sequence[PriceEntry],
-    wanted: Sequence[PriceEntry],
+    stored: Sequence[PriceConfig],
+    wanted: Sequence[PriceConfig],
     *,
     since: int,
     until: int,
@@ -153,28 +146,20 @@ def _affected(
 
 
 def _differ(old: PriceList, new: PriceList, model: str, time: int) -> bool:
-    costs = [_values(prices.at(model, time).entry) for prices in (old, new)]
-    return any(costs[0][name] != costs[1][name] for name in _FIELDS[2:])
+    old_price, new_price = (prices.at(model, time).entry for prices in (old, new))
+    return any(getattr(old_price, name) != getattr(new_price, name) for name in _FIELDS[2:])
 
 
-def _difference(old: PriceEntry, new: PriceEntry) -> str:
+def _difference(old: PriceConfig, new: PriceConfig) -> str:
     changed = [name for name in _FIELDS if getattr(old, name) != getattr(new, name)]
     return ", ".join(f"`{n}` from {getattr(old, n)} to {getattr(new, n)}" for n in changed)
 
 
-def _stored(connection: Connection) -> list[PriceEntry]:
+def _stored(connection: Connection) -> list[PriceConfig]:
     table = schema.published_prices
     query = select(table).order_by(table.c.since, table.c.model)
     return [_entry(row) for row in connection.execute(query)]
 
 
-def _date(entry: PriceEntry) -> tuple[str, str]:
-    return entry.model, entry.since
-
-
-def _values(entry: PriceEntry) -> dict[str, object]:
-    return msgspec.structs.asdict(entry)
-
-
-def _entry(row: Row[Any]) -> PriceEntry:
-    return PriceEntry(**{name: getattr(row, name) for name in _FIELDS})
+def _entry(row: Row[Any]) -> PriceConfig:
+    return PriceConfig(**{name: getattr(row, name) for name in _FIELDS})

@@ -1,19 +1,20 @@
 """Computes the cost of usage: prices by model and time, exact amounts, one rounding. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Units
 
 NANO: Final = 1_000_000_000
 ANY_MODEL: Final = "*"
+_EXACT: Final = 9
 # ISO 4217: the currencies whose smallest unit is not a hundredth.
 _NO_DECIMALS: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
 _THREE_DECIMALS: Final = "BHD IQD JOD KWD LYD OMR TND"
@@ -23,7 +24,7 @@ _DIGITS: Final = dict.fromkeys(_NO_DECIMALS.split(), 0) | dict.fromkeys(_THREE_D
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs a price entry with the time it applies from, in nanoseconds since the epoch."""
 
-    entry: PriceEntry
+    entry: PriceConfig
     since: int
 
     @property
@@ -32,7 +33,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.entry.model}@{self.entry.since}"
 
 
-def starts_at(entry: PriceEntry) -> int:
+def starts_at(entry: PriceConfig) -> int:
     """Return when `entry` begins to apply: midnight UTC of a date, or a time.
 
     Raises:
@@ -50,7 +51,7 @@ def starts_at(entry: PriceEntry) -> int:
 class PriceList:
     """Finds the price of a model at a time: the latest of its own, else the latest of `*`."""
 
-    def __init__(self, entries: Iterable[PriceEntry]) -> None:
+    def __init__(self, entries: Iterable[PriceConfig]) -> None:
         prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
         self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
 
@@ -60,9 +61,9 @@ class PriceList:
             for price in self._prices:
                 if price.entry.model == name and price.since <= time:
                     return price
-        currency = self._prices[0].entry.currency if self._prices else PriceEntry().currency
+        currency = self._prices[0].entry.currency if self._prices else PriceConfig().currency
         return Price(
-            entry=PriceEntry(model=ANY_MODEL, since="unpriced", currency=currency), since=0
+            entry=PriceConfig(model=ANY_MODEL, since="unpriced", currency=currency), since=0
         )
 
     def periods(self, since: int, until: int) -> list[tuple[int, int]]:
@@ -72,7 +73,7 @@ class PriceList:
         return list(pairwise(edges))
 
 
-def amount(units: Units, price: PriceEntry) -> int:
+def amount(units: Units, price: PriceConfig) -> int:
     """Return the exact cost in 10^-9: a collapsed item is a hit, a failed one is free."""
     return (
         (units.hit + units.collapsed) * price.hit
@@ -95,16 +96,8 @@ def digits(currency: str) -> int:
     return _DIGITS.get(currency, 2)
 
 
-def decimal(nanos: int, places: int) -> str:
-    """Return an amount as a decimal number with `places` decimal places."""
+def decimal(nanos: int, places: int = _EXACT) -> str:
+    """Return an amount as a decimal number with `places` decimal places; by default, all."""
     sign = "-" if nanos < 0 else ""
     whole, rest = divmod(abs(nanos), NANO)
     return f"{sign}{whole}" + (f".{rest:09d}"[: places + 1] if places else "")
-
-
-def total(units: Sequence[Units]) -> Units:
-    """Return the sum of `units`."""
-    result = Units()
-    for each in units:
-        result += each
-    return result

@@ -5,19 +5,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, delete, exc, func, select, update
+from sqlalchemy import Connection, delete, exc, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
-from gateway.ledger.types import Batch, LedgerStatistics, Recorded
+from gateway.ledger.types import Batch, Recorded, Units
 from gateway.types import RequestEvent
 
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
 """The most units of an event: sums of millions of events still fit SQL numbers."""
 _LOGS_AT_ONCE: Final = 1000
+_COPIED: Final = (
+    *("id", "time", "tenant", "key", "model", "task", "status", "region", "revision", "code"),
+)
+_COUNTED: Final = tuple(name for name in Units.__struct_fields__ if name != "requests")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -77,19 +81,6 @@ class EventRecorder:
         """Store an unreadable entry as a dead letter, for operators."""
         with self._store.writing(in_bulk=True) as connection:
             self._add_dead_letters(connection, log_id, reason, [payload])
-
-    def statistics(self) -> LedgerStatistics:
-        """Return sums over the whole ledger."""
-        gaps, ranges = schema.gaps.c, schema.ranges.c
-        queries = (
-            select(func.sum(schema.usage_events.c.requests)),
-            select(func.count()).select_from(schema.dead_letters),
-            select(func.sum(gaps.last - gaps.first + 1)),
-            select(func.sum(ranges.last - ranges.first + 1)),
-        )
-        with self._store.reading() as connection:
-            events, dead, lost, waiting = (int(connection.scalar(q) or 0) for q in queries)
-        return LedgerStatistics(events=events, dead_letters=dead, lost=lost, waiting=waiting)
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0
@@ -189,9 +180,7 @@ class EventRecorder:
 
 def _is_valid(event: RequestEvent) -> bool:
     """Tell whether the columns can hold the values of `event`."""
-    used = event.usage
-    each = [used.items, used.hit, used.collapsed, used.computed]
-    each += [used.failed, used.rows, used.tokens]
+    each = [getattr(event.usage, name) for name in _COUNTED]
     numbers = [event.time, event.status, event.count - 1, min(each)]
     short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
     fits = min(numbers) >= 0 and max(numbers) <= _LARGEST
@@ -199,24 +188,8 @@ def _is_valid(event: RequestEvent) -> bool:
 
 
 def _row(event: RequestEvent) -> dict[str, object]:
-    used, count = event.usage, event.count
     return {
-        "id": event.id,
-        "time": event.time,
-        "tenant": event.tenant,
-        "key": event.key,
-        "model": event.model,
-        "task": event.task,
-        "status": event.status,
-        "items": used.items * count,
-        "hit": used.hit * count,
-        "collapsed": used.collapsed * count,
-        "computed": used.computed * count,
-        "failed": used.failed * count,
-        "rows": used.rows * count,
-        "tokens": used.tokens * count,
-        "region": event.region,
-        "revision": event.revision,
-        "code": event.code,
-        "requests": count,
+        **{name: getattr(event, name) for name in _COPIED},
+        **{name: getattr(event.usage, name) * event.count for name in _COUNTED},
+        "requests": event.count,
     }

@@ -7,41 +7,32 @@ deletes it. If the disk is full by then, the ledger cannot be opened again.
 import contextlib
 import os
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
+
+from typing_extensions import override
 
 _BYTES: Final = 64 * 1024
 """The shared memory takes 32 KiB, and the folder may grow by a block."""
 
 
-class DiskReserve(Protocol):
-    """Reserves disk space, and frees it for use when the disk is full."""
+class DiskReserve:
+    """Reserves disk space for when the disk is full; none, for databases without a file."""
 
     def keep(self) -> None:
         """Reserve the space if it is not reserved, as far as there is any."""
-        ...
 
     def release(self) -> bool:
         """Free the space; return whether any was reserved."""
-        ...
-
-
-class NoReserve:
-    """Implements `DiskReserve` for databases without a file."""
-
-    def keep(self) -> None:
-        """Do nothing."""
-
-    def release(self) -> bool:
-        """Return `False`."""
         return False
 
 
-class FileReserve:
-    """Implements `DiskReserve` by the file `path`, for all processes. Never raises."""
+class FileReserve(DiskReserve):
+    """Reserves space by the file `path`, for all processes. Never raises."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @override
     def keep(self) -> None:
         """Reserve 64 KiB."""
         with contextlib.suppress(OSError):
@@ -54,6 +45,7 @@ class FileReserve:
             finally:
                 os.close(file)
 
+    @override
     def release(self) -> bool:
         """Delete the file."""
         try:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, select, update
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
+from gateway.ledger.types import Units
 
 HOUR: Final = 3_600 * 1_000_000_000
 _SUBJECT: Final = "usage"
@@ -20,10 +21,7 @@ _PREFIX: Final = "rollup-"
 _HOURS: Final = 100
 """Hours that one transaction scans: after a very late event there are years of them."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code")
-_SUMMED: Final = (
-    *("items", "hit", "collapsed", "computed", "failed", "rows", "tokens"),
-    "requests",
-)
+_SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 _until: Final = schema.usage_rollups
 

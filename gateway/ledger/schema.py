@@ -1,6 +1,6 @@
 """Defines the ledger's tables; times are nanoseconds since the epoch, money 10^-9 of a unit."""
 
-from typing import Final
+from typing import Any, Final
 
 from sqlalchemy import (
     BigInteger,
@@ -20,6 +20,13 @@ metadata: Final = MetaData()
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def _price_columns() -> list[Column[Any]]:
+    units = ("hit", "computed", "row", "token")
+    currency: Column[Any] = Column("currency", String(8), nullable=False)
+    return [currency, *(Column(unit, BigInteger, nullable=False) for unit in units)]
+
 
 schema_version: Final = Table(
     "schema_version", metadata, Column("version", Integer, primary_key=True)
@@ -144,11 +151,7 @@ prices: Final = Table(
     Column("model", String(255), primary_key=True),
     Column("since", String(64), primary_key=True),
     Column("recorded", BigInteger, primary_key=True),
-    Column("currency", String(8), nullable=False),
-    Column("hit", BigInteger, nullable=False),
-    Column("computed", BigInteger, nullable=False),
-    Column("row", BigInteger, nullable=False),
-    Column("token", BigInteger, nullable=False),
+    *_price_columns(),
 )
 """Every price ever published, with the time of publication."""
 
@@ -158,11 +161,7 @@ published_prices: Final = Table(
     Column("model", String(255), primary_key=True),
     Column("since", String(64), primary_key=True),
     Column("published", BigInteger, nullable=False),
-    Column("currency", String(8), nullable=False),
-    Column("hit", BigInteger, nullable=False),
-    Column("computed", BigInteger, nullable=False),
-    Column("row", BigInteger, nullable=False),
-    Column("token", BigInteger, nullable=False),
+    *_price_columns(),
 )
 """The prices of usage and invoices. One that has begun is never changed or deleted."""
 

@@ -17,8 +17,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
 from gateway.ledger.postgresql import lift_limits, make_engine
-from gateway.ledger.reserve import DiskReserve, FileReserve, NoReserve
-from gateway.ledger.write_priority import FileWritePriority, NoPriority, WritePriority
+from gateway.ledger.reserve import DiskReserve, FileReserve
+from gateway.ledger.write_priority import FileWritePriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
 _SECOND: Final = 1_000_000_000
@@ -43,8 +43,8 @@ class Store:
         self._timeout = timeout
         self._ready = threading.Event()
         self._preparing = threading.Lock()
-        self._priority: WritePriority = NoPriority()
-        self._reserve: DiskReserve = NoReserve()
+        self._priority = WritePriority()
+        self._reserve = DiskReserve()
         if self._is_sqlite and self._url.database:
             self._priority = FileWritePriority(Path(f"{self._url.database}-ahead"))
             self._reserve = FileReserve(Path(f"{self._url.database}-reserve"))

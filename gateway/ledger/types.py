@@ -9,22 +9,22 @@ import msgspec
 from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
-class TenantRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a tenant; without `rules` those of the document apply."""
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant; without `limits` those of the document apply."""
 
     id: TenantId
     name: str
-    rules: tuple[Rule, ...]
+    limits: tuple[Rule, ...]
     created: datetime
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a key, without its text and hash. `models` of `None` are all models."""
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """A key, without its text and hash; `models` of `None` are all models."""
 
     id: KeyId
     tenant: TenantId
     name: str
-    rules: tuple[Rule, ...]
+    limits: tuple[Rule, ...]
     models: tuple[str, ...] | None
     created: datetime
     expires: datetime | None
@@ -88,32 +88,21 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
     def __add__(self, other: "Units") -> "Units":
-        return Units(
-            requests=self.requests + other.requests,
-            items=self.items + other.items,
-            hit=self.hit + other.hit,
-            collapsed=self.collapsed + other.collapsed,
-            computed=self.computed + other.computed,
-            failed=self.failed + other.failed,
-            rows=self.rows + other.rows,
-            tokens=self.tokens + other.tokens,
-        )
+        fields = self.__struct_fields__
+        return Units(**{name: getattr(self, name) + getattr(other, name) for name in fields})
 
 
-class UsageRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sums the usage of a group; the fields it is not grouped by are `None` and left out.
+class UsageRow(Units, frozen=True, kw_only=True):
+    """Usage of one group; it has a field for each thing that it was grouped by."""
 
-    `cost` is exact, in 10^-9 of `currency`.
-    """
-
-    day: str | None = None
-    tenant: str | None = None
-    key: str | None = None
-    model: str | None = None
-    task: str | None = None
-    region: str | None = None
-    units: Units
-    cost: int
+    day: str | msgspec.UnsetType = msgspec.UNSET
+    tenant: str | msgspec.UnsetType = msgspec.UNSET
+    key: str | msgspec.UnsetType = msgspec.UNSET
+    model: str | msgspec.UnsetType = msgspec.UNSET
+    task: str | msgspec.UnsetType = msgspec.UNSET
+    region: str | msgspec.UnsetType = msgspec.UNSET
+    cost: str
+    """A decimal number, in `currency`; exact."""
     currency: str
 
 
@@ -126,13 +115,3 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     subject: str
     detail: dict[str, object]
-
-
-class LedgerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over the whole ledger; operators should look into all but `events` if not 0."""
-
-    events: int
-    dead_letters: int
-    lost: int
-    waiting: int
-    """Events after a high-water mark: a block before them is still missing."""

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import ColumnElement, func, select
 
 from gateway.ledger import schema
-from gateway.ledger.pricing import Price, PriceList, amount
+from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, Units, UsageRow
 
@@ -25,62 +25,60 @@ class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
     units: Units
 
 
-class UsageQueries:
-    """Reads usage from one time to before another, both in nanoseconds."""
+def priced_usage(
+    store: Store,
+    *,
+    tenant: str | None,
+    since: int,
+    until: int,
+    group_by: Sequence[GroupBy],
+    prices: PriceList,
+    models: Collection[str] | None = None,
+) -> list[PricedUsage]:
+    """Return usage of `tenant` and `models` (`None`: all) by group, model and price.
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def priced(
-        self,
-        *,
-        tenant: str | None,
-        since: int,
-        until: int,
-        group_by: Sequence[GroupBy],
-        prices: PriceList,
-        models: Collection[str] | None = None,
-    ) -> list[PricedUsage]:
-        """Return usage of `tenant` and `models` (`None`: all) by group, model and price."""
-        found: list[PricedUsage] = []
-        for start, end in prices.periods(since, until):
-            for row in self._rows(tenant, start, end, group_by, models):
-                *group, model = row[: len(group_by) + 1]
-                sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
-                found.append(
-                    PricedUsage(
-                        group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
-                        model=model,
-                        price=prices.at(model, start),
-                        units=Units(**sums),
-                    )
+    It is of the time from `since` to before `until`, both in nanoseconds.
+    """
+    found: list[PricedUsage] = []
+    for start, end in prices.periods(since, until):
+        for row in _rows(store, tenant, start, end, group_by, models):
+            *group, model = row[: len(group_by) + 1]
+            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
+            found.append(
+                PricedUsage(
+                    group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
+                    model=model,
+                    price=prices.at(model, start),
+                    units=Units(**sums),
                 )
-        return found
+            )
+    return found
 
-    def _rows(
-        self,
-        tenant: str | None,
-        since: int,
-        until: int,
-        group_by: Sequence[GroupBy],
-        models: Collection[str] | None,
-    ) -> list[Sequence[Any]]:
-        groups = [*(_column(g) for g in group_by), _events.model]
-        sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
-        query = (
-            select(*groups, *sums)
-            .where(_events.time >= since, _events.time < until)
-            .group_by(*groups)
-            .order_by(*groups)
-        )
-        if tenant is not None:
-            query = query.where(_events.tenant == tenant)
-        if models is not None:
-            query = query.where(_events.model.in_(models))
-        if GroupBy.MODEL in group_by:
-            query = query.where(_events.model != "")
-        with self._store.reading() as connection:
-            return [tuple(row) for row in connection.execute(query)]
+
+def _rows(
+    store: Store,
+    tenant: str | None,
+    since: int,
+    until: int,
+    group_by: Sequence[GroupBy],
+    models: Collection[str] | None,
+) -> list[Sequence[Any]]:
+    groups = [*(_column(g) for g in group_by), _events.model]
+    sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
+    query = (
+        select(*groups, *sums)
+        .where(_events.time >= since, _events.time < until)
+        .group_by(*groups)
+        .order_by(*groups)
+    )
+    if tenant is not None:
+        query = query.where(_events.tenant == tenant)
+    if models is not None:
+        query = query.where(_events.model.in_(models))
+    if GroupBy.MODEL in group_by:
+        query = query.where(_events.model != "")
+    with store.reading() as connection:
+        return [tuple(row) for row in connection.execute(query)]
 
 
 def usage_rows(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[UsageRow]:
@@ -90,15 +88,12 @@ def usage_rows(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> lis
         place = (each.group, each.price.entry.currency)
         units, cost = sums.get(place, (Units(), 0))
         sums[place] = (units + each.units, cost + amount(each.units, each.price.entry))
-    return [
-        UsageRow(
-            **{g.value: value for g, value in zip(group_by, group, strict=True)},
-            units=units,
-            cost=cost,
-            currency=currency,
-        )
-        for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0])
-    ]
+    rows = []
+    for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0]):
+        labels = {g.value: label for g, label in zip(group_by, group, strict=True)}
+        fields = msgspec.structs.asdict(units) | labels
+        rows.append(UsageRow(**fields, cost=decimal(cost), currency=currency))
+    return rows
 
 
 def _column(group: GroupBy) -> ColumnElement[Any]:

@@ -11,38 +11,28 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
+
+from typing_extensions import override
 
 _LONGEST: Final = 1.0
 """Seconds that a bulk writer waits at most: short changes must not stop billing."""
 _PAUSE: Final = 0.002
 
 
-class WritePriority(Protocol):
-    """Orders the writers of a database."""
+class WritePriority:
+    """Orders the writers of a database; as it is, for databases that lock rows, nobody waits."""
 
     def prioritized(self) -> contextlib.AbstractContextManager[None]:
         """Make callers of `give_way` wait while the context lasts."""
-        ...
-
-    def give_way(self) -> None:
-        """Wait until nobody is `prioritized`, for at most a second. Blocks."""
-        ...
-
-
-class NoPriority:
-    """Implements `WritePriority` for databases that lock rows: nobody waits."""
-
-    def prioritized(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing."""
         return contextlib.nullcontext()
 
     def give_way(self) -> None:
-        """Return."""
+        """Wait until nobody is `prioritized`, for at most a second. Blocks."""
 
 
-class FileWritePriority:
-    """Implements `WritePriority` for the processes of a machine, by advisory locks on `path`.
+class FileWritePriority(WritePriority):
+    """Orders the processes of a machine by advisory locks on `path`.
 
     If the file cannot be opened or locked (another user's file, a full disk, a file system without
     locks), all write without priorities.
@@ -51,6 +41,7 @@ class FileWritePriority:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @override
     @contextlib.contextmanager
     def prioritized(self) -> Iterator[None]:
         """Hold a shared lock; see `WritePriority`."""
@@ -60,6 +51,7 @@ class FileWritePriority:
                 _wait(lambda: _locks(file, fcntl.LOCK_SH))
             yield
 
+    @override
     def give_way(self) -> None:
         """Wait until no shared lock is held; see `WritePriority`."""
         with self._opened() as file:

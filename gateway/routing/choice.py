@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 import xxhash
 
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.member import Member
 
 # The favourite may finish by so much later than another before affinity yields, ...
@@ -26,7 +26,7 @@ class ChoiceContext(msgspec.Struct, frozen=True):
     """The time of a choice, and the configured bounds."""
 
     now: float
-    routing: RoutingEntry
+    routing: RoutingConfig
 
     def finish(self, member: Member) -> float:
         """Return the seconds after which `member` should answer."""

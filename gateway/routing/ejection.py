@@ -8,7 +8,7 @@ import math
 
 import msgspec
 
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 
 # The duration grows with every ejection in a row, up to this multiple of `eject_for`.
 MAX_TIMES = 6
@@ -40,7 +40,7 @@ class Ejection(msgspec.Struct, frozen=True, kw_only=True):
 CLEAN = Ejection()
 
 
-def after_failure(ejection: Ejection, now: float, routing: RoutingEntry) -> Ejection:
+def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after one more failure.
 
     Calls that were in flight at the ejection also fail, and do not lengthen it. A backend back
@@ -58,7 +58,7 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingEntry) -> Ejec
     return Ejection(failures=routing.eject_after - 1, times=times, until=until)
 
 
-def after_success(ejection: Ejection, now: float, routing: RoutingEntry) -> Ejection:
+def after_success(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after a success; earlier ejections are forgotten once it stayed well."""
     if ejection is CLEAN or ejection.holds(now):
         return ejection

@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 
 from backends.protocol import Report, ServingState
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import ChoiceContext, choose, score
 from gateway.routing.member import CallVerdict, Health, Member, ProbeFailure
@@ -44,7 +44,7 @@ class Fleet:
         self._recovering = 0.0
         self._has_served = False
         self._on_lost: Callable[[Endpoint], None] = lambda _: None
-        self.routing = RoutingEntry()
+        self.routing = RoutingConfig()
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -55,7 +55,7 @@ class Fleet:
         """Call `callback` with each endpoint that stops being ready, to give up its calls."""
         self._on_lost = callback
 
-    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Use these endpoints from now on, keeping the state of those that stay."""
         members: dict[BackendId, Member] = {}
         for endpoint in endpoints:

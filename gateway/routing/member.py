@@ -11,7 +11,7 @@ import msgspec
 import xxhash
 
 from backends.protocol import ModelInfo, Report, ServingState
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
 from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
 from gateway.types import Endpoint
@@ -117,12 +117,12 @@ class Member:
         # Its models stay in the catalog: they are unavailable, not unknown.
         self.health = Health.NOT_READY
 
-    def record_success(self, now: float, routing: RoutingEntry) -> None:
+    def record_success(self, now: float, routing: RoutingConfig) -> None:
         """Note a call that it answered."""
         self.last_success = now
         self.ejection = after_success(self.ejection, now, routing)
 
-    def record_failure(self, now: float, routing: RoutingEntry, *, may_eject: bool) -> None:
+    def record_failure(self, now: float, routing: RoutingConfig, *, may_eject: bool) -> None:
         """Count a failed call, and eject after too many where `may_eject`."""
         self.failures += 1
         ejection = after_failure(self.ejection, now, routing)

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from gateway.config.sources import DocumentSource
 from gateway.errors import DependencyUnavailable
+from gateway.runtime import control_scripts
 
 T = TypeVar("T")
 
@@ -36,62 +37,6 @@ _KEPT = 50
 _ACKS_KEPT = 86_400
 _LIVE = 5
 _LISTEN = 0.25
-
-# Publishes only on top of the generation that its author saw.
-_PUBLISH = """
-local current = tonumber(redis.call('GET', KEYS[1]) or '0')
-if current ~= tonumber(ARGV[1]) then return current end
-redis.call('SET', KEYS[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[3])
-redis.call('LPUSH', KEYS[3], ARGV[3])
-redis.call('LTRIM', KEYS[3], 0, ARGV[4])
-redis.call('PUBLISH', ARGV[5], 'config')
-return -1
-"""
-# Restores state that a Redis has lost. Newer state stays.
-_RESTORE = """
-local restored = 0
-if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
-  redis.call('DEL', KEYS[3])
-  local last = 4 + tonumber(ARGV[3])
-  redis.call('RPUSH', KEYS[3], unpack(ARGV, 5, last))
-  redis.call('SET', KEYS[2], ARGV[5])
-  redis.call('SET', KEYS[1], ARGV[1])
-  redis.call('PUBLISH', ARGV[4], 'config')
-  restored = 1
-end
-if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
-  redis.call('DEL', KEYS[4])
-  for i = 5 + tonumber(ARGV[3]), #ARGV do redis.call('SADD', KEYS[4], ARGV[i]) end
-  redis.call('SET', KEYS[5], ARGV[2])
-  redis.call('PUBLISH', ARGV[4], 'drains')
-  restored = 1
-end
-return restored
-"""
-# The first worker that has seen more purges than Redis starts a new lineage of epochs.
-_START_LINEAGE = """
-if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
-redis.call('SET', KEYS[2], ARGV[2])
-redis.call('SET', KEYS[1], ARGV[1])
-redis.call('PUBLISH', ARGV[3], 'epochs')
-return 1
-"""
-# The clock is the server's, so that machines need not agree on theirs.
-_HEARTBEAT = """
-local now = tonumber(redis.call('TIME')[1])
-redis.call('ZADD', KEYS[1], now, ARGV[1])
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
-for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3] * 60)) do
-  redis.call('ZREM', KEYS[1], gone)
-  redis.call('HDEL', KEYS[2], gone)
-end
-return now
-"""
-_LIVE_WORKERS = """
-local now = tonumber(redis.call('TIME')[1])
-return redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf')
-"""
 
 
 class Topic(StrEnum):
@@ -173,7 +118,7 @@ class Control:
     async def publish(self, published: Published) -> bool:
         """Make `published` active; `False` where another was published since its author looked."""
         answer = await self._script(
-            _PUBLISH,
+            control_scripts.PUBLISH,
             (_GENERATION, _ACTIVE, _HISTORY),
             published.generation - 1,
             published.generation,
@@ -205,7 +150,7 @@ class Control:
         that were purged since would be found again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _LINEAGE)
-        await self._script(_START_LINEAGE, keys, version, fresh, _CHANGED)
+        await self._script(control_scripts.START_LINEAGE, keys, version, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
         """Purge every cached answer of `name`; return the version to wait for."""
@@ -233,7 +178,7 @@ class Control:
         """
         newest = history[0].generation if history else 0
         answer = await self._script(
-            _RESTORE,
+            control_scripts.RESTORE,
             (_GENERATION, _ACTIVE, _HISTORY, _DRAINED, _version(Topic.DRAINS)),
             newest,
             drains,
@@ -282,7 +227,7 @@ class Control:
 
     async def heartbeat(self, worker: str, report: bytes) -> None:
         """Record that `worker` is alive, with its `report` (JSON)."""
-        await self._script(_HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
+        await self._script(control_scripts.HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
 
     async def leave(self, worker: str) -> None:
         """Remove `worker` from those that are waited for."""
@@ -291,7 +236,7 @@ class Control:
 
     async def workers(self) -> list[str]:
         """Return the workers with a heartbeat within the last seconds."""
-        found = await self._script(_LIVE_WORKERS, (_WORKERS,), _LIVE)
+        found = await self._script(control_scripts.LIVE_WORKERS, (_WORKERS,), _LIVE)
         return sorted(worker.decode() for worker in found)
 
     async def reports(self) -> dict[str, bytes]:

@@ -13,11 +13,11 @@ from typing import Self
 import msgspec
 from redis.asyncio import Redis
 
-from gateway.config.load import explain, load_sources
+from gateway.config.load import explain, load_folder, load_sources
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
 from gateway.runtime.control import Control, Published, Topic, Versions
 from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
-from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime, folder_runtime
+from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.tasks import PeriodicTask
@@ -60,8 +60,9 @@ async def first_runtime(
             return await _compile(published, epochs, lineage, settings)
     except (DependencyUnavailable, ConfigurationError) as error:
         _log.warning("the published configuration is not used", extra={"reason": str(error)})
-    runtime = await asyncio.to_thread(folder_runtime, settings.config, settings.placement)
-    return msgspec.structs.replace(runtime, epochs=epochs, lineage=lineage)
+    # Generation 0 is served until one is published.
+    document = await asyncio.to_thread(load_folder, settings.config, placement=settings.placement)
+    return compile_runtime(document, 0, epochs, lineage)
 
 
 async def _first_published(control: Control, recovery: Recovery) -> Published | None:
@@ -262,8 +263,7 @@ async def _compile(
     document = await asyncio.to_thread(
         load_sources, published.sources, placement=settings.placement
     )
-    runtime = compile_runtime(document, published.generation, epochs)
-    return msgspec.structs.replace(runtime, lineage=lineage)
+    return compile_runtime(document, published.generation, epochs, lineage)
 
 
 async def _with_epochs(runtime: Runtime, epochs: dict[str, int], lineage: str) -> Runtime:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Self
 
 from gateway.errors import DependencyUnavailable, GatewayError
@@ -40,12 +39,7 @@ class ModelsFollower:
         self._task = asyncio.get_running_loop().create_task(self._follow())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         # A command to Redis may lose the cancellation.
         self._is_stopping = True
         if self._task is not None:

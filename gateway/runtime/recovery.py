@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
+from typing_extensions import override
 
 from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.ledger.published import RecordedState
+from gateway.ledger.published import PublishedState, RecordedState
 from gateway.runtime.control import Control, Published
 from gateway.tasks import PeriodicTask
 
@@ -18,83 +18,35 @@ _INTERVAL = 1.0
 _decode = msgspec.json.Decoder(Published).decode
 
 
-class Record(Protocol):
-    """Stores published documents and drained backends by gateway region.
+class Recovery:
+    """Recovers what was published when the state Redis has lost it; as it is, without a record.
 
-    Blocks; raises `DependencyUnavailable` when it cannot be reached.
+    Every method may raise `DependencyUnavailable`: Redis or the record cannot be reached.
     """
 
-    def newest(self, region: str) -> RecordedState:
-        """Return the newest state of a region."""
-        ...
-
-    def documents(self, region: str) -> list[str]:
-        """Return the documents of a region, the newest first."""
-        ...
-
-    def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
-        """Store documents by generation."""
-        ...
-
-    def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
-        """Store which backends are drained, unless a newer version is stored."""
-        ...
-
-
-class Recovery(Protocol):
-    """Recovers what was published when the state Redis has lost it."""
-
     async def reconcile(self) -> None:
-        """Bring Redis and the record to the newer of both.
-
-        Raises:
-            DependencyUnavailable: one of them cannot be reached.
-        """
-        ...
+        """Bring Redis and the record to the newer of both."""
 
     async def published(self) -> Published | None:
-        """Return the newest recorded document.
-
-        Raises:
-            DependencyUnavailable: it cannot be read.
-        """
-        ...
-
-    async def drained(self) -> frozenset[str]:
-        """Return the backends that are recorded as drained.
-
-        Raises:
-            DependencyUnavailable: it cannot be read.
-        """
-        ...
-
-
-class NoRecovery:
-    """A `Recovery` without a record."""
-
-    async def reconcile(self) -> None:
-        """Do nothing."""
-
-    async def published(self) -> Published | None:
-        """Return none."""
+        """Return the newest recorded document."""
         return None
 
     async def drained(self) -> frozenset[str]:
-        """Return none."""
+        """Return the backends that are recorded as drained."""
         return frozenset()
 
 
-NOTHING_RECORDED: Final[Recovery] = NoRecovery()
+NOTHING_RECORDED: Final = Recovery()
 
 
-class LedgerRecovery:
-    """A `Recovery` from the ledger, of one gateway region.
+class LedgerRecovery(Recovery):
+    """Recovers one gateway region from the ledger.
 
     Any process may try at any time: a script in Redis lets only the first one restore, and
     generations only grow.
     """
 
-    def __init__(self, *, control: Control, record: Record, region: str) -> None:
+    def __init__(self, *, control: Control, record: PublishedState, region: str) -> None:
         self._control = control
         self._record = record
         self._region = region
@@ -102,6 +54,7 @@ class LedgerRecovery:
         self._equal: tuple[int, int] | None = None
         """Generation and version of the drains when Redis and the ledger last agreed."""
 
+    @override
     async def reconcile(self) -> None:
         """Bring Redis and the ledger to the newer of both; costs Redis one command where equal."""
         async with self._lock:
@@ -123,11 +76,13 @@ class LedgerRecovery:
                 max(versions.drains, recorded.drains),
             )
 
+    @override
     async def published(self) -> Published | None:
         """Return the newest document in the ledger."""
         found = await self._documents()
         return found[0] if found else None
 
+    @override
     async def drained(self) -> frozenset[str]:
         """Return the backends that are drained by the ledger."""
         return (await asyncio.to_thread(self._record.newest, self._region)).drained

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from gateway.config.load import check_memory, explain, load_folder
+from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings, environment
@@ -61,8 +61,7 @@ def check_configuration(settings: Settings) -> None:
         CannotStart: they cannot.
     """
     try:
-        load_folder(settings.config)
-        check_memory(read_folder(settings.config), settings.memory_limit_bytes)
+        check_memory(parse_sources(read_folder(settings.config)), settings.memory_limit_bytes)
         client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error

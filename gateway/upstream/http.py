@@ -19,7 +19,7 @@ from backends.protocol import (
     Report,
     ServingState,
 )
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.errors import Overloaded
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
@@ -86,7 +86,7 @@ class HttpBackendClient:
         self._tcp_keepalive = tcp_keepalive
         self._tasks = TaskScope()
         self._channels: dict[BackendId, _Channel] = {}
-        self._routing = RoutingEntry()
+        self._routing = RoutingConfig()
         self._transports: dict[str, Transport] = {}
         self._transport = self._transport_of(self._routing.client)
 
@@ -102,7 +102,7 @@ class HttpBackendClient:
         for transport in self._transports.values():
             await transport.aclose()
 
-    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+    def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         """Use the bounds and the client of `routing`; drop what was kept for endpoints that left.
 
         Calls in flight end with the client that they began with.

@@ -50,7 +50,7 @@ class LedgerWriter:
     """Writes entries to `ledger`. Calls block."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+        self._recorder = ledger.recorder
         self._unpacker = Unpacker()
 
     def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
@@ -66,7 +66,7 @@ class LedgerWriter:
                 blocks.append(from_fields(entry.fields))
             except MalformedBlock as error:
                 payload = msgspec.msgpack.encode(dict(entry.fields))
-                self._ledger.add_dead_letter("", str(error), payload)
+                self._recorder.add_dead_letter("", str(error), payload)
                 dead += 1
         batches = [self._batch(block) for block in blocks]
         recorded = self._record(blocks, batches)
@@ -94,7 +94,7 @@ class LedgerWriter:
 
     def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:
         try:
-            return self._ledger.record_batches(joined(batches))
+            return self._recorder.record(joined(batches))
         except UnrecordableBatch:
             each = [self._record_alone(b, x) for b, x in zip(blocks, batches, strict=True)]
         return Recorded(
@@ -106,9 +106,9 @@ class LedgerWriter:
 
     def _record_alone(self, block: Block, batch: Batch) -> Recorded:
         try:
-            return self._ledger.record_batches([batch])
+            return self._recorder.record([batch])
         except UnrecordableBatch:
             dead = Batch(
                 log_id=block.log_id, first=block.first, last=block.last, wrong=[block.payload]
             )
-            return self._ledger.record_batches([dead])
+            return self._recorder.record([dead])

@@ -271,7 +271,7 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
                 await Shipper(
                     settings.events_dir,
                     stream=EventStream(redis, max_blocks=1000),
-                    marks=LedgerMarks(ledger.high_water),
+                    marks=LedgerMarks(ledger.recorder.high_water),
                     retention=SegmentRetention(
                         settings.events_dir,
                         keep=settings.events_keep,

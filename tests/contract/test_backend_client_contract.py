@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from backends.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
@@ -55,7 +55,7 @@ async def over_http(steps: Steps) -> AsyncIterator[Opened]:
 async def over_httpx(steps: Steps) -> AsyncIterator[Opened]:
     async with over_http(steps) as (client, target):
         assert isinstance(client, HttpBackendClient)
-        client.configure([target], RoutingEntry(client="httpx"))
+        client.configure([target], RoutingConfig(client="httpx"))
         yield client, target
 
 
@@ -180,7 +180,7 @@ async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None
     async with StubBackend() as stub:
         gone = endpoint_of(stub)
     async with HttpBackendClient() as native, HttpBackendClient() as httpx:
-        httpx.configure([gone], RoutingEntry(client="httpx"))
+        httpx.configure([gone], RoutingConfig(client="httpx"))
         for each in (native, httpx, ScriptedClient()):
             with pytest.raises(CallFailed) as caught:
                 await each.state(gone, time_limit=5.0)
@@ -191,7 +191,7 @@ async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None
 @pytest.mark.parametrize("client", ["native", "httpx"])
 async def test_an_answer_that_is_no_frame_is_a_cut(client: Literal["native", "httpx"]) -> None:
     async with StubBackend(behaviour=send_bytes(b"\xff" * 64)) as stub, HttpBackendClient() as http:
-        http.configure([endpoint_of(stub)], RoutingEntry(client=client))
+        http.configure([endpoint_of(stub)], RoutingConfig(client=client))
         with pytest.raises(CallFailed) as caught:
             await send((http, endpoint_of(stub)), call_of(1), [])
 

@@ -8,7 +8,7 @@ from gateway.cache.build import build_cache
 from gateway.cache.entry import CacheHit
 from gateway.cache.key import CacheKey
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from loadtests.harness.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
@@ -33,7 +33,7 @@ async def cache(
     request: pytest.FixtureRequest, valkey: str, clock: Clock, anyio_backend: str
 ) -> AsyncIterator[ResultCache]:
     memory, redis = TIERS[request.param]
-    document = CacheEntry(memory_enabled=memory, redis_enabled=redis, redis_timeout=5.0)
+    document = CacheConfig(memory_enabled=memory, redis_enabled=redis, redis_timeout=5.0)
     cache = build_cache(document, url=valkey, clock=clock, monotonic=Clock(), random=lambda: 0.0)
     async with cache:
         yield cache

@@ -26,7 +26,7 @@ from gateway.workers.stream import BILLING, EventStream
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
 from tests.support.events import make_event
-from tests.support.ledgers import ledger_url
+from tests.support.ledgers import ledger_url, sums
 from tests.support.pipeline import Pipeline, open_pipeline, running
 
 pytestmark = pytest.mark.anyio
@@ -162,7 +162,7 @@ async def test_a_restart_of_redis_loses_and_repeats_nothing(
             await until(lambda: pipeline.billed() == 900, what="all are billed")
 
     assert shipper.statistics().lost == 0
-    assert pipeline.ledger.high_water([log.id]) == {log.id: 900}
+    assert pipeline.ledger.recorder.high_water([log.id]) == {log.id: 900}
 
 
 async def test_what_an_emptied_redis_forgot_is_shipped_again(
@@ -178,7 +178,7 @@ async def test_what_an_emptied_redis_forgot_is_shipped_again(
                 await until(lambda: pipeline.billed() == 300, what="all are billed")
 
     assert shipper.statistics().rewinds >= 1
-    assert pipeline.ledger.high_water([log.id]) == {log.id: 300}
+    assert pipeline.ledger.recorder.high_water([log.id]) == {log.id: 300}
 
 
 async def test_a_redis_that_comes_back_older_gets_what_it_lacks(
@@ -200,7 +200,7 @@ async def test_a_redis_that_comes_back_older_gets_what_it_lacks(
             async with running(pipeline.billing().run):
                 await until(lambda: pipeline.billed() == 200, what="all are billed")
 
-    assert pipeline.ledger.high_water([log.id]) == {log.id: 200}
+    assert pipeline.ledger.recorder.high_water([log.id]) == {log.id: 200}
 
 
 async def test_a_shipper_that_starts_again_ships_only_the_rest(pipeline: Pipeline) -> None:
@@ -275,7 +275,7 @@ async def test_a_poisonous_entry_is_set_aside_and_blocks_nothing(pipeline: Pipel
             await until(lambda: pipeline.billed() == 10, what="the good are billed")
 
     assert billing.statistics().dead == 2
-    assert pipeline.ledger.statistics().dead_letters == 2
+    assert sums(pipeline.ledger).dead_letters == 2
     assert (await pipeline.redis.xpending(STREAM, BILLING))["pending"] == 0
 
 
@@ -302,8 +302,8 @@ async def test_two_billing_workers_count_each_event_once(pipeline: Pipeline) -> 
             await until(lambda: pipeline.billed() == 2000, what="all are billed")
 
     assert sum(worker.statistics().events for worker in workers) == 2000
-    assert pipeline.ledger.high_water([log.id, other.id]) == {log.id: 1000, other.id: 1000}
-    assert pipeline.ledger.statistics().waiting == 0
+    assert pipeline.ledger.recorder.high_water([log.id, other.id]) == {log.id: 1000, other.id: 1000}
+    assert sums(pipeline.ledger).waiting == 0
 
 
 async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipeline) -> None:
@@ -315,7 +315,7 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
     async with running(pipeline.shipper().run, pipeline.billing().run):
         await until(lambda: pipeline.logs() == 0, what="the log is deleted")
 
-    found = pipeline.ledger.statistics()
+    found = sums(pipeline.ledger)
     assert found.lost > 0
     assert found.events + found.lost == 300
 
@@ -341,7 +341,7 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
             await until(lambda: pipeline.billed() == 310, what="the new ones are billed")
 
     assert alone.statistics().lost == 0
-    assert pipeline.ledger.statistics().lost == 0
+    assert sums(pipeline.ledger).lost == 0
 
 
 async def test_a_log_that_nothing_was_written_to_is_not_kept(pipeline: Pipeline) -> None:

@@ -12,7 +12,7 @@ from gateway.cache.build import build_cache
 from gateway.cache.entry import CachedResult
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.redis.pipeline import Command, StandaloneClient
 from loadtests.harness.waiting import until
 from tests.support.caching import cache_key, entry
@@ -25,7 +25,7 @@ NOW = 1_000.0
 @asynccontextmanager
 async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A worker's cache without memory, patient enough for a busy machine."""
-    document = CacheEntry(memory_enabled=False, redis_timeout=5.0, lease=60.0)
+    document = CacheConfig(memory_enabled=False, redis_timeout=5.0, lease=60.0)
     built = build_cache(document, url=url, clock=Clock(NOW), monotonic=Clock(), random=lambda: 0.0)
     async with built as cache:
         yield cache

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 from gateway.admin.publishing import Publisher
 from gateway.cache.build import build_cache
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
@@ -23,7 +23,7 @@ from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio
 ENTRIES = 5_000
-DOCUMENT = CacheEntry(redis_timeout=5.0, ttl_jitter=0.0)
+DOCUMENT = CacheConfig(redis_timeout=5.0, ttl_jitter=0.0)
 
 
 @pytest.fixture

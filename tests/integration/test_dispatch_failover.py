@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.anyio
 
 # Long enough that no probe but the first, and those asked for, takes part in a test, and that
 # nothing is late, or spills to the other region, on a busy machine.
-UNPROBED = RoutingEntry(
+UNPROBED = RoutingConfig(
     probe_interval=60.0,
     probe_timeout=30.0,
     attempt_timeout=5.0,
@@ -45,7 +45,7 @@ UNPROBED = RoutingEntry(
 class Stack:
     """The gateway's part below inference, as the worker builds it."""
 
-    def __init__(self, endpoints: Sequence[Endpoint], routing: RoutingEntry) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
         loop = asyncio.get_running_loop()
         self.fleet = Fleet(clock=loop.time, random=Random(1))
         self.client = HttpBackendClient()
@@ -80,7 +80,7 @@ class Stack:
 
 @asynccontextmanager
 async def stack_of(
-    *backends: StubBackend | Endpoint, routing: RoutingEntry = UNPROBED
+    *backends: StubBackend | Endpoint, routing: RoutingConfig = UNPROBED
 ) -> AsyncIterator[Stack]:
     endpoints = [each if isinstance(each, Endpoint) else endpoint_of(each) for each in backends]
     stack = Stack(endpoints, routing)
@@ -113,7 +113,7 @@ async def test_a_backend_killed_amid_a_thousand_requests_loses_none_of_them() ->
     ):
         endpoints = (process_endpoint(eu, "eu-0", "eu"), process_endpoint(us, "us-0", "us"))
         async with stack_of(
-            *endpoints, routing=RoutingEntry(probe_timeout=30.0, spill_after=60.0)
+            *endpoints, routing=RoutingConfig(probe_timeout=30.0, spill_after=60.0)
         ) as stack:
             loop = asyncio.get_running_loop()
             given = work(1000, model=stack.model())
@@ -147,7 +147,7 @@ async def test_a_backend_killed_amid_one_large_request_keeps_what_it_answered() 
     ):
         endpoints = (process_endpoint(eu, "eu-0", "eu"), process_endpoint(us, "us-0", "us"))
         async with stack_of(
-            *endpoints, routing=RoutingEntry(probe_timeout=30.0, spill_after=60.0)
+            *endpoints, routing=RoutingConfig(probe_timeout=30.0, spill_after=60.0)
         ) as stack:
             running = asyncio.create_task(stack.run(1000, outcomes=outcomes))
             await until(lambda: len(outcomes.by_index) >= 100)
@@ -163,7 +163,7 @@ async def test_a_backend_killed_amid_one_large_request_keeps_what_it_answered() 
 async def test_a_stopped_process_is_left_for_the_next_region_in_time() -> None:
     """SIGSTOP: the kernel still accepts connections, nothing answers."""
     outcomes, later = Outcomes(), Outcomes()
-    routing = RoutingEntry(attempt_timeout=2.0, probe_interval=0.1, probe_timeout=2.0)
+    routing = RoutingConfig(attempt_timeout=2.0, probe_interval=0.1, probe_timeout=2.0)
     with (
         stub_process(backend_id="eu-0") as eu,
         stub_process(backend_id="us-0", region="us") as us,
@@ -206,7 +206,7 @@ async def test_a_cut_stream_keeps_what_arrived_and_repeats_the_rest() -> None:
 async def test_a_slow_item_holds_nobody() -> None:
     gate = asyncio.Event()
     outcomes = Outcomes()
-    routing = RoutingEntry(
+    routing = RoutingConfig(
         attempt_timeout=30.0, probe_timeout=30.0, connect_timeout=20.0, spill_after=60.0
     )
     async with two_regions() as (eu, us), stack_of(eu, us, routing=routing) as stack:
@@ -262,7 +262,7 @@ async def test_all_down_is_told_at_once() -> None:
 async def test_backends_that_return_are_used_again() -> None:
     before, during, after = Outcomes(), Outcomes(), Outcomes()
     # However late a probe is on a busy machine, nothing spills to the other region.
-    routing = RoutingEntry(
+    routing = RoutingConfig(
         probe_interval=0.1,
         probe_timeout=30.0,
         eject_for=60.0,
@@ -304,7 +304,7 @@ async def test_cancelled_requests_leave_no_call_behind() -> None:
     gate = asyncio.Event()
     async with (
         two_regions() as (eu, us),
-        stack_of(eu, us, routing=RoutingEntry(connect_timeout=5.0, spill_after=60.0)) as stack,
+        stack_of(eu, us, routing=RoutingConfig(connect_timeout=5.0, spill_after=60.0)) as stack,
     ):
         eu.behaviour = answer_when(gate)
         runs = []

@@ -13,6 +13,7 @@ from gateway.ledger.backup import back_up
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
 from tests.support.events import make_event
+from tests.support.ledgers import record, sums
 
 
 def run(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
@@ -30,11 +31,11 @@ def test_the_copy_is_a_ledger_with_everything_of_before(tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     stop = threading.Event()
     with Ledger(settings.ledger) as ledger:
-        ledger.record("log", 1, [make_event(0)])
+        record(ledger, "log", 1, [make_event(0)])
 
         def write() -> None:
             for number in itertools.takewhile(lambda _: not stop.is_set(), itertools.count(1)):
-                ledger.record("log", number + 1, [make_event(number)])
+                record(ledger, "log", number + 1, [make_event(number)])
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -45,8 +46,8 @@ def test_the_copy_is_a_ledger_with_everything_of_before(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert copy.stat().st_mode & 0o077 == 0
     with Ledger(f"sqlite:///{copy}") as copied:
-        assert copied.high_water(["log"])["log"] >= 1
-        assert copied.statistics().events >= 1
+        assert copied.recorder.high_water(["log"])["log"] >= 1
+        assert sums(copied).events >= 1
     assert not list(tmp_path.glob(".*partial*"))
 
 

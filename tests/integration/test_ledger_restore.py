@@ -23,6 +23,7 @@ from loadtests.harness.postgresql import PostgreSQL, programs
 from loadtests.harness.waiting import until
 from tests.support.backups import back_up
 from tests.support.events import make_event
+from tests.support.ledgers import record, sums
 from tests.support.pipeline import Pipeline, running
 
 pytestmark = pytest.mark.anyio
@@ -78,7 +79,7 @@ async def test_what_was_shipped_since_the_backup_comes_back(
                 await billed(pipeline, 610)
 
         assert shipper.statistics().rewinds == 1
-        assert pipeline.ledger.statistics().lost == 0
+        assert sums(pipeline.ledger).lost == 0
         entries = await pipeline.redis.xpending("sg:events", BILLING)
         assert entries["pending"] == 0
     log.close()
@@ -107,7 +108,7 @@ async def test_a_shipper_notices_while_it_runs_and_events_keep_coming(
                 async with running(pipeline.billing().run):
                     await billed(pipeline, 610)
 
-            assert pipeline.ledger.high_water([log.id]) == {log.id: 610}
+            assert pipeline.ledger.recorder.high_water([log.id]) == {log.id: 610}
 
 
 async def test_what_is_no_longer_kept_is_said_to_be_lost(tmp_path: Path, valkey: str) -> None:
@@ -126,9 +127,9 @@ async def test_what_is_no_longer_kept_is_said_to_be_lost(tmp_path: Path, valkey:
             restore()
 
             async with running(pipeline.shipper().run, pipeline.billing().run):
-                await until(lambda: pipeline.ledger.high_water([log.id])[log.id] == 600)
+                await until(lambda: pipeline.ledger.recorder.high_water([log.id])[log.id] == 600)
 
-            found = pipeline.ledger.statistics()
+            found = sums(pipeline.ledger)
             assert found.events + found.lost == 600
             assert found.lost > 0
 
@@ -200,7 +201,7 @@ def test_a_gateway_that_goes_on_knows_its_keys_while_its_ledger_is_restored(
     with Ledger(database) as ledger:
         ledger.accounts.create_tenant("acme")
         ledger.accounts.create_key("acme", key_hash="a hash")
-        ledger.record("w0-1", 1000, [make_event(number) for number in range(1000)])
+        record(ledger, "w0-1", 1000, [make_event(number) for number in range(1000)])
         subprocess.run(
             [
                 *(folder / "pg_dump", *server, "--schema", schema, "--format", "custom"),

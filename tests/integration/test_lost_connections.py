@@ -17,6 +17,7 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 from typing_extensions import override
 
+from gateway.config.load import load_folder
 from gateway.errors import DependencyUnavailable
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
@@ -24,7 +25,7 @@ from gateway.redis.client import connect
 from gateway.redis.pipeline import StandaloneClient
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower
-from gateway.runtime.runtime import folder_runtime
+from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import TcpKeepalive
@@ -115,7 +116,7 @@ async def test_a_follower_that_lost_its_subscription_subscribes_again(
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "g.yaml").write_text("models: {}\n")
     settings = Settings(data_dir=tmp_path, config=tmp_path / "config")
-    store = RuntimeStore(folder_runtime(settings.config, None))
+    store = RuntimeStore(compile_runtime(load_folder(settings.config), 0))
     follower = RuntimeFollower(store=store, redis=redis, settings=settings, poll=0.05)
     async with follower:
         while not await subscribers(server):

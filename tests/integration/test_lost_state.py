@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from gateway.admin.publishing import Publisher
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.published import RecordedState
+from gateway.ledger.published import PublishedState, RecordedState
 from gateway.redis.client import connect
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime
-from gateway.runtime.recovery import LedgerRecovery, Record
+from gateway.runtime.recovery import LedgerRecovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
@@ -53,36 +54,40 @@ def ledger(database: str) -> Iterator[Ledger]:
         yield opened
 
 
-class LostLedger:
+class LostLedger(PublishedState):
     """The record of a ledger that may be away."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: PublishedState) -> None:
         self._record = record
         self.is_away = False
 
+    @override
     def newest(self, region: str) -> RecordedState:
         """Return what the ledger has, or fail."""
         return self._present().newest(region)
 
+    @override
     def documents(self, region: str) -> list[str]:
         """Return what the ledger has, or fail."""
         return self._present().documents(region)
 
+    @override
     def keep_documents(self, region: str, documents: Mapping[int, str]) -> None:
         """Keep them, or fail."""
         self._present().keep_documents(region, documents)
 
+    @override
     def keep_drained(self, region: str, version: int, backends: Iterable[str]) -> None:
         """Keep them, or fail."""
         self._present().keep_drained(region, version, backends)
 
-    def _present(self) -> Record:
+    def _present(self) -> PublishedState:
         if self.is_away:
             raise DependencyUnavailable("the ledger cannot be reached")
         return self._record
 
 
-def recovery_of(redis: Redis, record: Record) -> LedgerRecovery:
+def recovery_of(redis: Redis, record: PublishedState) -> LedgerRecovery:
     return LedgerRecovery(control=Control(redis), record=record, region="")
 
 
@@ -116,7 +121,9 @@ def told(runtime: Runtime) -> tuple[int, float]:
 class Worker:
     """A worker that follows; `drains` is what it was told of drained backends, in order."""
 
-    def __init__(self, redis: Redis, record: Record, settings: Settings, first: Runtime) -> None:
+    def __init__(
+        self, redis: Redis, record: PublishedState, settings: Settings, first: Runtime
+    ) -> None:
         self.store = RuntimeStore(first)
         self.drains: list[frozenset[str]] = []
         self.follower = RuntimeFollower(
@@ -129,7 +136,7 @@ class Worker:
         )
 
 
-async def start(redis: Redis, record: Record, settings: Settings) -> Worker:
+async def start(redis: Redis, record: PublishedState, settings: Settings) -> Worker:
     first = await first_runtime(redis, settings, recovery_of(redis, record))
     return Worker(redis, record, settings, first)
 

@@ -13,7 +13,7 @@ from gateway.cache.entry import CachedResult, CacheHit, encode_entry
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_tier import KEY_PREFIX, RedisTier
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from gateway.redis.pipeline import StandaloneClient
@@ -314,7 +314,7 @@ async def test_lookups_cancelled_at_random_never_answer_for_another_key(
         # No memory to speak of: every look-up goes through the proxy.
         reader = make_tier(proxy.url, timeout=2.0, breaker=CircuitBreaker(failures=10**9))
         cache = ResultCache(
-            CacheEntry(memory_bytes=0), make_remote=lambda _: reader, clock=Clock(NOW)
+            CacheConfig(memory_bytes=0), make_remote=lambda _: reader, clock=Clock(NOW)
         )
         async with cache:
             right = wrong = cancelled = 0
@@ -362,7 +362,7 @@ async def ask(cache: ResultCache, numbers: list[int]) -> bool:
 async def test_what_redis_has_is_kept_in_memory_when_asked_for(valkey: str) -> None:
     async with make_tier(valkey) as writer:
         writer.store(cache_key("a"), entry("A"), NOW)
-    cache = ResultCache(CacheEntry(), make_remote=lambda _: make_tier(valkey), clock=Clock(NOW))
+    cache = ResultCache(CacheConfig(), make_remote=lambda _: make_tier(valkey), clock=Clock(NOW))
 
     async with cache:
         first = await cache.lookup([cache_key("a")])

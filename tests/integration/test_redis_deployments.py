@@ -8,7 +8,7 @@ import pytest
 
 from gateway.cache.build import build_cache
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.errors import ConfigurationError
 from gateway.redis.client import connect
 from gateway.redis.url import read_servers
@@ -31,7 +31,7 @@ _MANY = 300
 @asynccontextmanager
 async def cache_at(url: str) -> AsyncIterator[ResultCache]:
     """A cache without memory, patient enough for a busy machine."""
-    document = CacheEntry(memory_enabled=False, redis_timeout=1.0)
+    document = CacheConfig(memory_enabled=False, redis_timeout=1.0)
     loop = asyncio.get_running_loop()
     async with build_cache(
         document, url=url, clock=Clock(), monotonic=loop.time, random=lambda: 0.0

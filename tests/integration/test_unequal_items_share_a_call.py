@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from backends.protocol import Call, Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
@@ -43,7 +43,7 @@ async def test_a_quick_item_is_answered_before_the_slow_one_of_its_call_ends() -
     async with StubBackend(behaviour=unequal) as stub, HttpBackendClient() as client:
         target = endpoint_of(stub)
         fleet = Fleet(clock=loop.time, random=Random(1))
-        fleet.configure((target,), RoutingEntry())
+        fleet.configure((target,), RoutingConfig())
         fleet.observe(target, stub.state())
         async with (
             Dispatcher(

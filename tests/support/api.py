@@ -22,9 +22,9 @@ from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
-from gateway.config.document import Document, LimitsEntry
+from gateway.config.document import Document, LimitsConfig
 from gateway.middleware.admission import AdmissionMiddleware
-from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
+from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import NullTracer
@@ -85,7 +85,7 @@ class Api:
         self.metrics = GatewayMetrics(self.registry)
         self.usage = FakeUsage()
         self.ready = Readiness(ready=True, missing=[])
-        self.runtimes = RuntimeStore(compile_runtime(Document(), 1, NO_EPOCHS))
+        self.runtimes = RuntimeStore(compile_runtime(Document(), 1))
         self.clock = Clock()
         self.keys = KeyRing(
             {
@@ -146,12 +146,12 @@ class Api:
 
     def limit(self, *rules: Rule) -> None:
         """Give tenants these limits."""
-        self.configure(limits=LimitsEntry(tenant=rules))
+        self.configure(limits=LimitsConfig(tenant=rules))
 
     def configure(self, **sections: object) -> None:
         """Replace sections of the document."""
         document = msgspec.structs.replace(self.document(), **sections)
-        self.runtimes.current = compile_runtime(document, 2, NO_EPOCHS)
+        self.runtimes.current = compile_runtime(document, 2)
 
     def count(self, status: int, task: str = "classify") -> float | None:
         """Return how many requests of a task were counted with this status."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from random import Random
 
 from backends.protocol import Call, Failed
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.tracing import CallTracer
 from gateway.routing.fleet import Fleet
@@ -25,14 +25,14 @@ class Scene:
         scripts: dict[str, Script] | None = None,
         *,
         endpoints: tuple[Endpoint, ...] = (EU, US),
-        routing: RoutingEntry | None = None,
+        routing: RoutingConfig | None = None,
         tracer: CallTracer | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.scripts = scripts or {}
         self.loop = asyncio.get_running_loop()
         self.fleet = Fleet(clock=self.loop.time, random=Random(1))
-        self.fleet.configure(endpoints, routing or RoutingEntry())
+        self.fleet.configure(endpoints, routing or RoutingConfig())
         for each in endpoints:
             self.fleet.observe(each, state(each.backend))
         self.client = ScriptedClient(self._script)

@@ -13,7 +13,7 @@ from uvicorn.server import ServerState
 
 from gateway.api.fast_path.protocol import FastPathProtocol
 from gateway.api.inference_router import InferenceRouter
-from gateway.config.document import LimitsEntry, RequestEntry
+from gateway.config.document import LimitsConfig, RequestConfig
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY, Api
@@ -87,8 +87,8 @@ class EntryPoint:
     def __init__(self, *, fast: bool) -> None:
         self.api = Api()
         self.api.configure(
-            limits=LimitsEntry(tenant=_RULES),
-            request=RequestEntry(max_body_bytes=1_500, max_items=4),
+            limits=LimitsConfig(tenant=_RULES),
+            request=RequestConfig(max_body_bytes=1_500, max_items=4),
         )
         app = InferenceRouter(self.api.application, self.api.handler)
         protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)

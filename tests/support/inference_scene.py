@@ -12,7 +12,7 @@ from gateway.cache.base import NullTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheEntry, Document, ModelEntry
+from gateway.config.document import CacheConfig, Document, ModelConfig
 from gateway.dispatch.work import Work
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
@@ -217,7 +217,7 @@ class Scene:
         self.flights = Flights()
         self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
-        self.tiers = ResultCache(CacheEntry(), make_remote=lambda _: NullTier(), clock=self.wall)
+        self.tiers = ResultCache(CacheConfig(), make_remote=lambda _: NullTier(), clock=self.wall)
         cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}
@@ -247,7 +247,7 @@ class Scene:
 
     def configure(self, **entry: object) -> None:
         """Give the model's entry in the document these values."""
-        models = {"sentiment": msgspec.convert(entry, ModelEntry)}
+        models = {"sentiment": msgspec.convert(entry, ModelConfig)}
         self.document = msgspec.structs.replace(self.document, models=models)
 
     async def ask(
@@ -277,7 +277,6 @@ class Scene:
         )
         runtime = Runtime(
             generation=1,
-            digest="d",
             document=self.document,
             endpoints=(),
             epochs=MappingProxyType(self.epochs),

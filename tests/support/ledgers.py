@@ -1,10 +1,16 @@
 """Opens a ledger for one test in a file of its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
+from sqlalchemy import func, select
+
+from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import Batch, Recorded
+from gateway.types import RequestEvent
 from tests.support.events import START
 
 
@@ -32,3 +38,36 @@ def open_ledger(directory: Path, clock: Clock | None = None) -> Iterator[Ledger]
 def ledger_url(directory: Path) -> str:
     """Return the URL of the SQLite ledger in `directory`."""
     return f"sqlite:///{directory / 'ledger.db'}"
+
+
+def record(
+    ledger: Ledger, log_id: str, high_water: int, events: Sequence[RequestEvent]
+) -> Recorded:
+    """Record events of a log; the last has the sequence number `high_water`."""
+    first = high_water - len(events) + 1
+    batch = Batch(log_id=log_id, first=first, last=high_water, events=events)
+    return ledger.recorder.record([batch])
+
+
+class LedgerSums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over a whole ledger."""
+
+    events: int
+    dead_letters: int
+    lost: int
+    waiting: int
+    """Events after a high-water mark: a block before them is still missing."""
+
+
+def sums(ledger: Ledger) -> LedgerSums:
+    """Return sums over the whole ledger."""
+    gaps, ranges = schema.gaps.c, schema.ranges.c
+    queries = (
+        select(func.sum(schema.usage_events.c.requests)),
+        select(func.count()).select_from(schema.dead_letters),
+        select(func.sum(gaps.last - gaps.first + 1)),
+        select(func.sum(ranges.last - ranges.first + 1)),
+    )
+    with ledger.recorder._store.reading() as connection:
+        events, dead, lost, waiting = (int(connection.scalar(q) or 0) for q in queries)
+    return LedgerSums(events=events, dead_letters=dead, lost=lost, waiting=waiting)

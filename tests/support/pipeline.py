@@ -18,7 +18,7 @@ from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
-from tests.support.ledgers import ledger_url
+from tests.support.ledgers import ledger_url, sums
 
 Work = Callable[[asyncio.Event], Coroutine[object, object, None]]
 
@@ -43,7 +43,7 @@ class Pipeline:
         return Shipper(
             self.events,
             stream=EventStream(self.redis, max_blocks=max_blocks),
-            marks=LedgerMarks(self.ledger.high_water),
+            marks=LedgerMarks(self.ledger.recorder.high_water),
             retention=retention(self.events),
             block_events=block_events,
             poll=0.005,
@@ -64,7 +64,7 @@ class Pipeline:
 
     def billed(self) -> int:
         """Return how many events the ledger has."""
-        return self.ledger.statistics().events
+        return sums(self.ledger).events
 
     def logs(self) -> int:
         """Return how many event logs are on the disk."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.admin.active_document import ActiveDocumentReader
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.runtime.control import Control
 from loadtests.harness.stub_backend import Behaviour, answer, refuse
@@ -265,7 +265,7 @@ for _field in ("max_body_bytes", "max_items", "max_values"):
 async def _price_changes(scene: ReloadScene, field: str, value: object) -> None:
     """Prices to come follow the document, in the ledger by which usage costs."""
     price = {"model": "*", "since": "2990-01-01", "currency": "EUR"}
-    changed = msgspec.convert(price | {field: value}, PriceEntry)
+    changed = msgspec.convert(price | {field: value}, PriceConfig)
     models = {"another": {"planned": True}}
 
     async def is_price() -> bool:

@@ -12,6 +12,7 @@ from gateway.supervisor.bootstrap import bootstrap
 from gateway.supervisor.errors import CannotStart
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 from tests.support.admin import refused
+from tests.support.ledgers import record
 
 pytestmark = pytest.mark.anyio
 
@@ -114,7 +115,7 @@ def bill(ledger: Ledger) -> None:
         usage=usage,
         duration=0.1,
     )
-    ledger.record("log", 1, [event])
+    record(ledger, "log", 1, [event])
 
 
 async def test_usage_and_invoices_are_json_or_csv(

@@ -20,6 +20,7 @@ from gateway.settings import Settings
 from loadtests.harness.waiting import until
 from tests.support.admin import refused
 from tests.support.events import make_event, make_usage
+from tests.support.ledgers import record
 
 pytestmark = pytest.mark.anyio
 
@@ -34,7 +35,7 @@ async def invoiced(admin: httpx.AsyncClient, ledger: Ledger) -> None:
     assert (await admin.put("/admin/config", content=MODELS + PRICES)).status_code in (200, 202)
     ledger.accounts.create_tenant("acme")
     time = to_nanoseconds(datetime(2026, 2, 3, tzinfo=UTC))
-    ledger.record("w0-1", 1, [make_event(1, time=time, usage=make_usage(hit=100, computed=5))])
+    record(ledger, "w0-1", 1, [make_event(1, time=time, usage=make_usage(hit=100, computed=5))])
 
 
 async def cost(admin: httpx.AsyncClient) -> str:
@@ -143,7 +144,7 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
                 clock=lambda: 7.0,
                 workers_timeout=0.1,
             )
-            following = asyncio.create_task(publisher.follow(stop))
+            following = asyncio.create_task(publisher.prices.follow(stop))
             await publisher.put(MODELS + PRICES, if_match="", author="a")
             during = ledger.prices.entries()
             writer.execute("ROLLBACK")
@@ -174,7 +175,7 @@ async def test_prices_of_a_document_whose_publishing_got_no_answer_are_kept(
         publisher = Publisher(
             control=Unanswering(redis), ledger=ledger, settings=settings, clock=lambda: 7.0
         )
-        following = asyncio.create_task(publisher.follow(stop))
+        following = asyncio.create_task(publisher.prices.follow(stop))
 
         with pytest.raises(DependencyUnavailable):
             await publisher.put(MODELS + PRICES, if_match="", author="a")

@@ -17,7 +17,7 @@ from gateway.api.json_bounds import check_json_size
 from gateway.api.request_state import RequestState
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
-from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
+from gateway.runtime.runtime import compile_runtime
 from gateway.types import RequestId
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ _MAX_VALUES = Document().request.max_values
 
 
 def exchange(task: Task) -> RequestState:
-    runtime = compile_runtime(Document(), 1, NO_EPOCHS)
+    runtime = compile_runtime(Document(), 1)
     return RequestState(RequestId("req_1"), task=task, runtime=runtime, started=0.0)
 
 

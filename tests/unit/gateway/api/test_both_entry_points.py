@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gateway.config.document import ModelEntry
+from gateway.config.document import ModelConfig
 from gateway.types import ItemFailure
 from tests.support.entry_points import EntryPoint, Traffic
 from tests.support.inference_scene import INFO
@@ -30,7 +30,7 @@ def requests(pytestconfig: pytest.Config) -> int:
 async def test_both_entry_points_answer_alike_from_before(anyio_backend: str) -> None:
     """Revisions come and go, backends are away for a while: old answers are the same as well."""
     entry_points = application, fast_path = EntryPoint(fast=False), EntryPoint(fast=True)
-    entry = ModelEntry(stale_while_revalidate=5.0, stale_if_error=60.0)
+    entry = ModelConfig(stale_while_revalidate=5.0, stale_if_error=60.0)
     for entry_point in entry_points:
         entry_point.api.configure(models={"sentiment": entry})
     traffic = Traffic(_SEED)

@@ -7,7 +7,7 @@ import pytest
 
 from backends.protocol import Task
 from gateway.api.inference_router import InferenceRouter
-from gateway.config.document import RequestEntry
+from gateway.config.document import RequestConfig
 from gateway.types import ItemFailure, Rule
 from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
 
@@ -139,7 +139,7 @@ async def test_more_than_a_limit_ever_allows_must_be_made_smaller(
 async def test_too_many_items_are_refused_with_both_numbers(
     api: Api, client: httpx.AsyncClient
 ) -> None:
-    api.configure(request=RequestEntry(max_items=2))
+    api.configure(request=RequestConfig(max_items=2))
 
     response = await client.post("/v1/classify", json=_BODY | {"input": ["a", "b", "c"]})
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.config.document import LimitsEntry
+from gateway.config.document import LimitsConfig
 from gateway.types import Rule
 from tests.support.api import KEY
 from tests.support.entry_points import EntryPoint
@@ -15,7 +15,7 @@ _RULE = Rule(name="minute", unit="requests", capacity=10, window=60.0)
 @pytest.fixture
 async def entry_point(anyio_backend: str) -> EntryPoint:
     entry_point = EntryPoint(fast=True)
-    entry_point.api.configure(limits=LimitsEntry(tenant=(_RULE,)))
+    entry_point.api.configure(limits=LimitsConfig(tenant=(_RULE,)))
     return entry_point
 
 
@@ -60,7 +60,7 @@ async def test_an_entry_that_was_replaced_is_not_replayed(entry_point: EntryPoin
 
 async def test_a_limit_that_is_only_tried_out_is_checked_each_time(entry_point: EntryPoint) -> None:
     tried = msgspec.structs.replace(_RULE, name="tried", capacity=1, shadow=True)
-    entry_point.api.configure(limits=LimitsEntry(tenant=(_RULE, tried)))
+    entry_point.api.configure(limits=LimitsConfig(tenant=(_RULE, tried)))
 
     for _ in range(4):
         await entry_point.send(ask())

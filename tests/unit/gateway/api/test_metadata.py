@@ -8,7 +8,7 @@ import pytest
 
 from gateway.api.health import Readiness
 from gateway.api.metadata import UsageLine
-from gateway.config.document import ModelEntry
+from gateway.config.document import ModelConfig
 from gateway.errors import DependencyUnavailable
 from gateway.types import Rule
 from tests.support.api import NARROW_KEY, Api, problem
@@ -98,7 +98,7 @@ async def test_a_key_sees_the_models_that_it_may_use(client: httpx.AsyncClient) 
 async def test_a_model_that_is_switched_off_is_not_seen(
     api: Api, client: httpx.AsyncClient
 ) -> None:
-    api.configure(models={"other": ModelEntry(enabled=False)})
+    api.configure(models={"other": ModelConfig(enabled=False)})
 
     assert await names(client) == ["sentiment"]
     problem(await client.get("/v1/models/other"), 404, "model_not_found")

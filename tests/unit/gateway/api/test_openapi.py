@@ -15,7 +15,6 @@ from openapi_spec_validator import validate
 from backends.algorithms.questions import MAX_LABELS
 from backends.protocol import Task
 from gateway.admin.app import HANDLERS
-from gateway.admin.openapi import OPERATIONS as OPERATORS
 from gateway.api.health import HealthController
 from gateway.api.metadata import MetadataController
 from gateway.api.openapi import described_by_litestar
@@ -92,7 +91,6 @@ async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -
         routes |= {("post", f"/v1/{task}") for task in Task if task is not Task.INFER}
         routes.add(("post", "/v1/infer/{model}"))
 
-    assert name == "customers" or set(OPERATORS) == routes
     assert {(m, p) for m, p, _ in operations(DOCUMENTS[name])} == routes
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from gateway.api.request_headers import parse_cache_control, parse_criticality, parse_timeout
 from gateway.auth.bearer import bearer_token
-from gateway.config.document import DeadlineEntry
+from gateway.config.document import DeadlineConfig
 from gateway.errors import InvalidRequest
 from gateway.types import CacheDirectives, Criticality
 
-_DEADLINE = DeadlineEntry(default=10.0, maximum=60.0)
+_DEADLINE = DeadlineConfig(default=10.0, maximum=60.0)
 
 
 @pytest.mark.parametrize(

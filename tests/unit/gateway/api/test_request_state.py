@@ -4,10 +4,10 @@ from backends.protocol import Task
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.config.document import Document
 from gateway.errors import Overloaded
-from gateway.runtime.runtime import NO_EPOCHS, compile_runtime
+from gateway.runtime.runtime import compile_runtime
 from gateway.types import KeyId, Principal, RequestId, TenantId, Usage
 
-_RUNTIME = compile_runtime(Document(), 1, NO_EPOCHS)
+_RUNTIME = compile_runtime(Document(), 1)
 _USAGE = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=5)
 
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.views import NO_REDIS, WorkerReadiness
 from gateway.auth.key_ring import KeyRing
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.errors import DependencyUnavailable
 from gateway.http.draining import DRAINING, Draining
 from gateway.routing.fleet import Fleet
@@ -58,7 +58,7 @@ def readiness_of(
 
 def fleet() -> Fleet:
     made = Fleet(clock=Clock(), random=Random(1))
-    made.configure([_EU, _US], RoutingEntry())
+    made.configure([_EU, _US], RoutingConfig())
     return made
 
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.discovery import MAX_ADDRESSES, Discovery
 from gateway.types import BackendId, Endpoint, RegionName
 from loadtests.harness.waiting import until
@@ -14,7 +14,7 @@ from tests.support.table_resolver import TableResolver
 
 pytestmark = pytest.mark.anyio
 
-OFTEN = RoutingEntry(dns_interval=0.001, dns_timeout=0.05)
+OFTEN = RoutingConfig(dns_interval=0.001, dns_timeout=0.05)
 
 
 def named(name: str, *, entry: str = "eu", scheme: str = "http") -> Endpoint:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from backends.protocol import Call, Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
@@ -40,8 +40,8 @@ async def test_retries_of_failed_items_are_limited_by_the_budget() -> None:
 
 
 async def test_failures_eject_and_time_too_short_to_judge_does_not() -> None:
-    failing_scene = Scene({"eu-0": failing(Cause.CUT)}, routing=RoutingEntry(eject_after=1))
-    hurried = Scene({"eu-0": steps(Hang())}, routing=RoutingEntry(eject_after=1))
+    failing_scene = Scene({"eu-0": failing(Cause.CUT)}, routing=RoutingConfig(eject_after=1))
+    hurried = Scene({"eu-0": steps(Hang())}, routing=RoutingConfig(eject_after=1))
 
     await failing_scene.run(1)
     await hurried.run(1, within=0.02)
@@ -52,7 +52,7 @@ async def test_failures_eject_and_time_too_short_to_judge_does_not() -> None:
 
 async def test_a_backend_is_blamed_when_all_its_items_fail() -> None:
     all_fail = steps(item_failure(0, retryable=True), item_failure(1, retryable=True), Report())
-    scene = Scene({"eu-0": all_fail}, routing=RoutingEntry(eject_after=1))
+    scene = Scene({"eu-0": all_fail}, routing=RoutingConfig(eject_after=1))
 
     assert (await scene.run(2)).backends() == ["us-0"] * 2
     assert scene.fleet.statistics()[0].failures == 1

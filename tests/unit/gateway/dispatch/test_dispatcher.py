@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from backends.protocol import Call, Done, Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
@@ -125,7 +125,7 @@ async def test_a_backend_that_changed_is_probed_anew_and_others_are_tried(
 
 async def test_a_backend_that_does_not_know_our_token_is_left_and_ejected() -> None:
     stranger = failing(Cause.REFUSED, status=401, code="unauthorized", retryable=False)
-    scene = Scene({"eu-0": stranger}, routing=RoutingEntry(eject_after=1))
+    scene = Scene({"eu-0": stranger}, routing=RoutingConfig(eject_after=1))
 
     assert (await scene.run(2)).backends() == ["us-0"] * 2
     assert scene.fleet.statistics()[0].ejected_for > 0
@@ -170,7 +170,7 @@ async def test_a_refusal_that_all_would_repeat_is_not_repeated() -> None:
 
 async def test_all_down_fails_within_the_allowed_attempts() -> None:
     down = failing(Cause.UNREACHABLE)
-    scene = Scene({"eu-0": down, "us-0": down}, routing=RoutingEntry(attempts=3))
+    scene = Scene({"eu-0": down, "us-0": down}, routing=RoutingConfig(attempts=3))
 
     outcomes = await scene.run(2)
 
@@ -204,7 +204,7 @@ async def test_a_lone_backend_is_tried_again_after_a_lost_connection_only() -> N
 
 
 async def test_silence_ends_an_attempt_and_the_next_region_answers() -> None:
-    scene = Scene({"eu-0": steps(Hang())}, routing=RoutingEntry(attempt_timeout=0.05))
+    scene = Scene({"eu-0": steps(Hang())}, routing=RoutingConfig(attempt_timeout=0.05))
 
     assert (await scene.run(4)).backends() == ["us-0"] * 4
 

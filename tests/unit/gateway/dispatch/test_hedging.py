@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from backends.protocol import Call, Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
@@ -60,7 +60,7 @@ async def stalls(target: Endpoint, call: Call) -> AsyncIterator[Step]:
 
 
 async def test_a_late_item_is_answered_by_another_backend() -> None:
-    scene = Scene({"eu-0": stalls}, routing=RoutingEntry(hedge_share=1.0))
+    scene = Scene({"eu-0": stalls}, routing=RoutingConfig(hedge_share=1.0))
     latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
     for _ in range(100):
         latencies.note(0.01)
@@ -83,7 +83,7 @@ async def test_a_hedge_that_fails_leaves_the_item_to_the_first_backend() -> None
         answers.set()
         yield CallFailed(Cause.REFUSED, "no", status=400, code="bad_call", retryable=False)
 
-    scene = Scene({"eu-0": late, "us-0": refuses}, routing=RoutingEntry(hedge_share=1.0))
+    scene = Scene({"eu-0": late, "us-0": refuses}, routing=RoutingConfig(hedge_share=1.0))
     latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
     for _ in range(100):
         latencies.note(0.01)
@@ -108,7 +108,9 @@ async def test_an_item_that_fails_at_both_backends_of_a_hedge_does_not_wait_for_
         yield item_failure(0, retryable=is_retryable)
         yield Report()
 
-    scene = Scene({"eu-0": fails_later, "us-0": fails_first}, routing=RoutingEntry(hedge_share=1.0))
+    scene = Scene(
+        {"eu-0": fails_later, "us-0": fails_first}, routing=RoutingConfig(hedge_share=1.0)
+    )
     latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
     for _ in range(100):
         latencies.note(0.01)
@@ -138,7 +140,7 @@ async def test_an_item_that_fails_at_both_backends_of_a_hedge_goes_to_a_third() 
     scene = Scene(
         {"eu-0": fails_later, "us-0": fails_first},
         endpoints=(EU, US, third),
-        routing=RoutingEntry(hedge_share=1.0),
+        routing=RoutingConfig(hedge_share=1.0),
     )
     latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
     for _ in range(100):
@@ -159,7 +161,7 @@ async def test_where_there_is_no_second_backend_nothing_is_spent_on_a_hedge() ->
         async for step in echo_all(target, call):
             yield step
 
-    scene = Scene({"eu-0": late}, endpoints=(EU,), routing=RoutingEntry(hedge_share=1.0))
+    scene = Scene({"eu-0": late}, endpoints=(EU,), routing=RoutingConfig(hedge_share=1.0))
     latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
     for _ in range(100):
         latencies.note(0.001)
@@ -177,7 +179,7 @@ async def test_the_loser_of_a_hedge_goes_on_and_is_heard() -> None:
         async for step in echo_all(target, call):
             yield step
 
-    scene = Scene({"eu-0": late}, routing=RoutingEntry(hedge_share=1.0))
+    scene = Scene({"eu-0": late}, routing=RoutingConfig(hedge_share=1.0))
     latencies = scene.dispatcher.hedging.of((work(1).model.info.name, work(1).task))
     for _ in range(100):
         latencies.note(0.01)

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from backends.protocol import ServingState
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
@@ -32,7 +32,7 @@ class Reloading(ScriptedClient):
 
 async def test_what_a_reload_found_broken_is_known_before_the_next_probe_answers() -> None:
     fleet, client = Fleet(clock=Clock(), random=Random(1)), Reloading()
-    fleet.configure((EU,), RoutingEntry())
+    fleet.configure((EU,), RoutingConfig())
     # Nothing is probed: a probe of a busy backend may be late.
     prober = Prober(fleet=fleet, client=client, random=Random(1))
 

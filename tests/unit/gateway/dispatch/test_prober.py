@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from backends.protocol import ServingState
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
@@ -18,7 +18,7 @@ from tests.support.scripted_client import ScriptedClient
 pytestmark = pytest.mark.anyio
 
 EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
-RARELY = RoutingEntry(probe_interval=60.0)
+RARELY = RoutingConfig(probe_interval=60.0)
 
 
 class CountingClient(ScriptedClient):
@@ -42,7 +42,7 @@ class CountingClient(ScriptedClient):
                 await self.noted.wait()
 
 
-def fleet_of(*endpoints: Endpoint, routing: RoutingEntry = RARELY) -> Fleet:
+def fleet_of(*endpoints: Endpoint, routing: RoutingConfig = RARELY) -> Fleet:
     fleet = Fleet(clock=asyncio.get_running_loop().time, random=Random(1))
     fleet.configure(endpoints, routing)
     return fleet
@@ -91,7 +91,7 @@ async def test_a_probe_can_be_asked_for() -> None:
 
 
 async def test_probes_repeat() -> None:
-    client, fleet = CountingClient(), fleet_of(EU, routing=RoutingEntry(probe_interval=0.02))
+    client, fleet = CountingClient(), fleet_of(EU, routing=RoutingConfig(probe_interval=0.02))
 
     async with Prober(fleet=fleet, client=client, random=Random(1)):
         await client.until(3)
@@ -149,6 +149,6 @@ async def test_waiting_for_probes_ends_with_the_prober() -> None:
 
 
 async def test_waiting_for_probes_has_an_end_whatever_becomes_of_them() -> None:
-    fleet = fleet_of(EU, routing=RoutingEntry(probe_timeout=0.01))
+    fleet = fleet_of(EU, routing=RoutingConfig(probe_timeout=0.01))
     async with Prober(fleet=fleet, client=SilentClient(), random=Random(1)) as prober:
         await asyncio.wait_for(prober.probe_all(), 60.0)

@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from backends.protocol import ServingState
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import Prober
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
@@ -18,7 +18,7 @@ from tests.support.scripted_client import ScriptedClient
 pytestmark = pytest.mark.anyio
 
 EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
-RARELY = RoutingEntry(probe_interval=60.0)
+RARELY = RoutingConfig(probe_interval=60.0)
 
 
 class StartingClient(ScriptedClient):

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from backends.protocol import Call, Done, Failed, Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
@@ -81,7 +81,7 @@ async def leave_early(random: Random, dispatcher: Dispatcher, running: asyncio.T
 async def one_run(random: Random) -> None:
     loop = asyncio.get_running_loop()
     fleet = Fleet(clock=loop.time, random=random)
-    fleet.configure(ENDPOINTS, RoutingEntry(attempt_timeout=0.01, eject_after=2))
+    fleet.configure(ENDPOINTS, RoutingConfig(attempt_timeout=0.01, eject_after=2))
     for each in ENDPOINTS:
         fleet.observe(each, state(each.backend))
     client = ScriptedClient(mischievous(random, random.choice([0.0, 0.01, 0.05, 0.3])))

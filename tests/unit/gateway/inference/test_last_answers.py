@@ -6,7 +6,7 @@ import math
 import msgspec
 import pytest
 
-from gateway.config.document import CacheEntry
+from gateway.config.document import CacheConfig
 from gateway.errors import NotCached
 from gateway.types import Answer, CacheDirectives, Criticality, ItemFailure, Source, Stale
 from loadtests.harness.waiting import until
@@ -119,7 +119,7 @@ async def test_an_item_is_refreshed_once_however_many_ask(scene: Scene) -> None:
 async def test_beyond_the_bound_of_refreshes_answers_are_given_and_not_refreshed(
     scene: Scene,
 ) -> None:
-    scene.document = msgspec.structs.replace(scene.document, cache=CacheEntry(refreshes=2))
+    scene.document = msgspec.structs.replace(scene.document, cache=CacheConfig(refreshes=2))
     await scene.ask("a", "b", "c")
     roll_out(scene)
     scene.runner.gate.clear()

@@ -52,9 +52,7 @@ def job_of(scene: Scene, *texts: str) -> PreparedRequest:
         parameters=msgspec.msgpack.encode(ClassifyParameters()),
         items=tuple(text.encode() for text in texts),
     )
-    runtime = Runtime(
-        generation=1, digest="d", document=Document(), endpoints=(), epochs=MappingProxyType({})
-    )
+    runtime = Runtime(generation=1, document=Document(), endpoints=(), epochs=MappingProxyType({}))
     principal = Principal(tenant=TenantId("t1"), key=KeyId("k"))
     return scene.inference.prepare(request, principal, runtime)
 

@@ -100,8 +100,8 @@ def test_limits_are_replaced(ledger: Ledger) -> None:
     tenant = ledger.accounts.set_limits("acme", [])
     limited = ledger.accounts.set_key_limits(key.id, [RULE])
 
-    assert tenant.rules == ()
-    assert limited.rules == (RULE,)
+    assert tenant.limits == ()
+    assert limited.limits == (RULE,)
     (principal,) = ledger.accounts.load_principals().values()
     assert (principal.tenant_rules, principal.key_rules) == ((), (RULE,))
 

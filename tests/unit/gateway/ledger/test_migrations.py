@@ -10,7 +10,7 @@ from gateway.ledger.migrations import MIGRATIONS, VERSION
 from gateway.ledger.store import to_datetime
 from tests.support.events import START, make_event
 from tests.support.ledger_schema_2 import ProgramOfSchema2
-from tests.support.ledgers import Clock
+from tests.support.ledgers import Clock, record
 
 HOUR = 3_600 * 1_000_000_000
 
@@ -27,7 +27,7 @@ def add_migration(url: str, version: int, *, compatible_from: int) -> None:
 
 def hits(ledger: Ledger) -> int:
     rows = ledger.usage(None, to_datetime(START), to_datetime(START + HOUR))
-    return sum(row.units.hit for row in rows)
+    return sum(row.hit for row in rows)
 
 
 def test_a_program_of_the_version_before_starts_again_beside_this_one(database: str) -> None:
@@ -35,7 +35,7 @@ def test_a_program_of_the_version_before_starts_again_beside_this_one(database: 
         old.start()
         old.record(1, time=START)
         with Ledger(database, clock=Clock()) as ledger:
-            ledger.record("w0-1", 1, [make_event(2)])
+            record(ledger, "w0-1", 1, [make_event(2)])
 
             old.start()
             old.record(3, time=START)
@@ -46,7 +46,7 @@ def test_a_program_of_the_version_before_starts_again_beside_this_one(database: 
 
 def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(database: str) -> None:
     with Ledger(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
-        ledger.record("w0-1", 1, [make_event(1)])
+        record(ledger, "w0-1", 1, [make_event(1)])
 
         old.start()
         old.record(2, time=START)
@@ -56,7 +56,7 @@ def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(databa
 
 def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
     with Ledger(database, clock=Clock()) as ledger:
-        ledger.record("w0-1", 1, [make_event(1)])
+        record(ledger, "w0-1", 1, [make_event(1)])
     add_migration(database, VERSION + 1, compatible_from=VERSION)
 
     with Ledger(database, clock=Clock()) as again:
@@ -65,7 +65,7 @@ def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
 
 def test_a_later_schema_that_does_not_allow_it_is_refused(database: str) -> None:
     with Ledger(database, clock=Clock()) as ledger:
-        ledger.record("w0-1", 1, [make_event(1)])
+        record(ledger, "w0-1", 1, [make_event(1)])
     later = VERSION + 1
     add_migration(database, later, compatible_from=later)
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.ledger.pricing import (
     PriceList,
@@ -26,7 +26,7 @@ def at(text: str) -> int:
 
 def test_the_latest_price_that_has_begun_applies() -> None:
     prices = PriceList(
-        [PriceEntry(since="2026-09-01", hit=2), PriceEntry(since="2026-01-01", hit=1)]
+        [PriceConfig(since="2026-09-01", hit=2), PriceConfig(since="2026-01-01", hit=1)]
     )
 
     assert prices.at("m", at("2026-08-31T23:59:59")).entry.hit == 1
@@ -36,8 +36,8 @@ def test_the_latest_price_that_has_begun_applies() -> None:
 def test_a_models_own_price_goes_before_a_newer_general_one() -> None:
     prices = PriceList(
         [
-            PriceEntry(model="big", since="2026-01-01", hit=9),
-            PriceEntry(model="*", since="2026-06-01", hit=1),
+            PriceConfig(model="big", since="2026-01-01", hit=9),
+            PriceConfig(model="*", since="2026-06-01", hit=1),
         ]
     )
 
@@ -48,8 +48,8 @@ def test_a_models_own_price_goes_before_a_newer_general_one() -> None:
 def test_before_its_own_price_begins_the_general_one_applies() -> None:
     prices = PriceList(
         [
-            PriceEntry(model="big", since="2026-06-01", hit=9),
-            PriceEntry(model="*", since="2026-01-01", hit=1),
+            PriceConfig(model="big", since="2026-06-01", hit=9),
+            PriceConfig(model="*", since="2026-01-01", hit=1),
         ]
     )
 
@@ -57,7 +57,7 @@ def test_before_its_own_price_begins_the_general_one_applies() -> None:
 
 
 def test_before_any_price_nothing_costs_anything() -> None:
-    prices = PriceList([PriceEntry(since="2026-06-01", currency="CHF", computed=5)])
+    prices = PriceList([PriceConfig(since="2026-06-01", currency="CHF", computed=5)])
 
     price = prices.at("m", at("2026-01-01"))
 
@@ -66,7 +66,7 @@ def test_before_any_price_nothing_costs_anything() -> None:
 
 
 def test_no_price_changes_within_a_period() -> None:
-    prices = PriceList([PriceEntry(since=s) for s in ("2026-01-01", "2026-06-01", "2026-09-01")])
+    prices = PriceList([PriceConfig(since=s) for s in ("2026-01-01", "2026-06-01", "2026-09-01")])
 
     periods = prices.periods(at("2026-05-01"), at("2026-07-01"))
 
@@ -78,7 +78,7 @@ def test_no_price_changes_within_a_period() -> None:
 
 
 def test_a_collapsed_item_costs_a_hit_and_a_failed_one_nothing() -> None:
-    price = PriceEntry(hit=1, computed=10, row=100, token=1000)
+    price = PriceConfig(hit=1, computed=10, row=100, token=1000)
     units = Units(hit=2, collapsed=3, computed=4, failed=50, rows=6, tokens=7)
 
     assert amount(units, price) == 5 * 1 + 4 * 10 + 6 * 100 + 7 * 1000
@@ -113,7 +113,7 @@ def test_amounts_are_written_as_decimal_numbers() -> None:
 
 def test_a_price_that_begins_at_no_date_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="soon"):
-        starts_at(PriceEntry(since="soon"))
+        starts_at(PriceConfig(since="soon"))
 
 
 def test_times_survive_the_ledger_to_the_microsecond() -> None:

@@ -7,20 +7,23 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from sqlalchemy import select
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
+from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.pricing import decimal
 from gateway.ledger.store import to_nanoseconds
 from tests.support.events import make_event
-from tests.support.ledgers import Clock
+from tests.support.ledgers import Clock, record
 
 SEPTEMBER = datetime(2026, 9, 1, tzinfo=UTC)
 MID = datetime(2026, 9, 15, 12, tzinfo=UTC)
 OCTOBER = datetime(2026, 10, 1, tzinfo=UTC)
-FIRST = PriceEntry(model="*", since="2026-01-01", hit=10, computed=100)
-BIG = PriceEntry(model="big", since="2026-09-01", hit=20)
-COMING = PriceEntry(model="*", since="2026-12-01", hit=30)
+FIRST = PriceConfig(model="*", since="2026-01-01", hit=10, computed=100)
+BIG = PriceConfig(model="big", since="2026-09-01", hit=20)
+COMING = PriceConfig(model="*", since="2026-12-01", hit=30)
 PRICES = (FIRST, BIG, COMING)
 replace = msgspec.structs.replace
 
@@ -37,13 +40,13 @@ def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
         opened.accounts.create_tenant("acme")
         opened.prices.publish(PRICES)
         events = [make_event(1, time=to_nanoseconds(SEPTEMBER), model="sentiment")]
-        opened.record("w0-1", 2, [*events, make_event(2, time=clock.now, model="big")])
+        record(opened, "w0-1", 2, [*events, make_event(2, time=clock.now, model="big")])
         yield opened
 
 
-def cost(ledger: Ledger, prices: Sequence[PriceEntry] = ()) -> int:
+def cost(ledger: Ledger, prices: Sequence[PriceConfig] = ()) -> int:
     (row,) = ledger.usage("acme", SEPTEMBER, OCTOBER, prices=prices)
-    return row.cost
+    return int(row.cost.replace(".", ""))
 
 
 @pytest.mark.parametrize(
@@ -53,14 +56,14 @@ def cost(ledger: Ledger, prices: Sequence[PriceEntry] = ()) -> int:
         ((replace(BIG, currency="USD"), FIRST), r"`big` from 2026-09-01 .*changed"),
         ((FIRST, COMING), r"`big` from 2026-09-01 .*removed"),
         ((), r"`\*` from 2026-01-01 .*removed"),
-        ((PriceEntry(),), r"`\*` from 2026-01-01 .*changed"),
-        ((*PRICES, PriceEntry(model="*", since="2026-09-10", hit=1)), None),
-        ((*PRICES, PriceEntry(model="sentiment", since="2026-02-01", hit=1)), "`sentiment`"),
+        ((PriceConfig(),), r"`\*` from 2026-01-01 .*changed"),
+        ((*PRICES, PriceConfig(model="*", since="2026-09-10", hit=1)), None),
+        ((*PRICES, PriceConfig(model="sentiment", since="2026-02-01", hit=1)), "`sentiment`"),
     ],
     ids=["edit", "currency", "removal", "all", "default", "no usage by it", "backdated"],
 )
 def test_a_document_cannot_change_what_the_past_costs(
-    ledger: Ledger, wanted: Sequence[PriceEntry], named: str | None
+    ledger: Ledger, wanted: Sequence[PriceConfig], named: str | None
 ) -> None:
     before = cost(ledger)
 
@@ -77,7 +80,7 @@ def test_a_document_cannot_change_what_the_past_costs(
 
 def test_prices_that_have_not_begun_follow_the_document(ledger: Ledger) -> None:
     edited = replace(COMING, hit=31)
-    added = PriceEntry(model="big", since="2026-11-01", hit=5)
+    added = PriceConfig(model="big", since="2026-11-01", hit=5)
 
     ledger.prices.publish((FIRST, BIG, edited, added))
     ledger.prices.publish((FIRST, BIG, edited), former=(FIRST, BIG, edited, added))
@@ -86,7 +89,7 @@ def test_prices_that_have_not_begun_follow_the_document(ledger: Ledger) -> None:
 
 
 def test_prices_to_come_of_another_region_stay(ledger: Ledger) -> None:
-    theirs = PriceEntry(model="big", since="2026-11-01", hit=5)
+    theirs = PriceConfig(model="big", since="2026-11-01", hit=5)
     ledger.prices.publish((*PRICES, theirs))
 
     ledger.prices.publish(PRICES, former=PRICES)
@@ -107,28 +110,31 @@ def test_usage_and_invoices_go_by_the_prices_of_the_ledger(ledger: Ledger) -> No
     invoice = ledger.invoice("acme", "2026-09", other)
 
     assert cost(ledger, other) == 30
-    assert [(line.model, line.hit) for line in invoice.lines] == [("big", 20), ("sentiment", 10)]
+    assert [(line.model, line.unit_prices.hit) for line in invoice.lines] == [
+        ("big", decimal(20)),
+        ("sentiment", decimal(10)),
+    ]
 
 
 def test_the_default_of_documents_without_prices_may_be_replaced_until_there_is_usage(
     database: str, clock: Clock
 ) -> None:
     with Ledger(database, clock=clock) as ledger:
-        ledger.prices.publish((PriceEntry(),))
+        ledger.prices.publish((PriceConfig(),))
         ledger.prices.publish((FIRST,))
         assert ledger.prices.entries() == [FIRST]
 
 
 def test_usage_that_was_free_stays_free(database: str, clock: Clock) -> None:
     with Ledger(database, clock=clock) as ledger:
-        ledger.prices.publish((PriceEntry(),))
-        ledger.record("w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
+        ledger.prices.publish((PriceConfig(),))
+        record(ledger, "w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
 
         with pytest.raises(ConfigurationError, match="give it a date to come"):
             ledger.prices.publish((FIRST,))
 
-        ledger.prices.publish((PriceEntry(), COMING))
-        assert ledger.usage("acme", SEPTEMBER, OCTOBER)[0].cost == 0
+        ledger.prices.publish((PriceConfig(), COMING))
+        assert ledger.usage("acme", SEPTEMBER, OCTOBER)[0].cost == decimal(0)
 
 
 def test_what_was_published_when_is_in_the_history(ledger: Ledger, clock: Clock) -> None:
@@ -136,13 +142,16 @@ def test_what_was_published_when_is_in_the_history(ledger: Ledger, clock: Clock)
     clock.advance(1)
     ledger.prices.publish((FIRST, BIG, edited))
 
-    history = [entry for _, entry in ledger.prices.history()]
+    with ledger.prices._store.reading() as connection:
+        table = schema.prices
+        history = connection.execute(select(table).order_by(table.c.recorded)).all()
+    assert {(row.model, row.since, row.hit) for row in history} == {
+        (price.model, price.since, price.hit) for price in (*PRICES, edited)
+    }
+    assert history[-1].hit == edited.hit
 
-    assert set(history) == {*PRICES, edited}
-    assert history[-1] == edited
 
-
-def sorted_by_date(prices: Sequence[PriceEntry]) -> list[PriceEntry]:
+def sorted_by_date(prices: Sequence[PriceConfig]) -> list[PriceConfig]:
     return sorted(prices, key=lambda price: (price.since, price.model))
 
 
@@ -167,8 +176,8 @@ def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
 ) -> None:
     """As it was published before it began, usage that came back meanwhile is of that price."""
     agreed, clock.now = clock.now, to_nanoseconds(datetime(2026, 12, 2, tzinfo=UTC))
-    lost = PriceEntry(model="big", since="2026-12-01", hit=7)
-    ledger.record("w0-2", 1, [make_event(3, time=clock.now, model="big")])
+    lost = PriceConfig(model="big", since="2026-12-01", hit=7)
+    record(ledger, "w0-2", 1, [make_event(3, time=clock.now, model="big")])
     with pytest.raises(ConfigurationError):
         ledger.prices.publish((*PRICES, lost))
 
@@ -176,19 +185,19 @@ def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
 
     until = datetime(2026, 12, 3, tzinfo=UTC)
     (row,) = ledger.usage("acme", datetime(2026, 12, 1, tzinfo=UTC), until)
-    assert row.cost == 7
+    assert row.cost == decimal(7)
     for wanted in (PRICES, (*PRICES, replace(lost, hit=8))):
         with pytest.raises(ConfigurationError, match="has begun"):
             ledger.prices.publish(wanted, agreed=agreed)
 
 
 def test_a_price_may_begin_before_the_years_that_sql_can_hold(database: str, clock: Clock) -> None:
-    always = PriceEntry(model="*", since="0001-01-01", hit=1)
+    always = PriceConfig(model="*", since="0001-01-01", hit=1)
     with Ledger(database, clock=clock) as ledger:
         ledger.prices.publish((COMING,))
         ledger.prices.publish((COMING, always))
 
-        ledger.record("w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
+        record(ledger, "w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
         with pytest.raises(ConfigurationError, match="has begun"):
             ledger.prices.publish((COMING, replace(always, hit=2)))
         assert cost(ledger) == 1

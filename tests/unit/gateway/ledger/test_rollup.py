@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import func, select
 
-from gateway.config.document import PriceEntry
+from gateway.config.document import PriceConfig
 from gateway.ledger import schema
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
@@ -22,13 +22,13 @@ from loadtests.harness.postgresql import PostgreSQL
 from loadtests.harness.waiting import wait_until
 from tests.support.events import make_event, make_usage
 from tests.support.ledger_schema_2 import ProgramOfSchema2
-from tests.support.ledgers import Clock
+from tests.support.ledgers import Clock, sums
 
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
 END = BEGIN + timedelta(hours=8)
 PRICES = (
-    PriceEntry(model="*", since="2026-01-01", hit=1, computed=10),
-    PriceEntry(model="*", since="2026-09-15", hit=2, computed=20),
+    PriceConfig(model="*", since="2026-01-01", hit=1, computed=10),
+    PriceConfig(model="*", since="2026-09-15", hit=2, computed=20),
 )
 EVENTS = 400
 
@@ -92,36 +92,38 @@ def batch(found: Sequence[RequestEvent], first: int = 1) -> Batch:
 
 
 def test_usage_and_invoices_are_the_same_after_every_step(ledger: Ledger, database: str) -> None:
-    ledger.record_batches([batch(events())])
+    ledger.recorder.record([batch(events())])
     before = seen(ledger)
 
     while ledger.rollup.add_up(before=to_nanoseconds(END), limit=150):
         assert seen(ledger) == before
 
     assert seen(ledger) == before
-    assert ledger.statistics().events == EVENTS
+    assert sums(ledger).events == EVENTS
     # Eight hours, two tenants, two keys, two models.
     assert rows_in(database) == 64
 
 
 def test_an_event_that_was_added_up_and_comes_again_is_not_counted_again(ledger: Ledger) -> None:
     found = events()
-    ledger.record_batches([batch(found[:200]), batch(found[300:], first=301)])
+    ledger.recorder.record([batch(found[:200]), batch(found[300:], first=301)])
     before = seen(ledger)
     assert add_up(ledger) == 300
 
-    known = ledger.record_batches([batch(found[100:200], first=101), batch(found[350:], first=351)])
+    known = ledger.recorder.record(
+        [batch(found[100:200], first=101), batch(found[350:], first=351)]
+    )
     assert (known.counted, known.duplicates, seen(ledger)) == (0, 150, before)
 
-    rest = ledger.record_batches([batch(found[150:350], first=151)])
+    rest = ledger.recorder.record([batch(found[150:350], first=151)])
     assert (rest.counted, rest.duplicates) == (100, 100)
-    assert ledger.high_water(["w0-1"]) == {"w0-1": EVENTS}
-    assert ledger.statistics().events == EVENTS
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": EVENTS}
+    assert sums(ledger).events == EVENTS
 
 
 def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:
     found = events()
-    ledger.record_batches([batch(found)])
+    ledger.recorder.record([batch(found)])
     old = [e for e in found if e.time < to_nanoseconds(BEGIN) + 3 * HOUR]
 
     added = add_up(ledger, before=BEGIN + timedelta(hours=3, minutes=59))
@@ -132,21 +134,21 @@ def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:
 
 def test_what_comes_late_is_added_to_its_hour(ledger: Ledger, database: str) -> None:
     found = events()
-    ledger.record_batches([batch(found[:300])])
+    ledger.recorder.record([batch(found[:300])])
     add_up(ledger)
 
-    ledger.record_batches([batch(found[300:], first=301)])
+    ledger.recorder.record([batch(found[300:], first=301)])
 
     assert add_up(ledger) == 100
     assert rows_in(database) == 64
-    assert ledger.statistics().events == EVENTS
+    assert sums(ledger).events == EVENTS
 
 
 def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
     ledger: Ledger,
 ) -> None:
     one, two, four = events(3)
-    ledger.record_batches([batch([one, two])])
+    ledger.recorder.record([batch([one, two])])
     add_up(ledger)
 
     torn = Batch(
@@ -157,7 +159,7 @@ def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
         numbers=[1, 2, 4],
         wrong=[b"\x2a"],
     )
-    recorded = ledger.record_batches([torn])
+    recorded = ledger.recorder.record([torn])
 
     assert (recorded.counted, recorded.duplicates, recorded.dead) == (1, 2, 1)
 
@@ -165,7 +167,7 @@ def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
 def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
     since, until = to_nanoseconds(BEGIN), to_nanoseconds(END)
     with Ledger(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
-        ledger.record_batches([batch(events())])
+        ledger.recorder.record([batch(events())])
         before = old.usage(since, until)
         add_up(ledger)
 
@@ -180,9 +182,9 @@ def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(
     """Such a transaction would keep others out, and where time ends it, be begun for ever."""
     hours = 250
     begin, end = to_nanoseconds(BEGIN), BEGIN + timedelta(hours=hours)
-    ledger.record_batches([batch([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
+    ledger.recorder.record([batch([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
     assert add_up(ledger, before=end) == hours
-    ledger.record_batches([batch([make_event(hours, time=0)], first=hours + 1)])
+    ledger.recorder.record([batch([make_event(hours, time=0)], first=hours + 1)])
     assert ledger.rollup.add_up(before=to_nanoseconds(end), limit=50) == 1
 
     seen_until: list[int] = []
@@ -211,7 +213,7 @@ def test_an_event_that_comes_late_during_a_step_is_added_up_by_a_later_one(
     engine = sqlalchemy.create_engine(database)
     waiting = sqlalchemy.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
     with Ledger(database, clock=Clock()) as ledger, ThreadPoolExecutor(1) as thread:
-        ledger.record_batches([batch(events())])
+        ledger.recorder.record([batch(events())])
         add_up(ledger)
         with engine.begin() as late:
             # As billing does that has not committed yet.

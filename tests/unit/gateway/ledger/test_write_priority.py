@@ -63,7 +63,7 @@ def test_a_change_gets_in_between_transactions_that_follow_at_once(tmp_path: Pat
         nonlocal transactions
         with open_ledger(tmp_path) as ledger:
             while not stop.is_set():
-                ledger.record_batches([])
+                ledger.recorder.record([])
                 transactions += 1
 
     with open_ledger(tmp_path) as ledger:

@@ -4,13 +4,13 @@ from collections import Counter
 from random import Random
 
 from backends.protocol import Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.choice import ChoiceContext, choose, favourite
 from gateway.routing.member import INITIAL_SHARE, Member
 from tests.support.dispatching import endpoint
 
 NOW = 1000.0
-MOMENT = ChoiceContext(NOW, RoutingEntry(slow_start=5.0))
+MOMENT = ChoiceContext(NOW, RoutingConfig(slow_start=5.0))
 
 
 def members(count: int, *, weights: tuple[float, ...] = ()) -> list[Member]:

@@ -1,9 +1,9 @@
 """Ejecting a backend that fails, and readmitting it."""
 
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
 
-RULES = RoutingEntry(eject_after=5, eject_share=0.2, eject_for=10.0)
+RULES = RoutingConfig(eject_after=5, eject_share=0.2, eject_for=10.0)
 
 
 def fail(ejection: Ejection, now: float, times: int = 1) -> Ejection:

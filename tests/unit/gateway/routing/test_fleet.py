@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from backends.protocol import Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.fleet import Fleet
 from gateway.routing.limit import LEAST
 from gateway.routing.member import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
@@ -17,7 +17,7 @@ from tests.support.dispatching import endpoint, state
 EU = [endpoint("eu-0"), endpoint("eu-1")]
 US = [endpoint("us-0", region="us")]
 SPARE = [endpoint("eu-spare", overflow=True)]
-ROUTING = RoutingEntry(eject_after=5, eject_for=10.0)
+ROUTING = RoutingConfig(eject_after=5, eject_for=10.0)
 
 
 @pytest.fixture

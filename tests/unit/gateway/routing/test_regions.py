@@ -4,14 +4,14 @@ from collections import Counter
 from random import Random
 
 from backends.protocol import Report
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.routing.choice import ChoiceContext
 from gateway.routing.member import Member
 from gateway.routing.regions import Tier, choose_tier
 from tests.support.dispatching import endpoint
 
 NOW = 1000.0
-CONTEXT = ChoiceContext(NOW, RoutingEntry(spill_after=0.05, overflow_after=0.2))
+CONTEXT = ChoiceContext(NOW, RoutingConfig(spill_after=0.05, overflow_after=0.2))
 
 
 def tier(

@@ -3,9 +3,9 @@
 import pytest
 
 from gateway.config.document import Document
-from gateway.config.load import load_text
 from gateway.runtime.runtime import Runtime, compile_runtime
 from gateway.runtime.store import RuntimeStore
+from tests.support.config_texts import load_text
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.config.load import WORKER_BASE_BYTES, load_text
+from gateway.config.load import WORKER_BASE_BYTES
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
@@ -17,6 +17,7 @@ from gateway.supervisor.spec import ProcessSpec, Role
 from gateway.supervisor.topology import backend_specs, reachable
 from gateway.supervisor.up import check_configuration, check_models
 from gateway.supervisor.valkey import url
+from tests.support.config_texts import load_text
 
 KEYS = Credentials(admin_key="the-admin-key-0123", demo_key="the-demo-key-01234")
 

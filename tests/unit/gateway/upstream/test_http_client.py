@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from backends.protocol import TOKEN_HEADER, Call, CallItem, Done, Failed, Report, Task
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream import http
 from gateway.upstream.base import CallFailed, Cause
@@ -93,7 +93,7 @@ async def test_calls_of_a_backend_at_a_time_are_bounded() -> None:
     gate = asyncio.Event()
     async with StubBackend(behaviour=answer_when(gate)) as stub, HttpBackendClient() as client:
         target = endpoint_of(stub)
-        client.configure([target], RoutingEntry(max_calls_per_backend=4))
+        client.configure([target], RoutingConfig(max_calls_per_backend=4))
 
         unlike = [call_of(revision=f"{n:012}") for n in range(10)]
         calls = [asyncio.create_task(send(client, target, call=call)) for call in unlike]
@@ -191,7 +191,7 @@ async def test_hundreds_of_cancelled_calls_leak_neither_connections_nor_slots() 
     random = Random(7)
     async with StubBackend(behaviour=hang) as stub, HttpBackendClient() as client:
         target = endpoint_of(stub)
-        client.configure([target], RoutingEntry(max_calls_per_backend=32, connect_timeout=10.0))
+        client.configure([target], RoutingConfig(max_calls_per_backend=32, connect_timeout=10.0))
 
         for _ in range(12):
             calls = [
@@ -245,7 +245,7 @@ async def test_waiting_for_one_of_few_places_is_no_silence_of_the_backend() -> N
 
     async with StubBackend(behaviour=answer_when(gate)) as stub, HttpBackendClient() as client:
         target = endpoint_of(stub)
-        client.configure([target], RoutingEntry(max_calls_per_backend=1))
+        client.configure([target], RoutingConfig(max_calls_per_backend=1))
         first = asyncio.create_task(send(client, target))
         await until(lambda: len(stub.calls) == 1)
         with pytest.raises(CallFailed) as crowded:

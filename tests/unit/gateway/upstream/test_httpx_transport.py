@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from backends.protocol import ServingState
-from gateway.config.document import RoutingEntry
+from gateway.config.document import RoutingConfig
 from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
 from loadtests.harness.stub_backend import StubBackend
@@ -15,14 +15,14 @@ from tests.support.raw_server import RawServer
 
 pytestmark = pytest.mark.anyio
 
-OVER_HTTPX = RoutingEntry(client="httpx")
+OVER_HTTPX = RoutingConfig(client="httpx")
 
 
 async def test_a_reload_changes_the_client_and_back() -> None:
     async with StubBackend() as stub, HttpBackendClient() as client:
         target = endpoint_of(stub)
         used = []
-        for routing in (RoutingEntry(), OVER_HTTPX, OVER_HTTPX, RoutingEntry()):
+        for routing in (RoutingConfig(), OVER_HTTPX, OVER_HTTPX, RoutingConfig()):
             client.configure([target], routing)
             await client.state(target, time_limit=5.0)
             used.append(stub.connections)

@@ -12,7 +12,7 @@ from gateway.ledger.types import Batch
 from gateway.workers.group import StreamEntry
 from gateway.workers.ledger_writer import LedgerWriter, joined
 from tests.support.events import START, make_event
-from tests.support.ledgers import open_ledger
+from tests.support.ledgers import open_ledger, sums
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_entries_are_committed_with_their_mark(ledger: Ledger) -> None:
 
     assert result.recorded.counted == 5
     assert result.oldest == START
-    assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 5}
 
 
 def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
@@ -63,7 +63,7 @@ def test_a_block_that_was_counted_before_is_not_counted_with_the_next(ledger: Le
     result = writer.write([entry(block_of(1, 3)), entry(block_of(4, 2))])
 
     assert (result.recorded.counted, result.recorded.duplicates) == (2, 3)
-    assert ledger.high_water(["w0-1"]) == {"w0-1": 5}
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 5}
 
 
 def test_an_entry_that_is_no_block_is_buried_beside_good_ones(ledger: Ledger) -> None:
@@ -72,7 +72,7 @@ def test_an_entry_that_is_no_block_is_buried_beside_good_ones(ledger: Ledger) ->
     result = LedgerWriter(ledger).write([strange, entry(block_of(1, 2)), strange])
 
     assert result.recorded.counted == 2
-    assert ledger.statistics().dead_letters == 1
+    assert sums(ledger).dead_letters == 1
 
 
 def test_records_that_are_no_events_do_not_hold_up_their_block(ledger: Ledger) -> None:
@@ -85,7 +85,7 @@ def test_records_that_are_no_events_do_not_hold_up_their_block(ledger: Ledger) -
     result = LedgerWriter(ledger).write([entry(pack("w0-1", 1, payloads))])
 
     assert (result.recorded.counted, result.recorded.dead) == (2, 1)
-    assert ledger.high_water(["w0-1"]) == {"w0-1": 3}
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 3}
 
 
 def test_a_payload_that_is_nothing_at_all_is_kept_and_passed(ledger: Ledger) -> None:
@@ -94,7 +94,7 @@ def test_a_payload_that_is_nothing_at_all_is_kept_and_passed(ledger: Ledger) -> 
     result = LedgerWriter(ledger).write([entry(broken), entry(block_of(4, 1))])
 
     assert (result.recorded.counted, result.recorded.dead) == (1, 1)
-    assert ledger.high_water(["w0-1"]) == {"w0-1": 4}
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 4}
 
 
 def test_a_gap_is_counted_as_lost(ledger: Ledger) -> None:

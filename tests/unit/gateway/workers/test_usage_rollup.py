@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest
 from gateway.workers.usage_rollup import UsageRollup
 from tests.support.events import make_event
-from tests.support.ledgers import open_ledger
+from tests.support.ledgers import open_ledger, record
 
 pytestmark = pytest.mark.anyio
 NOW = 10**18
@@ -81,7 +81,7 @@ async def test_it_ends_when_it_is_told_to() -> None:
 @pytest.mark.parametrize("keep", [math.inf, 1e300, 1e11])
 async def test_events_may_be_kept_for_ever(tmp_path: Path, keep: float) -> None:
     with open_ledger(tmp_path) as ledger:
-        ledger.record("w0-1", 1, [make_event(1)])
+        record(ledger, "w0-1", 1, [make_event(1)])
         rollup = UsageRollup(ledger.rollup, keep=keep)
 
         await rollup.run_once()

@@ -1,0 +1,86 @@
+"""Stores the prices of published documents in the ledger, later where it is down."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+
+from gateway.config.document import PriceConfig
+from gateway.config.load import load_sources
+from gateway.errors import DependencyUnavailable, GatewayError
+from gateway.ledger.prices import PublishedPrices
+from gateway.runtime.control import Control, Published
+from gateway.tasks import PeriodicTask
+
+_log = logging.getLogger(__name__)
+_RETRY = 1.0
+_SECOND = 1_000_000_000
+
+
+class PricePublisher:
+    """Has the ledger store the prices of one published document after the other."""
+
+    def __init__(self, *, control: Control, ledger_prices: PublishedPrices) -> None:
+        self._control = control
+        self._ledger_prices = ledger_prices
+        self._lock = asyncio.Lock()
+        self._pending: Published | None = None
+        """The published document whose prices are not in the ledger yet."""
+        self._unconfirmed: Published | None = None
+        """The document whose publication Redis has not confirmed."""
+        self._replaced: tuple[PriceConfig, ...] = ()
+        """Prices of documents replaced since the ledger was last updated."""
+
+    @contextlib.asynccontextmanager
+    async def after(
+        self, published: Published, *, replacing: Sequence[PriceConfig]
+    ) -> AsyncIterator[None]:
+        """Store the prices of `published` once the block has made it active."""
+        async with self._lock:
+            self._replaced += tuple(replacing)
+            try:
+                yield
+            except DependencyUnavailable:  # it may be active, and the reply lost
+                self._unconfirmed = published
+                raise
+            await self._store(published)
+
+    def store(self, published: Published, *, replacing: Sequence[PriceConfig] = ()) -> None:
+        """Store the prices of `published`; blocks.
+
+        Raises:
+            DependencyUnavailable: the ledger is down.
+            ConfigurationError: the cost of past usage would change; nothing has changed.
+        """
+        prices, agreed = load_sources(published.sources).prices, int(published.time * _SECOND)
+        self._ledger_prices.publish(prices, former=replacing, agreed=agreed)
+
+    async def follow(self, stop: asyncio.Event) -> None:
+        """Store, until `stop`, prices that the ledger could not store when they were published."""
+        # What is left at the end is stored by the next start.
+        async with PeriodicTask(self._retry, interval=_RETRY, failure="prices were not stored"):
+            await stop.wait()
+
+    async def _retry(self) -> None:
+        async with self._lock:
+            if self._unconfirmed is not None:
+                with contextlib.suppress(DependencyUnavailable):
+                    active = await self._control.active()
+                    if active == self._unconfirmed:
+                        self._pending = active
+                    self._unconfirmed = None
+            if self._pending is not None:
+                await self._store(self._pending)
+
+    async def _store(self, published: Published) -> None:
+        """Store the prices of `published` in the ledger, now or with a later retry."""
+        try:
+            await asyncio.to_thread(self.store, published, replacing=self._replaced)
+        except DependencyUnavailable as error:
+            if self._pending is None:
+                _log.warning("prices are not in the ledger yet", extra={"reason": error.detail})
+            self._pending = published
+            return
+        except GatewayError as error:
+            _log.error("prices are not in the ledger", extra={"reason": error.detail})
+        self._pending, self._replaced = None, ()

@@ -1,0 +1,256 @@
+"""Serves the operators' routes of regions: backends, their drains, and shares of limits."""
+
+import asyncio
+import contextlib
+from typing import NamedTuple
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.fleet_view import Json, reported
+from gateway.admin.openapi import SOON, TENANT
+from gateway.api.openapi_parts import Content, Json as Schema, Operation
+from gateway.config.document import BackendConfig
+from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError, NotFound
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.regional_shares import RegionLease, ShareRow
+from gateway.routing.statistics import EndpointStatistics
+from gateway.runtime.control import Control, Topic
+from gateway.runtime.recovery import Recovery
+
+_WORKERS_TIMEOUT = 5.0
+_REGION: Schema = {"description": "A region of the document.", "example": "eu"}
+_BACKEND: Schema = {
+    "description": "The id of a backend, or of an entry with a name.",
+    "example": "eu-1",
+}
+
+
+class BackendState(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend of the document, or one found by a DNS name in it."""
+
+    id: str
+    url: str
+    dns: str
+    pool: str
+    overflow: bool
+    drained: bool
+    workers: dict[str, EndpointStatistics]
+    """Its statistics by worker."""
+
+
+class RegionState(msgspec.Struct, frozen=True, kw_only=True):
+    """The backends of a region."""
+
+    name: str
+    backends: list[BackendState]
+
+
+class Regions(msgspec.Struct, frozen=True, kw_only=True):
+    """The regions, the preferred one first."""
+
+    regions: list[RegionState]
+
+
+class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a drain or restore of `backend`; `live` when every worker has it."""
+
+    backend: str
+    drained: bool
+    live: bool
+    workers: dict[str, str]
+
+
+class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
+    """Live gateway regions, and their shares of limits by bucket.
+
+    The bucket without a name stands for all that are not listed.
+    """
+
+    regions: list[RegionLease]
+    shares: list[ShareRow]
+
+
+class BackendChanges(NamedTuple):
+    """Drains and restores backends, and waits a while until every worker has it."""
+
+    control: Control
+    active: ActiveDocumentReader
+    ledger: Ledger
+    recovery: Recovery
+
+    async def change(self, region: str, backend: str, *, drained: bool) -> Response[DrainResult]:
+        """Drain a backend, or restore it.
+
+        Raises:
+            NotFound: it is not in the region.
+        """
+        await self._check(region, backend)
+        await self.recovery.reconcile()
+        action = "backend.drain" if drained else "backend.restore"
+        await asyncio.to_thread(self.ledger.audit, "admin", action, backend)
+        change = self.control.drain if drained else self.control.restore
+        version = await change(backend)
+        with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
+            await self.recovery.reconcile()
+        workers = await self.control.wait_for_workers(
+            Topic.DRAINS, version, within=_WORKERS_TIMEOUT
+        )
+        live = all(outcome == "ok" for outcome in workers.values())
+        done = DrainResult(backend=backend, drained=drained, live=live, workers=workers)
+        return Response(done, status_code=200 if live else 202)
+
+    async def _check(self, region: str, backend: str) -> None:
+        """Raise unless the backend is in the region, by the document or a DNS name in it."""
+        document = await self.active.document()
+        entries = [
+            placed
+            for entry in document.regions
+            if entry.name == region
+            for pool in entry.pools
+            for placed in pool.backends
+        ]
+        if any(placed.id == backend for placed in entries):
+            return
+        if any(placed.dns and placed.id == backend.partition("@")[0] for placed in entries):
+            seen = await reported(self.control, "fleet")
+            # A drained backend may be gone, and must be restored for the next one at its address.
+            if _views(seen, backend) or backend in await self.control.drained():
+                return
+        raise NotFound(f"there is no backend `{backend}` in region `{region}`")
+
+
+class RegionsController(Controller):
+    """Shows regions, and drains and restores backends."""
+
+    path = "/admin/regions"
+
+    @get(
+        "/",
+        operation=Operation(
+            id="list_regions",
+            summary="The backends of each region",
+            tag="operations",
+            errors=(ConfigurationError, DependencyUnavailable),
+            answers={200: (Content(type=Regions),)},
+        ),
+    )
+    async def regions(
+        self, control: NamedDependency[Control], active: NamedDependency[ActiveDocumentReader]
+    ) -> Json:
+        """Return the backends of each region, those of DNS names too, as every worker sees them."""
+        seen = await reported(control, "fleet")
+        document = await active.document()
+        drained = await control.drained()
+        regions = [
+            {
+                "name": region.name,
+                "backends": [
+                    {
+                        "id": name,
+                        "url": url,
+                        "dns": backend.dns,
+                        "pool": pool.name,
+                        "overflow": pool.overflow,
+                        "drained": not drained.isdisjoint({name, backend.id}),
+                        "workers": _views(seen, name),
+                    }
+                    for pool in region.pools
+                    for backend in pool.backends
+                    for name, url in _backends_of(backend, seen)
+                ],
+            }
+            for region in document.regions
+        ]
+        return {"regions": regions}
+
+    @get(
+        "/shares",
+        operation=Operation(
+            id="list_shares",
+            summary="What gateway regions may use of limits",
+            tag="operations",
+            errors=(NotFound, DependencyUnavailable),
+            about={"tenant": TENANT},
+        ),
+    )
+    async def shares(
+        self, ledger: NamedDependency[Ledger], tenant: FromQuery[str | None] = None
+    ) -> RegionLimitShares:
+        """Return the gateway regions, and what each may use of limits (of one tenant, or all)."""
+        if tenant is not None:
+            await asyncio.to_thread(ledger.accounts.tenant, tenant)
+        regions = await asyncio.to_thread(ledger.shares.regions)
+        rows = await asyncio.to_thread(ledger.shares.shares, tenant)
+        return RegionLimitShares(regions=regions, shares=rows)
+
+    @post(
+        "/{region:str}/backends/{backend:str}/drain",
+        status_code=200,
+        operation=Operation(
+            id="drain_backend",
+            summary="Give a backend no more work",
+            tag="operations",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers=SOON,
+            about={"region": _REGION, "backend": _BACKEND},
+        ),
+    )
+    async def drain(
+        self,
+        region: FromPath[str],
+        backend: FromPath[str],
+        backends: NamedDependency[BackendChanges],
+    ) -> Response[DrainResult]:
+        """Give a backend no more work; what it has is finished. 200 when every worker knows.
+
+        The id of an entry with a DNS name is that of all its backends.
+        """
+        return await backends.change(region, backend, drained=True)
+
+    @post(
+        "/{region:str}/backends/{backend:str}/restore",
+        status_code=200,
+        operation=Operation(
+            id="restore_backend",
+            summary="Give a drained backend work again",
+            tag="operations",
+            errors=(NotFound, ConfigurationError, DependencyUnavailable),
+            answers=SOON,
+            about={"region": _REGION, "backend": _BACKEND},
+        ),
+    )
+    async def restore(
+        self,
+        region: FromPath[str],
+        backend: FromPath[str],
+        backends: NamedDependency[BackendChanges],
+    ) -> Response[DrainResult]:
+        """Give a drained backend work again, little at first. 200 when every worker knows."""
+        return await backends.change(region, backend, drained=False)
+
+
+def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:
+    """Return id and URL of the backends that an entry of the document stands for."""
+    if not backend.dns:
+        return [(backend.id, backend.url)]
+    found = {
+        (view["backend"], view["url"])
+        for fleet in seen.values()
+        for view in fleet or ()
+        if view.get("dns") and view["backend"].partition("@")[0] == backend.id
+    }
+    return sorted(found) or [(backend.id, "")]
+
+
+def _views(seen: Json, backend: str) -> Json:
+    """Return each worker's view of `backend`."""
+    return {
+        worker: view
+        for worker, fleet in seen.items()
+        for view in fleet or ()
+        if view.get("backend") == backend
+    }

@@ -1,0 +1,57 @@
+"""Has the Lua scripts by which `Control` changes several keys at once."""
+
+# Publishes only on top of the generation that its author saw.
+PUBLISH = """
+local current = tonumber(redis.call('GET', KEYS[1]) or '0')
+if current ~= tonumber(ARGV[1]) then return current end
+redis.call('SET', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[3])
+redis.call('LPUSH', KEYS[3], ARGV[3])
+redis.call('LTRIM', KEYS[3], 0, ARGV[4])
+redis.call('PUBLISH', ARGV[5], 'config')
+return -1
+"""
+# Restores state that a Redis has lost. Newer state stays.
+RESTORE = """
+local restored = 0
+if tonumber(redis.call('GET', KEYS[1]) or '0') < tonumber(ARGV[1]) then
+  redis.call('DEL', KEYS[3])
+  local last = 4 + tonumber(ARGV[3])
+  redis.call('RPUSH', KEYS[3], unpack(ARGV, 5, last))
+  redis.call('SET', KEYS[2], ARGV[5])
+  redis.call('SET', KEYS[1], ARGV[1])
+  redis.call('PUBLISH', ARGV[4], 'config')
+  restored = 1
+end
+if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
+  redis.call('DEL', KEYS[4])
+  for i = 5 + tonumber(ARGV[3]), #ARGV do redis.call('SADD', KEYS[4], ARGV[i]) end
+  redis.call('SET', KEYS[5], ARGV[2])
+  redis.call('PUBLISH', ARGV[4], 'drains')
+  restored = 1
+end
+return restored
+"""
+# The first worker that has seen more purges than Redis starts a new lineage of epochs.
+START_LINEAGE = """
+if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('PUBLISH', ARGV[3], 'epochs')
+return 1
+"""
+# The clock is the server's, so that machines need not agree on theirs.
+HEARTBEAT = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3] * 60)) do
+  redis.call('ZREM', KEYS[1], gone)
+  redis.call('HDEL', KEYS[2], gone)
+end
+return now
+"""
+LIVE_WORKERS = """
+local now = tonumber(redis.call('TIME')[1])
+return redis.call('ZRANGEBYSCORE', KEYS[1], now - ARGV[1], '+inf')
+"""
