@@ -21,7 +21,7 @@ from gateway.inference.coalescing import FlightMember, Flights
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
 from gateway.inference.item_waits import ItemWaits, LedTask, is_leaders_own
 from gateway.inference.last_answers import (
-    StaleAnswers,
+    LastAnswers,
     StaleAnswersByIndex,
     at_answering_revision,
     keeps_last,
@@ -62,7 +62,7 @@ class Inference:
         models: ModelTable,
         keys: KeyMaker,
         cache: ResultStore,
-        stale: StaleAnswers,
+        last_answers: LastAnswers,
         flights: Flights,
         runner: WorkRunner,
         tasks: TaskStarter,
@@ -72,7 +72,7 @@ class Inference:
         self._models = models
         self._keys = keys
         self._cache = cache
-        self._stale = stale
+        self._last_answers = last_answers
         self._flights = flights
         self._runner = runner
         self._tasks = tasks
@@ -177,14 +177,14 @@ class Inference:
         if outcomes is None:
             outcomes = await self._look_up(prepared, caller)
         plan, missing = prepared.plan, _missing(outcomes)
-        old: StaleAnswersByIndex = {}
+        stale: StaleAnswersByIndex = {}
         if missing and plan.unrevised is not None:
-            old = await self._stale.find(prepared, missing, caller.directives)
-            self._stale.serve(prepared, old, caller.directives, outcomes)
+            stale = await self._last_answers.find(prepared, missing, caller.directives)
+            self._last_answers.serve(prepared, stale, caller.directives, outcomes)
             missing = _missing(outcomes)
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
-        is_whole = not (prepared.request.continue_on_error or old)
+        is_whole = not (prepared.request.continue_on_error or stale)
         while missing:
             waiting = self._join_or_lead(prepared, caller, missing)
             has_failed = await waiting.wait(caller, is_whole=is_whole)
@@ -197,10 +197,10 @@ class Inference:
                 waiting.give_up(prepared, self._flights)
                 break
             missing = self._failed_for_leader_only(outcomes, waiting.members, caller)
-        if old:
-            self._stale.serve_on_error(prepared, old, caller.directives, outcomes)
+        if stale:
+            self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
         return Answer(
-            model=at_answering_revision(plan.model, outcomes) if old else plan.model,
+            model=at_answering_revision(plan.model, outcomes) if stale else plan.model,
             outcomes=[o for o in outcomes if o is not None],
             is_cacheable=plan.entry.cache_ttl > 0,
         )
@@ -301,7 +301,7 @@ class Inference:
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
-                self._stale.keep(prepared, index, outcome)
+                self._last_answers.keep(prepared, index, outcome)
             unsettled.discard(index)
             self._flights.settle(keys[index], outcome)
 
