@@ -77,7 +77,7 @@ class Inference:
         self._runner = runner
         self._tasks = tasks
         self._tracer = tracer
-        self._wall = wall
+        self.wall = wall
         self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
 
     def prepare(
@@ -117,20 +117,9 @@ class Inference:
             return None
         return entry
 
-    def read_single(
-        self, prepared: PreparedRequest, directives: CacheDirectives
-    ) -> tuple[CachedResult | None, float]:
-        """Return `read_hit` of the first item, and the entry's age in seconds."""
-        now = self._wall()
-        entry = self.read_hit(prepared, prepared.keys[0], now, directives)
-        if entry is None:
-            return None, 0.0
-        age = now - entry.stored_at
-        return entry, age if age > 0.0 else 0.0  # noqa: FURB136 - a call costs 1 % of a hit
-
     def from_memory(self, prepared: PreparedRequest, directives: CacheDirectives) -> Answer | None:
         """Return the answer if this worker's memory has all of it."""
-        now = self._wall()
+        now = self.wall()
         outcomes = []
         for key in prepared.keys:
             entry = self.read_hit(prepared, key, now, directives)
@@ -153,7 +142,7 @@ class Inference:
         directives: CacheDirectives,
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
-        now, is_valid, max_age = self._wall(), prepared.plan.is_valid, directives.max_age
+        now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
         return [
             _outcome(prepared, hit.entry, hit.tier, now)
             if hit is not None and is_valid(hit.entry, now, max_age)
@@ -274,7 +263,7 @@ class Inference:
             if not member.leads:
                 continue
             # Its flight may have ended during the look-up in Redis.
-            now = self._wall()
+            now = self.wall()
             entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
             if entry is not None:
                 self._flights.settle(key, _outcome(prepared, entry, "memory", now))
