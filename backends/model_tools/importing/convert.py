@@ -8,6 +8,7 @@ from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.weights import WeightsError
 from backends.model_tools.importing.export import export
+from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 
 # Files from which the rest is inferred: task, labels, lengths, pooling.
@@ -46,10 +47,16 @@ def _copy_graph(graph: Path, target: Path) -> None:
 
 
 def _write_graph(source: CheckpointFolder, target: Path) -> str:
-    if source.graph is not None:
-        _copy_graph(source.graph, target)
-        return f"the graph `{source.graph.relative_to(source.folder)}`"
     kind = str(source.config.get("model_type"))
+    if source.graph is not None:
+        name = f"the graph `{source.graph.relative_to(source.folder)}`"
+        try:
+            model = rebuild(source, source.graph)
+        except WeightsError as error:
+            _copy_graph(source.graph, target)
+            return f"{name}, as it is: {error}"
+        (target / "model.onnx").write_bytes(model.SerializeToString())
+        return f"{name}, rebuilt as a `{kind}`"
     if kind not in FAMILIES:
         with tempfile.TemporaryDirectory() as exported:
             export(source.folder, source.config, Path(exported))
