@@ -70,7 +70,7 @@ class _BertWriter:
         else:
             self._write_rows()
             if self._form.outputs == (FIRST,):
-                first = self._graph.constant("first", np.array(0, dtype=np.int64))
+                first = self._graph.constant("first.index", np.array(0, dtype=np.int64))
                 self._graph.plain("Gather", [TOKENS, first], FIRST, axis=1)
         if POOLED in self._form.outputs:
             self._pool(TOKENS)

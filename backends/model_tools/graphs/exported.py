@@ -2,9 +2,10 @@
 
 Exporters keep the names of most weights, but replace those of products by transposed copies with
 made-up names. Such a copy is recognised by the bias that is added to its product, or else by the
-name of the node, which says the path of the layer.
+path of the layer: TorchScript's exporter makes it the node's name, torch's newer one a property.
 """
 
+import ast
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -60,12 +61,17 @@ def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray
 
 
 def _name(node: NodeProto, bias: str) -> str:
-    """Return the name of a product's weight, by the first of three that tells it."""
-    if node.input[1].endswith(".weight"):
-        return node.input[1]
+    """Return the name of a product's weight, by the first that tells it."""
+    given = str(node.input[1])
+    if given.endswith(".weight"):
+        return given
     if bias.endswith(".bias"):
         return f"{bias.removesuffix('.bias')}.weight"
-    path = node.name.strip("/").rpartition("/")[0].replace("/", ".")
+    scopes = [each.value for each in node.metadata_props if each.key.endswith("name_scopes")]
+    if scopes:
+        *_, path, _ = ast.literal_eval(scopes[0])
+    else:
+        path = node.name.strip("/").rpartition("/")[0].replace("/", ".")
     return f"{path}.weight"
 
 

@@ -50,6 +50,7 @@ _DISTIL_FIELDS = MappingProxyType(
         "hidden_act": "activation",
     }
 )
+_MPNET_BUCKETS = 32
 _MPNET_NAMES = (
     (r"\.attention\.LayerNorm\.", ".attention.output.LayerNorm."),
     (r"\.attention\.attn\.q\.", ".attention.self.query."),
@@ -129,10 +130,10 @@ def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, We
 
 
 def _mpnet(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    defaults = {"pad_token_id": 1, "relative_attention_num_buckets": 32}
-    known = defaults | dict(config) | {"type_vocab_size": _TYPES}
+    # Its padding is token 1 whatever the configuration says, as are its buckets 32.
+    known = dict(config) | {"pad_token_id": 1, "type_vocab_size": _TYPES}
     shape, weights = _roberta(known, weights)
-    shape = msgspec.structs.replace(shape, buckets=known["relative_attention_num_buckets"])
+    shape = msgspec.structs.replace(shape, buckets=_MPNET_BUCKETS)
     renamed = {_rename(name, _MPNET_NAMES): tensor for name, tensor in weights.items()}
     return shape, renamed | {_TYPE_TABLE: _no_types(shape)}
 

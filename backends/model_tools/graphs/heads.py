@@ -199,12 +199,11 @@ def _linear(
     for part in ("weight", *(["bias"] if biased else [])):
         if f"{prefix}.{part}" not in graph.weights:
             raise WeightsError(f"the weight `{prefix}.{part}` of the head is missing")
-    kernel = graph.floats(f"{output}.kernel", graph.weights[f"{prefix}.weight"].T)
+    kernel = graph.weight(f"{prefix}.weight", transposed=True)
     if not biased:
         return graph.plain("MatMul", [state, kernel], output)
-    bias = graph.floats(f"{output}.bias", graph.weights[f"{prefix}.bias"])
     graph.plain("MatMul", [state, kernel], f"{output}.product")
-    return graph.plain("Add", [f"{output}.product", bias], output)
+    return graph.plain("Add", [f"{output}.product", graph.weight(f"{prefix}.bias")], output)
 
 
 def _activate(graph: GraphBuilder, activation: str, state: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -48,7 +47,9 @@ def rebuild(source: CheckpointFolder, graph: Path) -> ModelProto:
     try:
         weights = read_exported(onnx.load(str(graph)))
         rebuilt = build_checkpoint(source.config, weights, pooling=source.pooling())
-    except (OSError, DecodeError) as error:
+    except WeightsError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a file that is odd may still be served as it is
         raise WeightsError(f"it cannot be read: {type(error).__name__}") from None
     _compare(graph, rebuilt, source.config)
     return rebuilt
