@@ -11,6 +11,7 @@ from backends.app import open_backend
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import convert
+from backends.model_tools.importing.source import open_source
 from backends.model_tools.tuning.profile import Echo
 from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.protocol import ModelInfo
@@ -54,7 +55,9 @@ def import_model(
                 info = asyncio.run(_try(staging, name))
             except StartProblem as error:
                 # What is wrong there is wrong in the folder that it was made of.
-                raise StartProblem(str(error).replace(str(entry), str(folder))) from None
+                own = open_source(folder, given).graph or folder
+                named = str(error).replace(str(entry / "model.onnx"), str(own))
+                raise StartProblem(named.replace(str(entry), str(folder))) from None
             model = read_catalogue(staging).models[name]
             for line in (f"made of                {origin}", *describe_model(info, model)):
                 echo(line)
