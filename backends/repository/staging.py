@@ -53,6 +53,8 @@ def _removed_at_end(folder: Path) -> Iterator[None]:
     with subprocess.Popen(  # noqa: S603 - this interpreter and a folder of ours
         [sys.executable, "-I", "-S", "-c", _REMOVE, str(folder.absolute())],
         stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,
     ):
         yield
