@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.parity.checkpoints import HIDDEN, MAX_TOKENS, Checkpoint, write_checkpoint
+from tests.parity.texts import read_texts
 from tests.support.weight_files import write_safetensors
 
 _WIDE, _NARROW = 24, 12
@@ -92,6 +93,28 @@ CHECKPOINTS = (
         name="`max_seq_length` below the tokenizer's", limits={"max_seq_length": 12}
     ),
 )
+
+
+# Ranks documents by prompts of their own for the query and for them.
+RANKED = next(each for each in CHECKPOINTS if each.prompts)
+# A cross-encoder whose scores are its logits.
+CROSS = Checkpoint(family="bert", purpose="cross")
+RERANK, CROSS_RERANK = "`prompts`, ranking", "`activation_fn`: `Identity`"
+_EVERY = 10
+
+
+def sentence_texts() -> list[str]:
+    """Return some of the texts: what is told apart here does not need all."""
+    return read_texts()[::_EVERY]
+
+
+def write_cross_encoder(folder: Path) -> Path:
+    """Write the folder of the cross-encoder and return it."""
+    write_checkpoint(CROSS, folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    config["sentence_transformers"] = {"activation_fn": _IDENTITY, "version": "6.2.0"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def folder_name(checkpoint: SentenceCheckpoint) -> str:
