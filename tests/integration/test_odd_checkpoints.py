@@ -225,6 +225,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         "",
         "merge_and_unload",
     ),
+    "layers of its own": (weights(extra__weight=np.ones(2)), [], "", "is of no layer"),
     "quantized weights": (
         edit("config.json", quantization_config={"bits": 4}),
         [],

@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.parity.checkpoints import HIDDEN, MAX_TOKENS, Checkpoint, write_checkpoint
+from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, write_checkpoint
+from tests.parity.fewer_families import HIDDEN
 from tests.parity.texts import read_texts
 from tests.support.weight_files import write_safetensors
 

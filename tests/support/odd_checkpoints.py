@@ -150,7 +150,9 @@ def external(folder: Path) -> None:
     """Keep the weights of a graph in a file beside it."""
     graph()(folder)
     model = onnx.load(str(folder / GRAPH))
-    external_data_helper.convert_model_to_external_data(model, location="big.bin", size_threshold=0)
+    external_data_helper.convert_model_to_external_data(
+        model, location="big.bin", size_threshold=1024
+    )
     onnx.save(model, str(folder / GRAPH))
 
 

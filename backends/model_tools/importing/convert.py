@@ -13,6 +13,7 @@ from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.weights import WeightsError
 from backends.model_tools.importing.export import export
 from backends.model_tools.importing.finishing import copy_graph, finish_graph
+from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
@@ -50,10 +51,16 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
 
 
 def _write_graph(source: CheckpointFolder, target: Path) -> str:
-    if source.graph is not None:
-        copy_graph(source.graph, target)
-        return f"the graph `{source.graph.relative_to(source.folder)}`"
     kind = str(source.config.get("model_type"))
+    if source.graph is not None:
+        name = f"the graph `{source.graph.relative_to(source.folder)}`"
+        try:
+            model = rebuild(source, source.graph)
+        except WeightsError as error:
+            copy_graph(source.graph, target)
+            return f"{name}, as it is: {error}"
+        (target / _GRAPH).write_bytes(model.SerializeToString())
+        return f"{name}, rebuilt as a `{kind}`"
     if kind not in FAMILIES:
         with tempfile.TemporaryDirectory() as exported:
             export(source.folder, source.config, Path(exported))

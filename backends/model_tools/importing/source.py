@@ -12,6 +12,7 @@ import tokenizers
 import yaml
 
 from backends.errors import StartProblem
+from backends.model_tools.graphs.checkpoint import FAMILIES
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
 from backends.types import Pooling
@@ -33,6 +34,15 @@ _NOT_BUILT = {
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
 _LAYERS = ("num_hidden_layers", "n_layers")
 _ADAPTED = re.compile(r"\.lora_|\.base_layer\.|\.adapters?\.")
+_BASES = {"bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"}
+# The parts of the families that graphs are built of; below, those of their training alone.
+_PARTS = {
+    *("embeddings", "embeddings_project", "encoder", "transformer", "layers", "final_norm"),
+    *("pooler", "head", "pre_classifier", "classifier", "sequence_summary", "qa_outputs"),
+    *("cls", "lm_head", "predictions", "sop_classifier", "lm_predictions", "mask_predictions"),
+    *("vocab_transform", "vocab_layer_norm", "vocab_projector", "decoder"),
+    *("discriminator_predictions", "generator_predictions", "generator_lm_head"),
+}
 _EMBEDDINGS = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
 _HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\.")
 
@@ -138,6 +148,11 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                 raise StartProblem(
                     f"`{self.folder}`: `{name}` is of an adapter, which is not computed; merge it "
                     "with `merge_and_unload()` and save the model"
+                )
+            if self.config.get("model_type") in FAMILIES and _part(name) not in _PARTS:
+                raise StartProblem(
+                    f"`{self.folder}`: `{name}` is of no layer that a "
+                    f"`{self.config['model_type']}` has; export the model to ONNX and import that"
                 )
             if is_bare and _HEAD.match(name):
                 raise StartProblem(
@@ -247,6 +262,11 @@ def _instead(folder: Path) -> str:
     if others:
         return f"; it has `{others[0]}`: rename it, or name a graph as `graph` in a `{_MANIFEST}`"
     return f"; {remedy}, or export it to ONNX"
+
+
+def _part(name: str) -> str:
+    """Return the part of a model that a weight is of."""
+    return next((part for part in name.split(".") if part not in _BASES), name)
 
 
 def _is_beside(name: Any) -> bool:
