@@ -184,8 +184,8 @@ class Worker:
         await self.backends.prober.wait_until_ready()
         return self._listeners(
             draining,
-            # The document may switch the cache's Redis on and off.
             state_redis=lambda: follower.is_reached,
+            # The document may switch the cache's Redis on and off.
             cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
         )
 
@@ -221,7 +221,7 @@ class Worker:
             sources={
                 "cache": self.path.cache.statistics,
                 "coalescing": self.path.flights.statistics,
-                "stale": self.path.stale.statistics,
+                "stale": self.path.last_answers.statistics,
                 "limits": self.limiter.statistics,
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,

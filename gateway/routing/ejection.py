@@ -1,7 +1,7 @@
 """Computes outlier ejection: a backend that keeps failing is taken out of use for a while.
 
-The circuit is closed while a backend is in use, open while it is ejected, and half open after that:
-the first failure then opens it again, for longer.
+The circuit is closed while a backend is available, open while it is ejected, and half open after
+that: a failure before the first success then opens it again, for longer.
 """
 
 import math
@@ -12,7 +12,7 @@ from gateway.config.document import RoutingConfig
 
 # The duration grows with every ejection in a row, up to this multiple of `eject_for`.
 MAX_TIMES = 6
-# The share of failures is over about this many seconds, and means something from so many calls on.
+# The share of failures is of about this many seconds, and means something from so many calls on.
 _MEMORY = 5.0
 _LEAST_CALLS = 10.0
 # The weight below which a faded failure is forgotten.
@@ -22,7 +22,8 @@ _FORGOTTEN = 0.05
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one backend: consecutive `failures`, `times` ejected, out of use `until`.
 
-    `calls` and those of them that were `bad` fade with time; they are as of the time `at`.
+    `calls` and those of them that were `bad` fade with time; they are as of the time `at`. They
+    are counted from the first failure on: successes before it are left out.
     """
 
     failures: int = 0
@@ -44,7 +45,7 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
     """Return `ejection` after one more failure.
 
     Calls that were in flight at the ejection also fail, and do not lengthen it. A backend back
-    from an ejection is out again at its first failure.
+    from an ejection is out again at its first failure, unless a call succeeded before it.
     """
     if ejection.holds(now):
         return ejection

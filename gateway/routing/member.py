@@ -33,7 +33,7 @@ _SILENT_PROBES = 3
 
 
 class Health(StrEnum):
-    """Outcome of the last probe."""
+    """What probes found; one that times out while calls are answered leaves it as it was."""
 
     UNKNOWN = "unknown"
     READY = "ready"
@@ -74,7 +74,7 @@ class Member:
         self.last_success = _NEVER
         """Time of the last call that it answered."""
         self.returned = _NEVER
-        """Time when it last became available again."""
+        """Time when its slow start began, or will: at the end of its ejection."""
         self.ejection: Ejection = CLEAN
         self.drained = False
         self.in_flight = 0
@@ -89,12 +89,8 @@ class Member:
         self.calls = 0
         self.failures = 0
 
-    def is_in_use(self) -> bool:
-        """Return whether the backend is ready and not drained."""
-        return self.health is Health.READY and not self.drained
-
     def is_available(self, now: float) -> bool:
-        """Return whether the backend is ready, in use and not ejected."""
+        """Return whether the backend is ready, not drained and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
     def observe(self, found: ServingState | ProbeFailure, now: float, took: float) -> None:
@@ -112,7 +108,7 @@ class Member:
             return
         self.trouble = found.detail
         if found.silence and self.last_success > now - found.silence:
-            # It still answers calls: it is slow, not gone.
+            # It still answers calls: it is slow, not gone, and gets less traffic.
             self.round_trip = found.silence
             return
         # A backend that refuses connections is gone; one that does not answer may only be busy.
