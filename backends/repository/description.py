@@ -26,6 +26,9 @@ def describe_model(info: ModelInfo, model: Model) -> list[str]:
     for field in ("outputs", "output", "function", "pooling", "truncate"):
         if written.get(field) is not None:
             fields[field] = _value(written[field])
+    for field in ("prompt", "prompts", "lowercase", "rerank_function"):
+        if field in model.inferred:
+            fields[field] = _value(written[field])
     if model.shadow is not None:
         fields["shadow"] = (
             f"{model.shadow.share:g} % of the items go to @{model.shadow.revision} too"
