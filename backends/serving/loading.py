@@ -177,6 +177,7 @@ class _Loader:
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
             lowercase=manifest.lowercase,
+            token_types=manifest.token_types,
         )
         source = graph_source(model, manifest)
         executor = tools.open_executor(source)
