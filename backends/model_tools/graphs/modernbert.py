@@ -166,7 +166,8 @@ class _ModernBertWriter:
         graph = self._graph
         rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
         inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
-        rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row")
+        # Its defaults, which not every runtime knows.
+        rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
         return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
 
     def _near(self) -> str:

@@ -10,7 +10,8 @@ import yaml
 
 from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
-from backends.model_tools.graphs.weights import WeightsError
+from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.model_tools.importing.device_forms import write_forms
 from backends.model_tools.importing.export import export
 from backends.model_tools.importing.finishing import copy_graph, finish_graph
 from backends.model_tools.importing.rebuild import rebuild
@@ -37,9 +38,17 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     """
     source = open_source(folder, given)
     target.mkdir(parents=True, exist_ok=True)
-    origin = _write_graph(source, target)
+    origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
     finish_graph(target / _GRAPH, source, fields)
+    if weights is not None:
+        write_forms(
+            target / _GRAPH,
+            source.config,
+            weights,
+            source.pooling(),
+            finish=lambda path: finish_graph(path, source, dict(source.fields)),
+        )
     fields.pop("graph", None)
     shutil.copyfile(folder / str(fields.pop("tokenizer", _TOKENIZER)), target / _TOKENIZER)
     for name in _KEPT:
@@ -50,25 +59,27 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     return origin
 
 
-def _write_graph(source: CheckpointFolder, target: Path) -> str:
+def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
+    """Return what the graph was made of, and the weights where it was built of them."""
     kind = str(source.config.get("model_type"))
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"
         try:
-            model = rebuild(source, source.graph)
+            model, weights = rebuild(source, source.graph)
         except WeightsError as error:
             copy_graph(source.graph, target)
-            return f"{name}, as it is: {error}"
+            return f"{name}, as it is: {error}", None
         (target / _GRAPH).write_bytes(model.SerializeToString())
-        return f"{name}, rebuilt as a `{kind}`"
+        return f"{name}, rebuilt as a `{kind}`", weights
     if kind not in FAMILIES:
         with tempfile.TemporaryDirectory() as exported:
             export(source.folder, source.config, Path(exported))
             copy_graph(Path(exported, _GRAPH), target)
-        return f"`{kind}` weights, exported by optimum"
+        return f"`{kind}` weights, exported by optimum", None
+    weights = source.weights()
     try:
-        model = build_checkpoint(source.config, source.weights(), pooling=source.pooling())
+        model = build_checkpoint(source.config, weights, pooling=source.pooling())
     except WeightsError as error:
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
-    return f"`{kind}` weights"
+    return f"`{kind}` weights", weights

@@ -15,7 +15,7 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.exported import read_exported
-from backends.model_tools.graphs.weights import WeightsError
+from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.model_tools.importing.source import CheckpointFolder
 from backends.types import OutputKind
 
@@ -37,8 +37,10 @@ _WORDS = 100
 _CPU = DeviceOptions(provider="cpu")
 
 
-def rebuild(source: CheckpointFolder, graph: Path) -> ModelProto:
+def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]:
     """Return the graph of a known family, rebuilt of its weights, once it answers as before.
+
+    The weights come with it, by their names in the checkpoint.
 
     Raises:
         WeightsError: it is of no known family, lacks a weight, or answers otherwise.
@@ -56,7 +58,7 @@ def rebuild(source: CheckpointFolder, graph: Path) -> ModelProto:
     except Exception as error:  # noqa: BLE001 - a file that is odd may still be served as it is
         raise WeightsError(f"it cannot be read: {type(error).__name__}") from None
     _compare(graph, rebuilt, source.config)
-    return rebuilt
+    return rebuilt, weights
 
 
 def _compare(graph: Path, rebuilt: ModelProto, config: Mapping[str, Any]) -> None:
