@@ -178,6 +178,7 @@ class _Loader:
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
             lowercase=manifest.lowercase,
+            token_types=manifest.token_types,
         )
         source = graph_source(model, manifest)
         executor = self._open_executor(source, manifest)
