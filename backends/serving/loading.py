@@ -176,13 +176,7 @@ class _Loader:
 
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
-        tokenizer = Tokenizer(
-            model.file(manifest.tokenizer),
-            pool=tools.tokenizer_pool,
-            truncate_to=manifest.max_tokens if manifest.truncate else None,
-            lowercase=manifest.lowercase,
-            token_types=manifest.token_types,
-        )
+        tokenizer = open_tokenizer(model, manifest, tools.tokenizer_pool)
         source = graph_source(model, manifest)
         executor = self._open_executor(source, manifest)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
@@ -254,6 +248,21 @@ class _Loader:
         weights = read_head_weights(model, manifest, inputs=below.dimensions)
         encoder = self._encoders[served_model.encoder]
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
+
+
+def open_tokenizer(model: Model, manifest: GraphManifest, pool: ThreadPoolExecutor) -> Tokenizer:
+    """Return the tokenizer of a model, as its manifest changes it.
+
+    Raises:
+        ModelProblem: its file is none.
+    """
+    return Tokenizer(
+        model.file(manifest.tokenizer),
+        pool=pool,
+        truncate_to=manifest.max_tokens if manifest.truncate else None,
+        lowercase=manifest.lowercase,
+        token_types=manifest.token_types,
+    )
 
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
