@@ -66,6 +66,8 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     was. `work` is the predicted seconds of rows that it queued at the batcher of its reservation;
     `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
     `rows_left` is how many rows it may still use: algorithms of model owners have a budget.
+    `arm` names a model and the revision of it that answers, `shadow` the one it is mirrored to;
+    `label` is the first of the answer.
     """
 
     scope: str
@@ -81,6 +83,9 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     cached: int = 0
     tokens: int = 0
     rows_left: float = math.inf
+    arm: tuple[str, str] | None = None
+    shadow: str = ""
+    label: str = ""
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the budget.

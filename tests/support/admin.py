@@ -14,6 +14,7 @@ from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
+from gateway.upstream.http import HttpBackendClient
 
 KEY = "the-admin-key-0123456789"
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
@@ -41,6 +42,7 @@ async def client_of(
         ledger=ledger,
         publisher=publisher,
         recovery=recovery,
+        backend_client=HttpBackendClient(),
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
