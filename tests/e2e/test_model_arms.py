@@ -22,11 +22,12 @@ from loadtests.harness.waiting import wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 MODEL = "sentiment"
 SCOPE = "tenant:demo"
-ASKERS = 4
+ASKERS = 2
 TEXTS_PER_REQUEST = 25
-ITEMS = 1000
-"""Items that are asked for before each change, and after the last one."""
+ITEMS = 250
+"""Items that are asked for between two changes."""
 # Asked for again and again, so that answers of every arm are in every cache.
+_PAUSE = 0.02
 KNOWN = [f"a film of {number} good moments" for number in range(TEXTS_PER_REQUEST)]
 
 
@@ -79,9 +80,8 @@ def command(system: System, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def readout(system: System) -> dict[str, Any]:
-    done = command(system, "split", MODEL, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    with system.admin() as admin:
+        found: dict[str, Any] = admin.get(f"/admin/models/{MODEL}/arms").json()
     return found
 
 
@@ -128,6 +128,8 @@ class Load:
                     self.answers.append(answer)
                 if len(self.answers) >= self._wanted:
                     self._enough.set()
+                # The rest of the machine is for what changes meanwhile.
+                await asyncio.sleep(_PAUSE)
 
     async def more(self, items: int = ITEMS) -> None:
         """Wait until so many more items were answered."""
@@ -156,6 +158,7 @@ async def change(load: Load, system: System, *arguments: str) -> str:
     load.begun += 1
     done = await asyncio.to_thread(command, system, *arguments)
     assert done.returncode == 0, done.stderr + done.stdout
+    assert "`sentiment` is served by" in done.stdout
     with system.client() as client:
         revision = client.get(f"/v1/models/{MODEL}").json()["revision"]
     load.revisions.append(revision)
@@ -168,15 +171,14 @@ async def test_shares_are_moved_and_rolled_back_under_load(system: System) -> No
     async with asyncio.TaskGroup() as group:
         for _ in range(ASKERS):
             group.create_task(load.ask())
-        await load.more(200)
+        await load.more()
         first = await change(load, system, "split", MODEL, "1=90", "2=10")
         second = await change(load, system, "split", MODEL, "1=50", "2=50")
         again = await change(load, system, "rollback", MODEL)
-        twice = await change(load, system, "rollback", MODEL)
         load.is_over = True
 
     assert load.failures == []
-    assert (again, twice, first == second) == (first, first, False)
+    assert (again, first == second) == (first, False)
     load.check_order()
     alone = {a.text: a.positive for a in load.answers if a.revision not in {first, second}}
     weights = {first: {"1": 90, "2": 10}, second: {"1": 50, "2": 50}}
@@ -209,7 +211,9 @@ def check_readout(system: System, load: Load, revision: str, weights: Mapping[st
     wait_until(is_billed, within=60, what="usage is billed")
     arms = {arm["arm"]: arm for arm in found["arms"]}
     assert {number: arm["items"] for number, arm in arms.items()} == expected
+    printed = command(system, "split", MODEL).stdout
     for number, arm in arms.items():
+        assert f"revision {number}: weight {weights[number]} ({weights[number]}.0%), " in printed
         assert arm["weight"] == weights[number]
         assert arm["hit"] > 0
         assert set(arm["answers"]["labels"]) <= {"negative", "positive"}
@@ -230,10 +234,10 @@ async def test_what_cannot_be_served_is_refused_and_changes_nothing(
 ) -> None:
     weights, message = REFUSED[case]
     with system.admin() as admin:
-        before = admin.get(f"/admin/models/{MODEL}/arms").json()
+        before = readout(system)
         audited = admin.get("/admin/audit").json()
         refused = admin.put(f"/admin/models/{MODEL}/split", json={"revisions": weights})
-        after = admin.get(f"/admin/models/{MODEL}/arms").json()
+        after = readout(system)
         assert admin.get("/admin/audit").json() == audited
 
     problem = refused.json()
@@ -264,9 +268,8 @@ async def test_a_backend_that_starts_follows_before_it_is_given_work(system: Sys
 
 
 def following(system: System) -> list[str]:
-    with system.admin() as admin:
-        found: list[str] = admin.get(f"/admin/models/{MODEL}/arms").json()["backends"]
-    return found
+    backends: list[str] = readout(system)["backends"]
+    return backends
 
 
 async def test_a_shadow_is_compared_named_in_events_and_ended(system: System) -> None:
@@ -278,11 +281,11 @@ async def test_a_shadow_is_compared_named_in_events_and_ended(system: System) ->
         client.post("/v1/classify", json={"model": MODEL, "input": "a film for the shadow"})
 
         def is_compared() -> bool:
-            arms = admin.get(f"/admin/models/{MODEL}/arms").json()["arms"]
-            return bool(arms[0]["answers"]["shadows"]) and bool(arms[0]["computed"])
+            (arm,) = readout(system)["arms"]
+            return bool(arm["answers"]["shadows"]) and bool(arm["computed"])
 
         wait_until(is_compared, within=60, what="a comparison")
-        (arm,) = admin.get(f"/admin/models/{MODEL}/arms").json()["arms"]
+        (arm,) = readout(system)["arms"]
         ended = admin.delete(f"/admin/models/{MODEL}/shadow").json()["plan"]
 
     assert arm["answers"]["shadows"]["2"]["agreement"] == 0.0
