@@ -29,7 +29,7 @@ class Split(Algorithm):
         self._model = model
         self._weighted = weighted
         self._total = sum(part.weight for part in weighted)
-        self.version = 1 + sum(part.algorithm.version for part in weighted)
+        self.version = 2 + sum(part.algorithm.version for part in weighted)
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:

@@ -18,6 +18,7 @@ from gateway.ledger.types import StoredPlan
 from gateway.runtime.control import Control, Topic
 from gateway.types import Endpoint
 
+ROLLBACK = "models.rollback"
 Derive = Callable[[Serving, StoredPlan], Serving | None]
 """Makes a plan of how the model is served now, and of what operators said before."""
 
@@ -104,11 +105,12 @@ class PlanChanges:
         version = await self._control.touch(Topic.MODELS)
         workers = await self._control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(self._control))
+        broken = any(base_name(n) == result.model for b in backends.values() for n in b.problems)
         return msgspec.structs.replace(
             result,
             workers=workers,
             backends=backends,
-            live=all(outcome == "ok" for outcome in workers.values()),
+            live=not broken and all(outcome == "ok" for outcome in workers.values()),
         )
 
 
@@ -180,7 +182,7 @@ def _new_problems(model: str, verdict: PlanVerdict, state: ServingState) -> dict
     return {
         name: reason
         for name, reason in verdict.problems.items()
-        if name.partition("@")[0] == model or name not in state.problems
+        if base_name(name) == model or name not in state.problems
     }
 
 
@@ -193,7 +195,9 @@ def _previous(stored: StoredPlan, plan: Serving | None, action: str) -> Serving 
     return stored.previous if stored.version and before == after else stored.plan
 
 
-ROLLBACK = "models.rollback"
+def base_name(name: str) -> str:
+    """Return the name of the model that `name` is, or is a revision of."""
+    return name.partition("@")[0]
 
 
 def _shown(plan: Serving | None) -> object:

@@ -206,7 +206,8 @@ def check_readout(system: System, load: Load, revision: str, weights: Mapping[st
 
     def is_billed() -> bool:
         found.update(readout(system))
-        return sum(arm["items"] for arm in found["arms"]) >= len(texts)
+        billed: int = sum(arm["items"] for arm in found["arms"])
+        return billed >= len(texts)
 
     wait_until(is_billed, within=60, what="usage is billed")
     arms = {arm["arm"]: arm for arm in found["arms"]}

@@ -48,11 +48,18 @@ def test_backends_with_other_files_are_refused_by_name() -> None:
 
 
 def test_the_readout_adds_up_the_counts_of_all_backends() -> None:
-    cost = {"collapsed": 1, "failed": 0, "rows": 9, "tokens": 90, "currency": "EUR"}
-    costs = [
-        ArmCost(arm="1", hit=5, computed=84, cost="0.9", **cost),
-        ArmCost(arm="2", hit=0, computed=9, cost="0.1", **cost),
-    ]
+    cost = ArmCost(
+        arm="1",
+        hit=5,
+        collapsed=1,
+        computed=84,
+        failed=0,
+        rows=9,
+        tokens=90,
+        cost="0.9",
+        currency="EUR",
+    )
+    costs = [cost, msgspec.structs.replace(cost, arm="2", hit=0, computed=9, cost="0.1")]
     counted = ArmStatistics(
         model="mood",
         arm="1",
