@@ -61,7 +61,7 @@ class PlanChanges:
         found = await self._backends.states()
         serving = served_by(found, model)
         stored = await asyncio.to_thread(self._ledger.plans.plan, model)
-        plan = derive(current_serving(model, serving.values()), stored)
+        plan = derive(stored.plan or current_serving(model, serving.values()), stored)
         await self._check(model, plan, serving)
         result = PlanResult(
             model=model,

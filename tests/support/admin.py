@@ -14,6 +14,7 @@ from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
+from gateway.upstream.base import BackendClient
 from gateway.upstream.http import HttpBackendClient
 
 KEY = "the-admin-key-0123456789"
@@ -22,7 +23,10 @@ AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
 
 @contextlib.asynccontextmanager
 async def client_of(
-    settings: Settings, redis: Redis, ledger: Ledger
+    settings: Settings,
+    redis: Redis,
+    ledger: Ledger,
+    backend_client: BackendClient | None = None,
 ) -> AsyncIterator[httpx.AsyncClient]:
     control = Control(redis)
     recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
@@ -42,7 +46,7 @@ async def client_of(
         ledger=ledger,
         publisher=publisher,
         recovery=recovery,
-        backend_client=HttpBackendClient(),
+        backend_client=backend_client or HttpBackendClient(),
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
