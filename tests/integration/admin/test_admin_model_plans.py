@@ -17,6 +17,7 @@ from gateway.types import Endpoint
 from loadtests.harness.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
+from tests.support.documents import conforms, operations, resolved
 from tests.support.scripted_client import ScriptedClient
 
 pytestmark = pytest.mark.anyio
@@ -169,3 +170,18 @@ async def test_what_is_not_there_is_refused_by_name(
     assert "there was none" in refused(nothing, 404, "not_found")["detail"]
     refused(wrong, 400, "invalid_request")
     refused(away, 503, "upstream_unavailable")
+
+
+async def test_examples_are_answered_as_documented(admin: httpx.AsyncClient) -> None:
+    document = (await admin.get("/openapi.json")).json()
+
+    for method, path, operation in operations(document):
+        if not path.startswith("/admin/models/{model}"):
+            continue
+        bodies = operation.get("requestBody", {}).get("content", {}).values()
+        body = next((e["value"] for c in bodies for e in c["examples"].values()), None)
+        answer = await admin.request(method, path.format(model="mood"), json=body)
+
+        documented = resolved(document, operation["responses"][str(answer.status_code)])
+        media = answer.headers["content-type"].partition(";")[0]
+        conforms(document, documented["content"][media]["schema"], answer.json())
