@@ -27,6 +27,8 @@ async def client_of(
     redis: Redis,
     ledger: Ledger,
     backend_client: BackendClient | None = None,
+    *,
+    body_timeout: float = 30.0,
 ) -> AsyncIterator[httpx.AsyncClient]:
     control = Control(redis)
     recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
@@ -47,6 +49,7 @@ async def client_of(
         publisher=publisher,
         recovery=recovery,
         backend_client=backend_client or HttpBackendClient(),
+        body_timeout=body_timeout,
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
