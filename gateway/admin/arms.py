@@ -141,7 +141,7 @@ def views(
             costs={line.currency: line.cost for line in lines},
             answers=_answers(counted.get(arm, [])),
         )
-        for arm, lines in sorted(by_arm.items(), key=lambda pair: int(pair[0] or 0))
+        for arm, lines in sorted(by_arm.items(), key=lambda pair: (len(pair[0]), pair[0]))
     ]
 
 

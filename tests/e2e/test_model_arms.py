@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ MODEL = "sentiment"
 SCOPE = "tenant:demo"
 ASKERS = 2
 TEXTS_PER_REQUEST = 25
-ITEMS = 250
+ITEMS = 150
 """Items that are asked for between two changes."""
 # Asked for again and again, so that answers of every arm are in every cache.
 _PAUSE = 0.02
@@ -153,12 +153,24 @@ def positive_score(result: dict[str, list[dict[str, Any]]]) -> float:
     return float(scores["positive"])
 
 
-async def change(load: Load, system: System, *arguments: str) -> str:
-    """Change the shares by one command, and return the revision of the model since."""
-    load.begun += 1
-    done = await asyncio.to_thread(command, system, *arguments)
+def by_route(system: System, weights: Mapping[str, int]) -> None:
+    """Change the shares as a program does."""
+    with system.admin() as admin:
+        changed = admin.put(f"/admin/models/{MODEL}/split", json={"revisions": weights})
+    assert (changed.status_code, changed.json()["live"]) == (200, True), changed.text
+
+
+def by_command(system: System, *arguments: str) -> None:
+    """Change the shares as an operator does."""
+    done = command(system, *arguments)
     assert done.returncode == 0, done.stderr + done.stdout
     assert "`sentiment` is served by" in done.stdout
+
+
+async def change(load: Load, system: System, make: Callable[..., None], *how: object) -> str:
+    """Change the shares, and return the revision of the model since."""
+    load.begun += 1
+    await asyncio.to_thread(make, system, *how)
     with system.client() as client:
         revision = client.get(f"/v1/models/{MODEL}").json()["revision"]
     load.revisions.append(revision)
@@ -172,9 +184,9 @@ async def test_shares_are_moved_and_rolled_back_under_load(system: System) -> No
         for _ in range(ASKERS):
             group.create_task(load.ask())
         await load.more()
-        first = await change(load, system, "split", MODEL, "1=90", "2=10")
-        second = await change(load, system, "split", MODEL, "1=50", "2=50")
-        again = await change(load, system, "rollback", MODEL)
+        first = await change(load, system, by_route, {"1": 90, "2": 10})
+        second = await change(load, system, by_command, "split", MODEL, "1=50", "2=50")
+        again = await change(load, system, by_command, "rollback", MODEL)
         load.is_over = True
 
     assert load.failures == []
