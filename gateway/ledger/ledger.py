@@ -19,8 +19,8 @@ from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import ArmCost, GroupBy, UsageRow
-from gateway.ledger.usage import priced_usage, usage_rows
+from gateway.ledger.types import ArmCost, GroupBy, GroupUsage
+from gateway.ledger.usage import priced_usage, usage_by_group
 
 
 class Ledger:
@@ -52,7 +52,7 @@ class Ledger:
         *,
         prices: Sequence[PriceConfig] = (),
         models: Collection[str] | None = None,
-    ) -> list[UsageRow]:
+    ) -> list[GroupUsage]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
 
         `models` restricts it to these. Requests that were refused before their model was known are
@@ -74,7 +74,7 @@ class Ledger:
             prices=self._price_list(prices),
             models=models,
         )
-        return usage_rows(found, groups)
+        return usage_by_group(found, groups)
 
     def arm_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()

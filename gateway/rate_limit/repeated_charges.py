@@ -1,4 +1,4 @@
-"""Takes the same charges repeatedly, with little work for each."""
+"""Takes the charges of a replayed hit, which are always the same, with little work for each."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -17,9 +17,9 @@ def is_plain(charge: Charge) -> bool:
 
 
 class DelegatedCharge:
-    """Implements `RepeatedCharge` by a limiter's `try_admit`.
+    """Implements `RepeatedCharge` by `try_admit`, which should count no refusals.
 
-    With a rule in shadow mode it takes nothing.
+    Whoever decides after it counts them. With a rule in shadow mode it takes nothing.
     """
 
     def __init__(
