@@ -77,6 +77,7 @@ class Repository:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._shared.mirror.close()
+        self._shared.hosts.close()
         await self._stop(list(self._started.values()))
 
     async def reload(self, plans: ServingPlans | None = None) -> None:
@@ -102,7 +103,7 @@ class Repository:
             StartProblem: the directory is gone.
         """
         async with self._lock:
-            return await asyncio.to_thread(
+            verdict = await asyncio.to_thread(
                 try_plan,
                 self._tools,
                 self._shared,
@@ -111,6 +112,9 @@ class Repository:
                 plans=self._plans.plans,
                 running=self.core.running(),
             )
+            # Processes of algorithms that were started for the trial alone.
+            self._shared.hosts.keep(self.core.revisions())
+            return verdict
 
     async def _reload_next(self) -> None:
         async with self._lock:
@@ -198,6 +202,7 @@ class Repository:
         """Wait until gateways know of the change, then stop what no call needs."""
         await asyncio.sleep(self._settings.retire_after)
         self.core.forget(retired)
+        self._shared.hosts.keep(self.core.revisions())
         needed = {id(encoder.batcher) for encoder in self.core.running()}
         idle = [e for place, e in self._started.items() if place not in needed]
         await self._stop(idle)
