@@ -23,6 +23,7 @@ from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
+from backends.qualification.forms import open_quickest
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, base_name
@@ -187,9 +188,11 @@ class _Loader:
             model.file(manifest.tokenizer),
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
+            lowercase=manifest.lowercase,
+            token_types=manifest.token_types,
         )
         source = graph_source(model, manifest)
-        executor = tools.open_executor(source)
+        executor = self._open_executor(source, manifest)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # The graph that the upstream should run is opened for this comparison alone.
@@ -226,6 +229,7 @@ class _Loader:
             rows=rows,
             max_tokens=manifest.max_tokens,
             truncate=manifest.truncate,
+            prompt=manifest.prompt if isinstance(manifest, EncoderManifest) else "",
         )
         return RunningEncoder(
             name=model.name,
@@ -235,6 +239,14 @@ class _Loader:
             rows=rows,
             upstream=model.upstream,
             is_well=is_well,
+        )
+
+    def _open_executor(self, source: GraphSource, manifest: GraphManifest) -> ModelExecutor:
+        return open_quickest(
+            source,
+            provider=self._tools.settings.provider,
+            profile=manifest.profile,
+            open_executor=self._tools.open_executor,
         )
 
     def _load_head(
@@ -304,6 +316,8 @@ def _candidate(
         outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
+        tokenizer=model.file(manifest.tokenizer),
+        last_token=tokenizer.last_token,
         is_remote=model.upstream is not None,
     )
 

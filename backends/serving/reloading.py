@@ -11,6 +11,7 @@ from backends.open_inference.client import fingerprint
 from backends.plans import PlanTrial, ServingPlans
 from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue
+from backends.repository.staging import remove_abandoned
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
 from backends.serving.loading import LoadingTools, make_shared
 from backends.serving.recovery import RecoveredModels, load_repository, try_plan
@@ -40,6 +41,7 @@ class Repository:
         """
         self._tools = tools
         self._settings = settings = tools.settings
+        remove_abandoned(settings.models)
         self._shared = make_shared(tools)
         self._servers = servers(settings)
         self._plans = ServingPlans()

@@ -22,6 +22,7 @@ from transformers import (
 from backends.model_tools.demo.source import find_source
 from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, all_checkpoints, write_checkpoint
 from tests.parity.references import AGGREGATIONS, Entity, References, reference_file
+from tests.parity.sentence_reference import record_sentences
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, read_texts, searches
 
 _CLASSES = {
@@ -39,12 +40,13 @@ def main() -> None:
             if sys.argv[1:] and checkpoint.name not in sys.argv[1:]:
                 continue
             path = write_checkpoint(checkpoint, Path(folder) / checkpoint.name)
-            references = _answer(checkpoint, path, texts)
+            references = _answer(checkpoint, path, checkpoint.choose(texts))
             references.write(reference_file(checkpoint.name))
             sys.stdout.write(f"{checkpoint.name}: logits spread by {references.spread:.2f}\n")
     minilm = References()
     _embed(minilm, find_source(), texts)
     minilm.write(reference_file("minilm"))
+    record_sentences()
 
 
 def _answer(checkpoint: Checkpoint, path: Path, texts: list[str]) -> References:
