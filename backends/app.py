@@ -76,7 +76,13 @@ def make_routes(repository: Repository, settings: BackendSettings, tracing: Trac
         clock=time.monotonic,
         max_body_bytes=settings.max_body_bytes,
     )
-    return Routes(calls=calls, core=core, authenticator=authenticator, reload=repository.reload)
+    return Routes(
+        calls=calls,
+        core=core,
+        authenticator=authenticator,
+        reload=repository.reload,
+        check=repository.check,
+    )
 
 
 def serve(settings: BackendSettings) -> None:

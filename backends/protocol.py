@@ -10,6 +10,8 @@ whole is a non-200 status with a `Refusal`.
 
 `GET /v1/state` answers a msgpack `ServingState`: what the backend serves and how busy it is.
 `POST /v1/models/reload` reads the repository again, and answers the state when its models serve.
+Its body may hold the `ServingPlans` to follow from then on. `POST /v1/models/check` loads a model
+as a `PlanTrial` says, without serving it so, and answers a `PlanVerdict`.
 """
 
 import struct
@@ -19,10 +21,13 @@ from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
+from backends.plans import ArmName, ArmStatistics, Serving
+
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"
 STATE_PATH = "/v1/state"
 RELOAD_PATH = "/v1/models/reload"
+CHECK_PATH = "/v1/models/check"
 MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 # Optional shared secret between gateway and backend; see `BackendSettings.token`.
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
@@ -181,11 +186,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     truncate: bool = True
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
+class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
     """Holds an item's answer: JSON `result`, rows and tokens computed (0 when all were cached).
 
     `known` rows cost nothing: they were cached, or joined to one in flight. `truncated_from` is
-    the number of tokens of the longest truncated text; 0: none was.
+    the number of tokens of the longest truncated text; 0: none was. `arm` is the revision that
+    answered where several share the items or one has a shadow, and `shadow` the revision that the
+    item was mirrored to.
     """
 
     index: int
@@ -194,10 +201,15 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     tokens: int
     known: int = 0
     truncated_from: int = 0
+    arm: ArmName = ""
+    shadow: ArmName = ""
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """Holds an item's failure. `code` is API; `retryable`: another backend may succeed."""
+    """Holds an item's failure. `code` is API; `retryable`: another backend may succeed.
+
+    `arm` is as in `Done`.
+    """
 
     index: int
     status: int
@@ -205,6 +217,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     detail: str
     retryable: bool
     retry_after: float | None = None
+    arm: ArmName = ""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
@@ -242,7 +255,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     `revision` is the digest (12 hex digits) of every file that shapes the answers, those of models
     it is built on included. `algorithm` and `algorithm_version` name the code that answers.
-    Calls for the revisions in `earlier`, which it replaced, are answered for a while.
+    Calls for the revisions in `earlier`, which it replaced, are answered for a while. `serving` has
+    the revisions behind the name; `None` for one that is named itself, as `name@1`.
     """
 
     name: str
@@ -257,6 +271,18 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     demonstration: bool = False
     earlier: list[str] = []
+    serving: Serving | None = None
+
+
+class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Says what a plan would serve: the model and its named revisions, and what would be broken.
+
+    `problems` are those of the model, of its revisions and of models that build on it. Both are
+    empty where the repository lacks the model.
+    """
+
+    models: list[ModelInfo] = []
+    problems: dict[str, str] = {}
 
 
 class ServingState(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,7 +290,8 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
 
     `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
     broken. `problems` says for such models, by name, what is wrong with the revision that should
-    be served, whether or not another is served in its place.
+    be served, whether or not another is served in its place. `plans` is the version of the
+    `ServingPlans` that it follows, `arms` counts items by the revision that answered.
     """
 
     backend_id: str
@@ -274,6 +301,8 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     models: list[ModelInfo]
     problems: dict[str, str] = {}
+    plans: int = 0
+    arms: list[ArmStatistics] = []
     report: Report
 
 

@@ -7,6 +7,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.plans import ArmStatistics
+
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
 
@@ -106,13 +108,14 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts how mirrored items compared, by `(model, shadow, outcome)`.
+    """Counts how mirrored items compared, by `(model, arm, shadow, outcome)`.
 
-    `largest` is how far two answers that said the same were apart at most, by `(model, shadow)`.
+    `largest` is how far two answers that said the same were apart at most, by
+    `(model, arm, shadow)`.
     """
 
-    outcomes: dict[tuple[str, str, str], int] = {}
-    largest: dict[tuple[str, str], float] = {}
+    outcomes: dict[tuple[str, str, str, str], int] = {}
+    largest: dict[tuple[str, str, str], float] = {}
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,3 +127,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     encoders: list[EncoderStatistics]
     device_busy_share: float = 0.0
     shadows: ShadowStatistics = ShadowStatistics()
+    arms: list[ArmStatistics] = []

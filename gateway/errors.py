@@ -28,6 +28,7 @@ GatewayError
 ├── DependencyUnavailable          503   retryable; the SQL store or Redis is unreachable
 ├── ConfigurationError             422   a document is refused: file, line, field
 ├── ModelsBroken                   422   a reload found models that cannot be served
+├── PlanRefused                    422   revisions cannot be served as an operator asked
 └── InternalError                  500   a fault of the gateway
 """
 
@@ -278,3 +279,10 @@ class ModelsBroken(GatewayError):
     status = 422
     code = "models_broken"
     title = "Models are broken"
+
+
+class PlanRefused(GatewayError):
+    """Revisions of a model cannot be served as an operator asked; nothing has changed."""
+
+    status = 422
+    code = "plan_refused"

@@ -190,6 +190,11 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     stale: Stale = Stale.NO
     revision: str = ""
     """The revision of a stale answer; empty for others, which have the request's."""
+    arm: str = ""
+    """The number of the revision that answered, where several share the items or one has a
+    shadow."""
+    shadow: str = ""
+    """The number of the revision that the item was mirrored to."""
 
 
 class Criticality(StrEnum):
@@ -256,6 +261,23 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Items whose texts were truncated."""
 
 
+class ArmUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Counts the items of a request that one revision of its model answered.
+
+    `shadow` is the revision that they were mirrored to, empty for those that were not. New fields
+    go last.
+    """
+
+    arm: str
+    shadow: str = ""
+    hit: int = 0
+    collapsed: int = 0
+    computed: int = 0
+    failed: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Records an answered request for billing and the request log. Holds no input text.
 
@@ -280,3 +302,6 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     code: str = ""
     """The error's code if `status` is an error."""
     count: int = 1
+    arms: tuple[ArmUsage, ...] = ()
+    """Its items by the revision that answered, where several share the model's items or one has a
+    shadow."""

@@ -117,6 +117,7 @@ def _serve(
         max_tokens=max_tokens,
         description=described.description,
         demonstration=described.demonstration,
+        serving=model.serving,
     )
     return ModelAlgorithms(info=info, encoder=encoder, algorithms=algorithms)
 
@@ -171,8 +172,9 @@ def _serve_head(
 def _serve_split(
     model: Model, manifest: SplitManifest, below: Sequence[ModelAlgorithms]
 ) -> ModelAlgorithms:
-    weights = list(manifest.arms.values())
-    algorithms = split_tasks([served_model.algorithms for served_model in below], weights)
+    algorithms = split_tasks(
+        model.name, [served_model.algorithms for served_model in below], manifest.arms
+    )
     if not algorithms:
         raise ModelProblem(f"{model.folder}: its revisions have no task in common")
     first = below[0].info

@@ -14,7 +14,7 @@ from backends.algorithms.comparison import compare
 from backends.algorithms.split import hash_fraction
 from backends.errors import BackendError
 from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.repository.serving import Shadow
+from backends.plans import Shadow
 from backends.types import ShadowStatistics
 
 _log = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ class Mirror:
         self._most = most
         self._timeout = timeout
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outcomes: Counter[tuple[str, str, str]] = Counter()
-        self._largest: dict[tuple[str, str], float] = {}
+        self._outcomes: Counter[tuple[str, str, str, str]] = Counter()
+        self._largest: dict[tuple[str, str, str], float] = {}
 
     def offer(
         self,
@@ -60,8 +60,9 @@ class Mirror:
     ) -> None:
         """Mirror an item that was answered, if there is room; returns at once."""
         if len(self._tasks) >= self._most or self._busy_share() >= _BUSY:
-            self._count(shadow, "skipped")
+            self._count(shadow, ask.arm, "skipped")
             return
+        ask.note_shadow(shadow.number)
         in_background = ask.in_background(deadline=self._clock() + self._timeout)
         task = asyncio.create_task(self._run(shadow, item, parameters, answer, in_background))
         self._tasks.add(task)
@@ -91,18 +92,21 @@ class Mirror:
             # Both as callers would read them: a result may be arrays, or bytes of JSON.
             found = compare(_as_json(answer), _as_json(other))
         except (BackendError, TimeoutError):
-            self._count(shadow, "failed")
+            self._count(shadow, ask.arm, "failed")
         except Exception:  # noqa: BLE001 - a shadow's failure is logged, never raised
             _log.exception("a shadow failed unexpectedly", extra={"model": shadow.names[1]})
-            self._count(shadow, "failed")
+            self._count(shadow, ask.arm, "failed")
         else:
             is_close = not found.changed and found.largest <= shadow.tolerance
-            self._count(shadow, "changed" if found.changed else "same" if is_close else "moved")
-            largest = self._largest.get(shadow.names, 0.0)
-            self._largest[shadow.names] = max(largest, found.largest)
+            outcome = "changed" if found.changed else "same" if is_close else "moved"
+            self._count(shadow, ask.arm, outcome)
+            model, name = shadow.names
+            pair = (model, ask.arm, name)
+            self._largest[pair] = max(self._largest.get(pair, 0.0), found.largest)
 
-    def _count(self, shadow: "MirroringAlgorithm", outcome: str) -> None:
-        self._outcomes[(*shadow.names, outcome)] += 1
+    def _count(self, shadow: "MirroringAlgorithm", arm: str, outcome: str) -> None:
+        model, name = shadow.names
+        self._outcomes[model, arm, name, outcome] += 1
 
 
 class MirroringAlgorithm(Algorithm):
@@ -120,11 +124,17 @@ class MirroringAlgorithm(Algorithm):
         names: tuple[str, str],
         plan: Shadow,
         mirror: Mirror,
+        arm: str = "",
     ) -> None:
-        """`names` are those of the model and of the revision that is mirrored to."""
+        """`names` are those of the model and of the revision that is mirrored to.
+
+        `arm` is the revision that answers, where `below` does not choose it.
+        """
         self._below = below
+        self._arm = arm
         self.shadow = shadow
         self.names = names
+        self.number = plan.revision
         self.tolerance = plan.tolerance
         self._share = plan.share / _ALL
         self._mirror = mirror
@@ -132,6 +142,8 @@ class MirroringAlgorithm(Algorithm):
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
+        if self._arm:
+            ask.note_arm(self.names[0], self._arm)
         answer = await self._below.run(item, parameters, ask)
         if hash_fraction("shadow", ask.scope, item) < self._share:
             self._mirror.offer(self, item, parameters, answer=answer, ask=ask)
@@ -139,9 +151,17 @@ class MirroringAlgorithm(Algorithm):
 
 
 def mirrored_model(
-    served_model: ModelAlgorithms, shadow: ModelAlgorithms, *, plan: Shadow, mirror: Mirror
+    served_model: ModelAlgorithms,
+    shadow: ModelAlgorithms,
+    *,
+    plan: Shadow,
+    mirror: Mirror,
+    arm: str = "",
 ) -> ModelAlgorithms | None:
-    """Return an endpoint whose items are mirrored; `None` where the two have no task in common."""
+    """Return an endpoint whose items are mirrored; `None` where the two have no task in common.
+
+    `arm` is the revision that answers; empty where several share the items.
+    """
     common: Mapping[Any, Algorithm] = {
         task: MirroringAlgorithm(
             below=algorithm,
@@ -149,6 +169,7 @@ def mirrored_model(
             names=(served_model.info.name, shadow.info.name),
             plan=plan,
             mirror=mirror,
+            arm=arm,
         )
         for task, algorithm in served_model.algorithms.items()
         if task in shadow.algorithms

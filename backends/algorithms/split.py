@@ -12,9 +12,10 @@ from backends.pipelines.ask import AlgorithmContext
 
 
 class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an algorithm and its share of the items."""
+    """Holds an algorithm, the number of its revision, and its share of the items."""
 
     algorithm: Algorithm
+    arm: str
     weight: int
 
 
@@ -24,23 +25,26 @@ class Split(Algorithm):
     The choice hashes scope and item alone: where a share grows, its earlier items stay.
     """
 
-    def __init__(self, weighted: Sequence[WeightedAlgorithm]) -> None:
+    def __init__(self, model: str, weighted: Sequence[WeightedAlgorithm]) -> None:
+        self._model = model
         self._weighted = weighted
         self._total = sum(part.weight for part in weighted)
-        self.version = 1 + sum(part.algorithm.version for part in weighted)
+        self.version = 2 + sum(part.algorithm.version for part in weighted)
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
-        return await self.choose(ask.scope, item).run(item, parameters, ask)
+        chosen = self.choose(ask.scope, item)
+        ask.note_arm(self._model, chosen.arm)
+        return await chosen.algorithm.run(item, parameters, ask)
 
-    def choose(self, scope: str, item: Any) -> Algorithm:
+    def choose(self, scope: str, item: Any) -> WeightedAlgorithm:
         """Return what answers an item of a scope."""
         place = hash_fraction("split", scope, item) * self._total
         for part in self._weighted:
             place -= part.weight
             if place < 0:
-                return part.algorithm
-        return self._weighted[-1].algorithm
+                return part
+        return self._weighted[-1]
 
 
 def hash_fraction(purpose: str, scope: str, item: Any) -> float:
@@ -51,16 +55,17 @@ def hash_fraction(purpose: str, scope: str, item: Any) -> float:
 
 
 def split_tasks(
-    tasks: Sequence[Mapping[Any, Algorithm]], weights: Sequence[int]
+    model: str, tasks: Sequence[Mapping[Any, Algorithm]], arms: Mapping[str, int]
 ) -> dict[Any, Algorithm]:
-    """Return the tasks that every arm answers, each shared by `weights`."""
+    """Return the tasks that every arm answers, shared by the weights of `arms` (`name@number`)."""
     common = [task for task in tasks[0] if all(task in part for part in tasks)]
     return {
         task: Split(
+            model,
             [
-                WeightedAlgorithm(algorithm=part[task], weight=weight)
-                for part, weight in zip(tasks, weights, strict=True)
-            ]
+                WeightedAlgorithm(algorithm=part[task], arm=name.rpartition("@")[2], weight=weight)
+                for part, (name, weight) in zip(tasks, arms.items(), strict=True)
+            ],
         )
         for task in common
     }

@@ -2,18 +2,47 @@
 
 import json
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import msgspec
 
-from backends.api.asgi import ClientGone, Handler, Headers, Receive, Scope, Send, respond
+from backends.api.asgi import (
+    ClientGone,
+    Handler,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    respond,
+)
 from backends.api.calls import CallAuthenticator, CallHandler, send_refusal
-from backends.errors import CallRefused, NotReady, Overloaded, StartProblem, Unauthorized
-from backends.protocol import CALL_PATH, MEDIA_TYPE, RELOAD_PATH, STATE_PATH
+from backends.errors import (
+    BadCall,
+    CallRefused,
+    NotReady,
+    Overloaded,
+    StartProblem,
+    Unauthorized,
+)
+from backends.plans import PlanTrial, ServingPlans
+from backends.protocol import (
+    CALL_PATH,
+    CHECK_PATH,
+    MEDIA_TYPE,
+    RELOAD_PATH,
+    STATE_PATH,
+    UNREADABLE,
+    PlanVerdict,
+)
 from backends.serving.core import ServingCore
 from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
 
+T = TypeVar("T", ServingPlans, PlanTrial)
+
 _JSON = b"application/json"
 _OK, _UNAVAILABLE = 200, 503
+_MOST_PLANS_BYTES = 4 * 1024 * 1024
 
 
 class Routes:
@@ -25,16 +54,19 @@ class Routes:
         calls: CallHandler,
         core: ServingCore,
         authenticator: CallAuthenticator,
-        reload: Callable[[], Awaitable[None]],
+        reload: Callable[[ServingPlans | None], Awaitable[None]],
+        check: Callable[[PlanTrial], Awaitable[PlanVerdict]],
     ) -> None:
         self._core = core
         self._authenticator = authenticator
         self._reload = reload
+        self._check = check
         self._metrics = BackendMetrics(core.snapshot)
         self._handlers: dict[str, tuple[str, Handler]] = {
             CALL_PATH: ("POST", calls),
             STATE_PATH: ("GET", self.state),
             RELOAD_PATH: ("POST", self.reload),
+            CHECK_PATH: ("POST", self.check),
             "/health/live": ("GET", self.live),
             "/health/ready": ("GET", self.ready),
             "/metrics": ("GET", self.metrics),
@@ -66,11 +98,23 @@ class Routes:
     async def reload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST /v1/models/reload`: the state, once the repository was read and is served."""
         self._authenticator.check(scope)
+        body = await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES)
+        plans = _decode(body, ServingPlans) if body else None
         try:
-            await self._reload()
+            await self._reload(plans)
         except StartProblem as error:
             raise NotReady(str(error)) from None
         await self.state(scope, receive, send)
+
+    async def check(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`POST /v1/models/check`: what a plan would serve, and what it would break."""
+        self._authenticator.check(scope)
+        trial = _decode(await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES), PlanTrial)
+        try:
+            verdict = await self._check(trial)
+        except StartProblem as error:
+            raise NotReady(str(error)) from None
+        await respond(send, _OK, msgspec.msgpack.encode(verdict), MEDIA_TYPE.encode())
 
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /health/live`: 503 when only a restart helps."""
@@ -104,6 +148,13 @@ class Routes:
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /metrics`, for Prometheus."""
         await respond(send, _OK, self._metrics.render(), CONTENT_TYPE.encode())
+
+
+def _decode(body: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except UNREADABLE as error:
+        raise BadCall(f"the body is no {kind.__name__}: {error}") from None
 
 
 async def _refuse(send: Send, status: int, code: str, detail: str, headers: Headers = ()) -> None:

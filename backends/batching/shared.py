@@ -73,6 +73,8 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
     `rows_left` is how many rows it may still use: algorithms of model owners have a budget.
     `hosted` is that of the item's call.
+    `arm` names a model and the revision of it that answers, `shadow` the one it is mirrored to;
+    `label` is the first of the answer.
     """
 
     scope: str
@@ -89,6 +91,9 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     tokens: int = 0
     rows_left: float = math.inf
     hosted: HostedItems = msgspec.field(default_factory=HostedItems)
+    arm: tuple[str, str] | None = None
+    shadow: str = ""
+    label: str = ""
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the budget.

@@ -71,8 +71,24 @@ class AlgorithmContext:
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
         """Return a context of the same scope in the bulk lane; it charges nothing to the item."""
-        caller = RowCaller(scope=self._caller.scope, deadline=deadline, lane=BULK)
+        caller = RowCaller(
+            scope=self._caller.scope, deadline=deadline, lane=BULK, arm=self._caller.arm
+        )
         return AlgorithmContext(self._pipelines, caller)
+
+    def note_arm(self, model: str, arm: str) -> None:
+        """Note the revision of `model` that answers the item; that of the outermost model stays."""
+        if self._caller.arm is None:
+            self._caller.arm = (model, arm)
+
+    def note_shadow(self, number: str) -> None:
+        """Note the revision that the item is mirrored to."""
+        self._caller.shadow = number
+
+    @property
+    def arm(self) -> str:
+        """The revision that answers the item, where that was noted."""
+        return self._caller.arm[1] if self._caller.arm is not None else ""
 
     @property
     def scope(self) -> str:

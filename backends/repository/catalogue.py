@@ -9,9 +9,10 @@ import msgspec
 from backends.errors import ModelProblem, StartProblem
 from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
+from backends.plans import Serving, Shadow
 from backends.repository.manifest import NAME, GraphManifest, SplitManifest, builds_on
 from backends.repository.model import Model, read_model
-from backends.repository.serving import FILE, Serving, Shadow, read_serving
+from backends.repository.serving import FILE, read_serving
 from backends.repository.triton import FILE as TRITON, read_triton
 
 
@@ -48,16 +49,18 @@ def read_catalogue(
     *,
     more: Path | None = None,
     pinned: Mapping[str, Mapping[str, int]] | None = None,
+    plans: Mapping[str, Serving] | None = None,
 ) -> Catalogue:
     """Read every model; a broken one takes only those with it that build on it.
 
     Of a name that is in `more` as well the model of `root` is read. `pinned` holds, for models
-    that are not to be served as their folders say, the shares of the revisions that answer.
+    that are not to be served as their folders say, the shares of the revisions that answer; `plans`
+    come before what folders say, too.
 
     Raises:
         StartProblem: `root` or `more` is no directory.
     """
-    reader = _CatalogueReader(pinned or {})
+    reader = _CatalogueReader(pinned or {}, plans or {})
     for folder in _model_folders(root, more):
         reader.read(folder)
     reader.find_upstreams(servers or Servers())
@@ -69,10 +72,13 @@ def read_catalogue(
 class _CatalogueReader:
     """Reads models into a catalogue; `found` holds those whose own files are in order."""
 
-    def __init__(self, pinned: Mapping[str, Mapping[str, int]]) -> None:
+    def __init__(
+        self, pinned: Mapping[str, Mapping[str, int]], plans: Mapping[str, Serving]
+    ) -> None:
         self.catalogue = Catalogue(models={}, problems={})
         self.found: dict[str, Model] = {}
         self._pinned = pinned
+        self._plans = plans
 
     def read(self, folder: Path) -> None:
         """Find what a folder serves: the model, and revisions that are models of their own."""
@@ -90,12 +96,15 @@ class _CatalogueReader:
         triton = read_triton(folder)
         if name in self._pinned:
             serving = Serving(revisions=dict(self._pinned[name]))
+        elif name in self._plans:
+            serving = self._plans[name]
         else:
             serving = read_serving(folder) or (triton.serving(numbers) if triton else Serving())
         shares = serving.revisions or {max(numbers, key=int): 1}
         named_apart = [*serving.preload, *([serving.shadow.revision] if serving.shadow else [])]
         revisions[name] = Revisions(folder=folder, numbers=numbers, shares=shares)
-        _check_revisions(folder, numbers, shares, named_apart, serving.shadow)
+        where = _source(folder, is_planned=name in self._plans)
+        _check_revisions(where, numbers, shares, named_apart, serving.shadow)
         found: dict[str, Model] = {}
         for number in dict.fromkeys([*(shares if len(shares) > 1 else ()), *named_apart]):
             revision = f"{name}@{number}"
@@ -107,7 +116,8 @@ class _CatalogueReader:
             answering = read_model(name, folder / next(iter(shares)), triton)
         else:
             answering = _split(folder, shares)
-        found[name] = msgspec.structs.replace(answering, shadow=serving.shadow)
+        in_force = msgspec.structs.replace(serving, revisions=dict(shares))
+        found[name] = msgspec.structs.replace(answering, serving=in_force)
         self.found |= found
 
     def find_upstreams(self, servers: Servers) -> None:
@@ -198,14 +208,20 @@ def _numbers(folder: Path) -> list[str]:
     return numbers
 
 
+def _source(folder: Path, *, is_planned: bool) -> str:
+    """Return what says which revisions of a model are served, as messages name it."""
+    if is_planned:
+        return f"the operators' plan of `{folder.name}`"
+    return str(folder / (FILE if (folder / FILE).is_file() else TRITON))
+
+
 def _check_revisions(
-    folder: Path,
+    where: str,
     numbers: Sequence[str],
     shares: Mapping[str, int],
     named_apart: Sequence[str],
     shadow: Shadow | None,
 ) -> None:
-    where = folder / (FILE if (folder / FILE).is_file() else TRITON)
     for number in (*shares, *named_apart):
         if number not in numbers:
             raise ModelProblem(f"{where}: there is no revision `{number}`")
@@ -218,7 +234,8 @@ def _check_revisions(
 
 def _split(folder: Path, shares: Mapping[str, int]) -> Model:
     """Return the model that shares its items between revisions."""
-    arms = {f"{folder.name}@{number}": weight for number, weight in shares.items()}
+    # In one order, as an item's revision depends on it.
+    arms = {f"{folder.name}@{number}": shares[number] for number in sorted(shares, key=int)}
     plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()
     manifest = SplitManifest(arms=arms)
     return Model(name=folder.name, folder=folder, manifest=manifest, digest=plan)

@@ -8,8 +8,8 @@ import msgspec
 
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
+from backends.plans import Serving, Shadow
 from backends.repository.manifest import Manifest, read_manifest
-from backends.repository.serving import Shadow
 from backends.repository.triton import TritonConfig
 
 _DIGITS = 12
@@ -18,8 +18,9 @@ _DIGITS = 12
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that can be loaded. `digest` covers its files and those it builds on.
 
-    `inferred` names the source of each field that its `model.yaml` leaves out. A `shadow` changes
-    no answer, so it is no part of the digest. `shared_folder` holds what revisions share, in
+    `inferred` names the source of each field that its `model.yaml` leaves out. `serving` has the
+    revisions behind a name. A `shadow` changes no answer, so it is no part of the digest.
+    `shared_folder` holds what revisions share, in
     Triton's layout. With an `upstream` another server runs it.
     """
 
@@ -28,9 +29,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     manifest: Manifest
     digest: str
     inferred: dict[str, str] = {}
-    shadow: Shadow | None = None
+    serving: Serving | None = None
     shared_folder: Path | None = None
     upstream: RemoteModelServer | None = None
+
+    @property
+    def shadow(self) -> Shadow | None:
+        """The revision that its items are mirrored to, and how."""
+        return self.serving.shadow if self.serving is not None else None
 
     def file(self, name: str) -> Path:
         """Return the path of a file of the model: in its folder, or the shared one."""

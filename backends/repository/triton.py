@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from backends.errors import ModelProblem
-from backends.repository.serving import Serving
+from backends.plans import Serving
 from backends.repository.text_proto import Message, read_text_proto
 
 FILE = "config.pbtxt"

@@ -18,6 +18,7 @@ from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
+from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
@@ -137,6 +138,9 @@ class ServingCore:
         """It accepts no more calls."""
         self.leaving = False
         """It reports that it is not ready, and still answers calls."""
+        self.plans = 0
+        """The version of the operators' plans that it follows."""
+        self.arms = ArmCounts()
         # Upstream servers that are not ready now.
         self.unready: frozenset[RemoteModelServer] = frozenset()
         self._clock = clock
@@ -263,6 +267,8 @@ class ServingCore:
             provider=", ".join(sorted(providers)) or "none",
             models=infos,
             problems=dict(self.model_set.problems),
+            plans=self.plans,
+            arms=self.arms.statistics(self._mirror.statistics()),
             report=self.report(),
         )
 
@@ -316,7 +322,8 @@ class ServingCore:
                 )
                 for encoder in reversed(encoders.values())
             ],
-            shadows=self._mirror.statistics(),
+            shadows=(shadows := self._mirror.statistics()),
+            arms=self.arms.statistics(shadows),
         )
 
 

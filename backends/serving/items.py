@@ -21,6 +21,7 @@ from backends.protocol import (
     Failed,
     Task,
 )
+from backends.serving.arms import first_label
 from backends.serving.call_work import CallWork
 from backends.serving.core import ModelSetEntry, ServingCore
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
@@ -97,15 +98,18 @@ class ItemAnswerer:
                 tokens=caller.tokens,
                 known=caller.cached,
                 truncated_from=caller.truncated_from,
+                arm=self._arm(caller),
+                shadow=caller.shadow,
             )
         except asyncio.CancelledError:
             span.end("client_gone")
             raise
         except BackendError as error:
-            outcome = _failed(index, error)
+            outcome = _failed(index, error, self._arm(caller))
         except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
             _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
-            outcome = _failed(index, BackendError("the backend failed on this item"))
+            unexpected = BackendError("the backend failed on this item")
+            outcome = _failed(index, unexpected, self._arm(caller))
         finally:
             self._end(index, caller, outcome)
         span.end(outcome.code if isinstance(outcome, Failed) else None)
@@ -113,7 +117,10 @@ class ItemAnswerer:
 
     def _end(self, index: int, caller: RowCaller, outcome: Done | Failed | None) -> None:
         """Count how an item ended, and learn from it; without an outcome it was cancelled."""
-        self._core.count_item(self._call, _kind(outcome))
+        kind = _kind(outcome)
+        self._core.count_item(self._call, kind)
+        if caller.arm is not None and self._arm(caller):
+            self._core.arms.count(caller.arm, kind, self._clock() - self._received, caller.label)
         if outcome is None:
             # The caller gives up at the moment that the deadline passes here.
             is_late = caller.deadline - self._clock() < _LATE_CANCELLATION
@@ -125,6 +132,12 @@ class ItemAnswerer:
             is_done=isinstance(outcome, Done),
             late_rows=caller.rows + caller.wasted if is_late else None,
         )
+
+    def _arm(self, caller: RowCaller) -> str:
+        """Return the revision of the called model that answers, not those of models below."""
+        if caller.arm is None or caller.arm[0] != self._call.model:
+            return ""
+        return caller.arm[1]
 
     def _start_span(self, item: CallItem) -> Span:
         if not self._tracing.records:
@@ -147,7 +160,10 @@ class ItemAnswerer:
         ask = AlgorithmContext(self._pipelines, caller)
         try:
             async with asyncio.timeout(min(remaining, _LONGEST)):
-                return encode_result(await self._algorithm.run(body, self._parameters, ask))
+                answer = await self._algorithm.run(body, self._parameters, ask)
+                if caller.arm is not None:
+                    caller.label = first_label(answer)
+                return encode_result(answer)
         except TimeoutError:
             raise DeadlineExceeded(
                 "the time of the item is over", retry_after=self._work.backlog()
@@ -165,7 +181,7 @@ def _kind(outcome: Done | Failed | None) -> str:
     return "expired" if outcome.code == DeadlineExceeded.code else "failed"
 
 
-def _failed(index: int, error: BackendError) -> Failed:
+def _failed(index: int, error: BackendError, arm: str) -> Failed:
     return Failed(
         index=index,
         status=error.status,
@@ -173,4 +189,5 @@ def _failed(index: int, error: BackendError) -> Failed:
         detail=str(error),
         retryable=error.retryable,
         retry_after=error.retry_after,
+        arm=arm,
     )

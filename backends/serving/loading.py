@@ -32,6 +32,7 @@ from backends.repository.manifest import (
     EncoderManifest,
     GraphManifest,
     HeadManifest,
+    SplitManifest,
     builds_on,
 )
 from backends.repository.model import Model
@@ -159,7 +160,14 @@ class _Loader:
         shadow = self.served_models.get(name)
         if shadow is None:
             return
-        both = mirrored_model(served_model, shadow, plan=model.shadow, mirror=self._shared.mirror)
+        is_split = isinstance(model.manifest, SplitManifest)
+        both = mirrored_model(
+            served_model,
+            shadow,
+            plan=model.shadow,
+            mirror=self._shared.mirror,
+            arm="" if is_split else model.folder.name,
+        )
         if both is None:
             self.problems[name] = f"it is the shadow of `{model.name}` and has no task of it"
         else:

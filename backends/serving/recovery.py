@@ -9,8 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import msgspec
 
 from backends.open_inference.address import Servers
+from backends.plans import PlanTrial, Serving
+from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
 from backends.repository.last_good import read_last_good, write_last_good
+from backends.repository.manifest import builds_on
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
 from backends.serving.loading import LoadingTools, SharedResources, load_models
 
@@ -32,21 +35,23 @@ def load_repository(
     *,
     before: ModelSet | None,
     usable: Callable[[Catalogue], Sequence[RunningEncoder]],
+    plans: Mapping[str, Serving],
 ) -> RecoveredModels:
     """Return what a repository's models became; models of `before` that are broken now stay served.
 
     `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
+    `plans` come before what the folders of models say.
 
     Raises:
         StartProblem: there is no repository.
     """
     search = _Search(before)
     root, more = tools.settings.models, tools.settings.more_models
-    catalogue = read_catalogue(root, servers, more=more)
+    catalogue = read_catalogue(root, servers, more=more, plans=plans)
     running = usable(catalogue)
     model_set = load_models(catalogue, tools, shared, running)
     while search.pin(catalogue, model_set):
-        catalogue = read_catalogue(root, servers, more=more, pinned=search.pinned)
+        catalogue = read_catalogue(root, servers, more=more, pinned=search.pinned, plans=plans)
         known = [*running, *model_set.encoders]
         model_set = load_models(catalogue, tools, shared, known)
     _keep_records(catalogue, model_set, search.pinned)
@@ -57,6 +62,37 @@ def load_repository(
     return RecoveredModels(
         catalogue=catalogue,
         model_set=msgspec.structs.replace(model_set, problems=problems, kept=kept),
+    )
+
+
+def try_plan(
+    tools: LoadingTools,
+    shared: SharedResources,
+    servers: Servers,
+    *,
+    trial: PlanTrial,
+    plans: Mapping[str, Serving],
+    running: Sequence[RunningEncoder],
+) -> PlanVerdict:
+    """Load a repository as it would be served with a plan beside the other `plans`.
+
+    Raises:
+        StartProblem: there is no repository.
+    """
+    others = {name: plan for name, plan in plans.items() if name != trial.model}
+    own = {} if trial.plan is None else {trial.model: trial.plan}
+    root, more = tools.settings.models, tools.settings.more_models
+    catalogue = read_catalogue(root, servers, more=more, plans=others | own)
+    model_set = load_models(catalogue, tools, shared, running)
+
+    def concerns(name: str) -> bool:
+        model = catalogue.models.get(name)
+        below = [] if model is None else builds_on(model.manifest)
+        return any(base_name(each) == trial.model for each in (name, *below))
+
+    return PlanVerdict(
+        models=[info for info in model_set.infos() if base_name(info.name) == trial.model],
+        problems={n: problem for n, problem in model_set.problems.items() if concerns(n)},
     )
 
 

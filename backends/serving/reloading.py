@@ -8,11 +8,13 @@ from typing import Self
 
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
+from backends.plans import PlanTrial, ServingPlans
+from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue
 from backends.repository.staging import remove_abandoned
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
 from backends.serving.loading import LoadingTools, make_shared
-from backends.serving.recovery import RecoveredModels, load_repository
+from backends.serving.recovery import RecoveredModels, load_repository, try_plan
 
 _log = logging.getLogger(__name__)
 # Seconds between two readiness checks of the upstream servers.
@@ -26,6 +28,9 @@ class Repository:
     A reload loads new revisions before it retires old ones: calls get the new revisions once all of
     them are warm; calls that name an old revision get it for `retire_after` seconds more. A model
     whose new revision is broken is served as before.
+
+    Operators' plans come before what folders say. They are kept in memory only: gateways send them
+    to a backend that has started.
     """
 
     def __init__(self, tools: LoadingTools) -> None:
@@ -39,6 +44,7 @@ class Repository:
         remove_abandoned(settings.models)
         self._shared = make_shared(tools)
         self._servers = servers(settings)
+        self._plans = ServingPlans()
         loaded = self._load(None, ())
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
@@ -76,18 +82,41 @@ class Repository:
         self._shared.hosts.close()
         await self._stop(list(self._started.values()))
 
-    async def reload(self) -> None:
+    async def reload(self, plans: ServingPlans | None = None) -> None:
         """Serve what the directory holds now; returns when that answers calls.
 
-        Requests during a reload share the next one: each gets a reload that began after it.
+        Requests during a reload share the next one: each gets a reload that began after it. `plans`
+        are followed from then on unless newer ones came before.
 
         Raises:
             StartProblem: the directory is gone; what was served is served on.
         """
+        if plans is not None and plans.version > self._plans.version:
+            self._plans = plans
         if self._next is None:
             self._next = asyncio.create_task(self._reload_next())
             self._own(self._next)
         await asyncio.shield(self._next)
+
+    async def check(self, trial: PlanTrial) -> PlanVerdict:
+        """Load what a plan would serve, and return what became of it; what is served stays so.
+
+        Raises:
+            StartProblem: the directory is gone.
+        """
+        async with self._lock:
+            verdict = await asyncio.to_thread(
+                try_plan,
+                self._tools,
+                self._shared,
+                self._servers,
+                trial=trial,
+                plans=self._plans.plans,
+                running=self.core.running(),
+            )
+            # Processes of algorithms that were started for the trial alone.
+            self._shared.hosts.keep(self.core.revisions())
+            return verdict
 
     async def _reload_next(self) -> None:
         async with self._lock:
@@ -100,11 +129,13 @@ class Repository:
 
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
+        plans = self._plans
         loaded = await asyncio.to_thread(self._load, self.core.model_set, self.core.running())
         model_set = loaded.model_set
         await self._start(model_set.encoders)
         self._upstreams = loaded.catalogue.upstreams
         retired = self.core.replace(model_set)
+        self.core.plans = plans.version
         for name, reason in model_set.problems.items():
             _log.error("a model is broken", extra={"model": name, "reason": reason})
         _log.info("models reloaded", extra={"replaced": len(retired)})
@@ -161,7 +192,12 @@ class Repository:
             return [each for each in running if each.upstream not in changed]
 
         return load_repository(
-            self._tools, self._shared, self._servers, before=before, usable=usable
+            self._tools,
+            self._shared,
+            self._servers,
+            before=before,
+            usable=usable,
+            plans=self._plans.plans,
         )
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:

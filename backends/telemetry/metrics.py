@@ -3,13 +3,21 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from backends.plans import ArmStatistics, bucket_bound
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+# Of the buckets that durations of revisions are counted in: each doubling from 0.1 ms to 13 s.
+_EDGES = range(0, 69, 4)
 _Read = Callable[[EncoderStatistics], float]
 
 _COUNTERS: tuple[tuple[str, str, _Read], ...] = (
@@ -57,12 +65,13 @@ class BackendMetrics(Collector):
         encoders, shadows = snapshot.encoders, snapshot.shadows
         labels = ["model", "task", "outcome"]
         yield _labelled("items", "Items by outcome.", labels, snapshot.items.items())
-        labels = ["model", "shadow", "outcome"]
+        yield from _arms(snapshot.arms)
+        labels = ["model", "arm", "shadow", "outcome"]
         text = "Items mirrored to a revision, by how its answers compare."
         yield _labelled("shadow_items", text, labels, shadows.outcomes.items())
         text = "How far numbers of answers that say the same were apart at most."
         name, differences = "shadow_largest_difference", shadows.largest.items()
-        yield _labelled(name, text, labels[:2], differences, GaugeMetricFamily)
+        yield _labelled(name, text, labels[:3], differences, GaugeMetricFamily)
         for kind, table in ((CounterMetricFamily, _COUNTERS), (GaugeMetricFamily, _GAUGES)):
             for name, text, read in table:
                 values = [((encoder.name,), read(encoder)) for encoder in encoders]
@@ -75,6 +84,28 @@ class BackendMetrics(Collector):
             cache = encoders[0].rows
             yield _gauge("row_cache_bytes", "Bytes of the row cache.", cache.size_bytes)
             yield _gauge("row_cache_rows", "Rows in the row cache.", cache.entries)
+
+
+def _arms(arms: Iterable[ArmStatistics]) -> Iterator[Metric]:
+    labels = ["model", "arm", "outcome"]
+    outcomes = [((e.model, e.arm, name), n) for e in arms for name, n in e.outcomes.items()]
+    yield _labelled("arm_items", "Items by the revision that answered.", labels, outcomes)
+    first = [((e.model, e.arm, label), n) for e in arms for label, n in e.labels.items()]
+    text = "First labels of answers, by the revision that gave them."
+    yield _labelled("arm_labels", text, ["model", "arm", "label"], first)
+    family = HistogramMetricFamily(
+        "sluicegate_backend_arm_duration_seconds",
+        "Time from a call's arrival to an item's answer, by the revision that answered.",
+        labels=labels[:2],
+    )
+    for each in arms:
+        buckets = [
+            (f"{bucket_bound(edge):g}", sum(n for b, n in each.durations.items() if b <= edge))
+            for edge in _EDGES
+        ]
+        buckets.append(("+Inf", sum(each.durations.values())))
+        family.add_metric((each.model, each.arm), buckets, each.seconds)
+    yield family
 
 
 def _labelled(

@@ -17,12 +17,16 @@ from typing_extensions import override
 
 from gateway.admin.accounts import AccountChanges, KeyController, TenantController
 from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.arms import ArmReader
+from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
 from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.model_plans import PlansController
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import CacheController, live, metrics, ready
+from gateway.admin.plan_changes import PlanChanges
 from gateway.admin.publishing import Publisher
 from gateway.admin.regions import BackendChanges, RegionsController
 from gateway.api.application import Application
@@ -36,11 +40,13 @@ from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
+from gateway.upstream.base import BackendClient
 
 _REQUEST_ID = "request_id"
 HANDLERS = (
     *(ConfigController, TenantController, KeyController, BillingController),
-    *(CacheController, ModelsController, RegionsController, metrics, live, ready),
+    *(CacheController, ModelsController, PlansController, RegionsController),
+    *(metrics, live, ready),
 )
 _IS_ADMIN = "is_admin"
 # Seconds from the head of a request to the end of its body.
@@ -94,11 +100,13 @@ def build_admin(
     ledger: Ledger,
     publisher: Publisher,
     recovery: Recovery,
+    backend_client: BackendClient,
     draining: Draining | None = None,
     body_timeout: float = _BODY_TIMEOUT,
 ) -> Application:
     """Return the application; objects are made and owned by the caller."""
     active = ActiveDocumentReader(control=control, settings=settings)
+    calls = BackendCalls(control=control, active=active, client=backend_client)
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
@@ -112,6 +120,8 @@ def build_admin(
         "backends": BackendChanges(
             control=control, active=active, ledger=ledger, recovery=recovery
         ),
+        "plan_changes": PlanChanges(backends=calls, control=control, ledger=ledger),
+        "arm_reader": ArmReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
     document = operators_document(HANDLERS, dependencies)

@@ -17,7 +17,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 
 # Backends load a new revision before they serve it.
-_RELOAD_TIMEOUT = 60.0
+RELOAD_TIMEOUT = 60.0
 _MAX_NAMED = 5
 
 
@@ -93,14 +93,15 @@ class ModelsController(Controller):
         # First: no change without an entry in the audit log.
         await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
         version = await control.touch(Topic.MODELS)
-        workers = await control.wait_for_workers(Topic.MODELS, version, within=_RELOAD_TIMEOUT)
+        workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
         live = not broken and all(outcome == "ok" for outcome in workers.values())
         reloaded = ReloadResult(live=live, workers=workers, backends=backends)
         if not broken:
             return Response(reloaded, status_code=200 if live else 202)
-        error = ModelsBroken(_explain(backends))
+        problems = {name: backend.problems for name, backend in backends.items()}
+        error = ModelsBroken(explain_problems(problems))
         body = msgspec.to_builtins(problem(error, str(request.scope["state"]["request_id"])))
         return Response(
             body | msgspec.to_builtins(reloaded),
@@ -127,11 +128,11 @@ def changes(
     return found
 
 
-def _explain(backends: Mapping[str, BackendModels]) -> str:
+def explain_problems(problems: Mapping[str, Mapping[str, str]]) -> str:
     """Return one line that names the broken models, each problem once with all its backends."""
     where: dict[tuple[str, str], list[str]] = {}
-    for backend, models in backends.items():
-        for model, reason in models.problems.items():
+    for backend, models in problems.items():
+        for model, reason in models.items():
             where.setdefault((model, reason), []).append(backend)
     lines = [
         f"`{model}` on {', '.join(f'`{backend}`' for backend in places)}: {reason}"

@@ -19,6 +19,8 @@ from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
+from gateway.upstream.http import HttpBackendClient
+from gateway.upstream.tls import client_tls
 
 _TIMEOUT = 2.0
 
@@ -60,6 +62,11 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             settings=settings,
             clock=time.time,  # noqa: TID251 - shown to operators
         )
+        backend_client = await stack.enter_async_context(
+            HttpBackendClient(
+                token=settings.backend_token, tls=client_tls(settings), tcp_keepalive=keepalive
+            )
+        )
         app = build_admin(
             settings=settings,
             control=control,
@@ -67,6 +74,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             ledger=ledger,
             publisher=publisher,
             recovery=recovery,
+            backend_client=backend_client,
             draining=draining,
         )
         async with asyncio.TaskGroup() as tasks:

@@ -9,7 +9,16 @@ import msgspec
 
 from gateway.api.schemas import Body, InferBody, RerankBody
 from gateway.errors import GatewayError
-from gateway.types import Answer, CacheDirectives, ItemFailure, ItemOutcome, Source, Stale, Usage
+from gateway.types import (
+    Answer,
+    ArmUsage,
+    CacheDirectives,
+    ItemFailure,
+    ItemOutcome,
+    Source,
+    Stale,
+    Usage,
+)
 
 JSON = b"content-type: application/json\r\n"
 HIT = JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: "
@@ -51,6 +60,21 @@ def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
     )
 
 
+def count_arms(outcomes: Sequence[ItemOutcome]) -> tuple[ArmUsage, ...]:
+    """Return counts of the items by the revision that answered; none where no item names one."""
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for outcome in outcomes:
+        if outcome.arm:
+            found = counts.setdefault((outcome.arm, outcome.shadow), dict.fromkeys(_COUNTED, 0))
+            found[outcome.source] += 1
+            found["rows"] += outcome.rows
+            found["tokens"] += outcome.tokens
+    return tuple(
+        ArmUsage(arm=arm, shadow=shadow, **found) for (arm, shadow), found in counts.items()
+    )
+
+
+_COUNTED = (*(source.value for source in Source), "rows", "tokens")
 _ONE_HIT = Usage(items=1, hit=1, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
 _ONE_CUT_HIT = msgspec.structs.replace(_ONE_HIT, truncated=1)
 

@@ -14,10 +14,11 @@ from gateway.inference.inference import Inference
 from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.types import Answer, CacheDirectives, Principal, Source
+from gateway.types import Answer, ArmUsage, CacheDirectives, Principal, Source
 
 _NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096
+_RunKey = tuple[Principal, Task, str, str, bool, tuple[ArmUsage, ...]]
 
 
 class MemoryHits:
@@ -38,7 +39,7 @@ class MemoryHits:
         self._limiter = limiter
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
-        self._runs: dict[tuple[Principal, Task, str, str, bool], HitRun] = {}
+        self._runs: dict[_RunKey, HitRun] = {}
 
     def replay(self, parsed: ParsedBody, head: bytes) -> bytes | None:
         """Return the whole answer to a request with plain headers; `head` is what it begins with.
@@ -139,7 +140,7 @@ class MemoryHits:
         principal, _ = state.caller_and_body()
         # Hits of texts that were cut are counted as such.
         is_truncated = state.usage.truncated > 0
-        name = (principal, state.task, state.model, state.revision, is_truncated)
+        name = (principal, state.task, state.model, state.revision, is_truncated, state.arms)
         if state.runtime is not self._runtime:
             self._runtime = state.runtime
             self._runs.clear()

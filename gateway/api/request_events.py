@@ -12,7 +12,7 @@ from gateway.errors import EventLogUnavailable
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import RequestEvent, RequestId, Source
+from gateway.types import ArmUsage, RequestEvent, RequestId, Source
 
 _IDS_AT_ONCE = 4096
 
@@ -93,6 +93,8 @@ class RequestEvents:
         ):
             if count:
                 self._metrics.items(state.model, source, count)
+        for arm in state.arms:
+            self._metrics.arm_items(state.model, arm)
         if usage.rows:
             self._metrics.work(state.model, rows=usage.rows, tokens=usage.tokens)
 
@@ -127,3 +129,5 @@ class RequestEvents:
         self._events.publish_encoded(run.event.payload(id_, time_, duration, count))
         self._metrics.request(run.task, 200, duration, count)
         self._metrics.items(run.model, Source.HIT, count)
+        if run.arm:
+            self._metrics.arm_items(run.model, ArmUsage(arm=run.arm, hit=count))

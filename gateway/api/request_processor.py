@@ -14,6 +14,7 @@ from gateway.api.answers import (
     JSON,
     PRIVATE,
     cache_lines,
+    count_arms,
     count_usage,
     encode_answer,
     failed_usage,
@@ -227,8 +228,10 @@ class RequestProcessor:
         continues = parsed.request.continue_on_error
         failure = first_failure(answer, continue_on_error=continues)
         if failure is not None:
+            state.arms = count_arms([one for one in answer.outcomes if one.failure is not None])
             raise failure
         state.usage = count_usage(answer.outcomes)
+        state.arms = count_arms(answer.outcomes)
         lines = JSON + cache_lines(answer, state.options.directives) + row_lines(answer)
         body = encode_answer(parsed.body, answer, state.usage)
         # Last: what fails before has an event of its own.

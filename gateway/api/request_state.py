@@ -15,6 +15,7 @@ from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.types import (
+    ArmUsage,
     InferenceRequest,
     ItemOutcome,
     Principal,
@@ -108,6 +109,7 @@ class RequestState:
     status = 200
     code = ""
     usage = _NOTHING
+    arms: tuple[ArmUsage, ...] = ()
     lines = b""
 
     def __init__(
@@ -154,4 +156,5 @@ class RequestState:
             region=region,
             revision=self.revision,
             code=self.code,
+            arms=self.arms,
         )

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Self
 
+from backends.plans import ServingPlans
 from backends.protocol import CALL_PATH
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.plans import PlanFollower
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
@@ -55,6 +57,7 @@ class BackendAccess:
         resolver: Resolver,
         clock: Callable[[], float],
         tracer: Tracer,
+        load_plans: Callable[[], ServingPlans],
     ) -> None:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self._runtimes = runtimes
@@ -63,8 +66,14 @@ class BackendAccess:
         self.discovery = Discovery(
             resolver=resolver, random=chooser, changed=self._take_resolved_names
         )
-        self.prober = Prober(fleet=self.fleet, client=client, random=chooser)
-        self.reloader = ModelReloader(fleet=self.fleet, client=client, prober=self.prober)
+        self.plans = PlanFollower(load=load_plans, client=client)
+        self.prober = Prober(
+            fleet=self.fleet, client=client, random=chooser, bring_up=self.plans.bring_up
+        )
+        self.plans.on_change(self.prober.probe_all)
+        self.reloader = ModelReloader(
+            fleet=self.fleet, client=client, prober=self.prober, plans=self.plans
+        )
         self.dispatcher = Dispatcher(
             fleet=self.fleet,
             client=client,
@@ -78,7 +87,7 @@ class BackendAccess:
         runtimes.on_swap(self._apply)
 
     async def __aenter__(self) -> Self:
-        for part in (self.client, self.prober, self.discovery, self.dispatcher):
+        for part in (self.client, self.plans, self.prober, self.discovery, self.dispatcher):
             await self._stack.enter_async_context(part)
         return self
 

@@ -137,6 +137,7 @@ class Worker:
             resolver=resolver,
             clock=self._clock,
             tracer=self._tracer,
+            load_plans=stores.ledger.plans.load,
         )
         self.path = InferencePath(
             settings,

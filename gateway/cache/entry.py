@@ -47,6 +47,8 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     """The epoch of `owner` at that time: purging the tenant raises it."""
     truncated_from: int = 0
     """How many tokens the text has that the model cut; 0 where it cut nothing."""
+    arm: str = ""
+    """The number of the revision that gave it, where several share the model's items."""
 
 
 Validity = Callable[[CachedResult, float], bool]

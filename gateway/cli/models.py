@@ -1,10 +1,11 @@
-"""Implements `sluicegate models`; all commands but `reload` run in the backends' package."""
+"""Implements `sluicegate models`; commands about a folder run in the backends' package."""
 
 from typing import Any
 
 import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change
+from gateway.cli.model_plans import rollback, shadow, split
 from gateway.cli.processes import PASS_ARGUMENTS, become
 
 # The listener itself waits up to a minute for the workers.
@@ -34,6 +35,10 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     """
     answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
     print_change(answer, as_json=as_json, more=_show_backends)
+
+
+for _command in (split, shadow, rollback):
+    models.add_command(_command)
 
 
 def _show_backends(answer: Any) -> None:

@@ -74,11 +74,13 @@ class Attempt:
                 tokens=frame.tokens,
                 known_rows=frame.known,
                 truncated_from=frame.truncated_from,
+                arm=frame.arm,
+                shadow=frame.shadow,
             )
         failure = failures.of_item(frame)
         if not frame.retryable:
             self._is_useful = True
-            return item, ItemOutcome(source=Source.FAILED, failure=failure)
+            return item, ItemOutcome(source=Source.FAILED, failure=failure, arm=frame.arm)
         self._is_to_blame |= failures.blames_backend(frame)
         self.failed.append((item, failure))
         return None

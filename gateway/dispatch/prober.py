@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from random import Random
 from typing import Self
 
@@ -23,6 +23,13 @@ ALL_READY_TIMEOUT = 1.0
 JITTER = 0.2
 # Seconds that a probe may take beyond its time-out on a busy machine.
 _GRACE = 1.0
+
+
+BringUp = Callable[[Endpoint, ServingState], Awaitable[ServingState]]
+
+
+async def _as_it_is(endpoint: Endpoint, state: ServingState) -> ServingState:  # noqa: ARG001
+    return state
 
 
 class _ProbeLoop:
@@ -67,8 +74,17 @@ class _ProbeLoop:
 class Prober:
     """Probes the fleet's endpoints, as an async context manager."""
 
-    def __init__(self, *, fleet: Fleet, client: BackendClient, random: Random) -> None:
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        client: BackendClient,
+        random: Random,
+        bring_up: BringUp = _as_it_is,
+    ) -> None:
+        """`bring_up` is awaited with each state, and returns the one to report."""
         self._fleet = fleet
+        self._bring_up = bring_up
         self._client = client
         self._random = random
         self._tasks = TaskScope()
@@ -114,7 +130,7 @@ class Prober:
     async def probe_new(self, endpoints: Iterable[Endpoint]) -> None:
         """Probe those of `endpoints` that are new; the next `refresh` knows their states."""
         new = [endpoint for endpoint in endpoints if endpoint not in self._probe_loops]
-        found = await asyncio.gather(*map(self._probe, new))
+        found = await asyncio.gather(*map(self._probe_and_bring_up, new))
         self._new_states = {
             endpoint: state
             for endpoint, state in zip(new, found, strict=True)
@@ -177,7 +193,9 @@ class Prober:
             try:
                 started = loop.time()
                 found = await self._probe(probing.endpoint)
-                self._fleet.observe(probing.endpoint, found, loop.time() - started)
+                took = loop.time() - started
+                found = await self._brought_up(probing.endpoint, found)
+                self._fleet.observe(probing.endpoint, found, took)
                 probing.log_change(found)
             finally:
                 ended.set_result(None)
@@ -189,6 +207,17 @@ class Prober:
                     await probing.wake.wait()
             except TimeoutError:
                 continue
+
+    async def _probe_and_bring_up(self, endpoint: Endpoint) -> ServingState | ProbeFailure:
+        return await self._brought_up(endpoint, await self._probe(endpoint))
+
+    async def _brought_up(
+        self, endpoint: Endpoint, found: ServingState | ProbeFailure
+    ) -> ServingState | ProbeFailure:
+        """Return the state of a backend that follows the operators' plans, if it can."""
+        if isinstance(found, ProbeFailure):
+            return found
+        return await self._bring_up(endpoint, found)
 
     async def _probe(self, endpoint: Endpoint) -> ServingState | ProbeFailure:
         time_limit = self._fleet.routing.probe_timeout

@@ -10,18 +10,19 @@ ID_DIGITS = 10
 
 
 class HitRun:
-    """Counts memory hits of one caller, task and model; their ids are consecutive from `first`.
+    """Counts memory hits of one caller, task, model and arm; ids are consecutive from `first`.
 
     `count` of them belong to the present event-loop iteration, which may have up to `max_count`;
     `reserved_ids` are not used yet. `gateway.api.request_events` reserves more when there are none.
     """
 
-    __slots__ = ("count", "event", "first", "max_count", "model", "reserved_ids", "task")
+    __slots__ = ("arm", "count", "event", "first", "max_count", "model", "reserved_ids", "task")
 
     def __init__(self, event: RequestEvent) -> None:
         self.event = EventTemplate(event)
         self.task = event.task
         self.model = event.model
+        self.arm = event.arms[0].arm if event.arms else ""
         self.first = self.reserved_ids = self.max_count = self.count = 0
 
     def add(self) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.types import RequestEvent, RequestId
 
-_ID, _TIME, _DURATION = 0, 1, 8
+_ID, _TIME, _DURATION, _COUNT_FIELD = 0, 1, 8, 12
 _NUMBERS = struct.Struct(">BQ")
 _FLOAT = struct.Struct(">Bd")
 _COUNT = struct.Struct(">BH")
@@ -24,19 +24,20 @@ class EventTemplate:
     Ids have up to 31 bytes. `size` is the size of a payload whose id is as long as the event's.
     """
 
-    __slots__ = ("_end", "_middle", "_start", "size")
+    __slots__ = ("_after", "_end", "_middle", "_start", "size")
 
     def __init__(self, event: RequestEvent) -> None:
         fields = msgspec.structs.astuple(event)
         self._start = bytes([_ARRAY | len(fields)])
         self._middle = b"".join(map(_encode, fields[_TIME + 1 : _DURATION]))
-        self._end = b"".join(map(_encode, fields[_DURATION + 1 : -1]))
+        self._end = b"".join(map(_encode, fields[_DURATION + 1 : _COUNT_FIELD]))
+        self._after = b"".join(map(_encode, fields[_COUNT_FIELD + 1 :]))
         self.size = len(self.payload(event.id, 0, 0.0, 1))
 
     def payload(self, id_: RequestId, time: int, duration: float, count: int) -> bytes:
         """Return the event as msgpack; `time` in nanoseconds, `duration` in seconds."""
         text = id_.encode()
-        return b"%b%c%b%b%b%b%b%b" % (
+        return b"%b%c%b%b%b%b%b%b%b" % (
             self._start,
             _STRING | len(text),
             text,
@@ -45,4 +46,5 @@ class EventTemplate:
             _FLOAT.pack(_FLOAT64, duration),
             self._end,
             _COUNT.pack(_UINT16, count),
+            self._after,
         )

@@ -237,6 +237,7 @@ def _kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: flo
         owner=plan.owner,
         owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
         truncated_from=outcome.truncated_from,
+        arm=outcome.arm,
     )
 
 

@@ -24,11 +24,12 @@ def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
     age = max(0.0, now - entry.stored_at)
     if entry.status != 200:  # noqa: PLR2004
         failure = ItemFailure(status=entry.status, code=entry.code, detail=entry.detail)
-        return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier)
+        return ItemOutcome(source=Source.FAILED, failure=failure, age=age, tier=tier, arm=entry.arm)
     return ItemOutcome(
         source=Source.HIT,
         result=entry.payload,
         truncated_from=entry.truncated_from,
+        arm=entry.arm,
         age=age,
         tier=tier,
     )
@@ -39,7 +40,10 @@ def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
     if outcome.failure is not None:
         return outcome
     return ItemOutcome(
-        source=Source.COLLAPSED, result=outcome.result, truncated_from=outcome.truncated_from
+        source=Source.COLLAPSED,
+        result=outcome.result,
+        truncated_from=outcome.truncated_from,
+        arm=outcome.arm,
     )
 
 

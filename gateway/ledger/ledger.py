@@ -8,6 +8,7 @@ from typing import Self
 from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
+from gateway.ledger.arm_usage import arm_costs
 from gateway.ledger.audit import Audit
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.prices import PublishedPrices
@@ -16,8 +17,9 @@ from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
+from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.ledger.types import ArmCost, GroupBy, GroupUsage
 from gateway.ledger.usage import priced_usage, usage_by_group
 
 
@@ -39,6 +41,7 @@ class Ledger:
         self.prices = PublishedPrices(self._store)
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)
+        self.plans = ServingPlanStore(self._store, self.audit)
 
     def usage(
         self,
@@ -72,6 +75,15 @@ class Ledger:
             models=models,
         )
         return usage_by_group(found, groups)
+
+    def arm_costs(
+        self, model: str, revision: str, prices: Sequence[PriceConfig] = ()
+    ) -> list[ArmCost]:
+        """Return what each revision of a model answered while the model was at `revision`.
+
+        The cost follows the published prices, or `prices` if there are none.
+        """
+        return arm_costs(self._store, model, revision, self._price_list(prices))
 
     def invoice(self, tenant: str, month: str, prices: Sequence[PriceConfig] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`, from its events.

@@ -40,6 +40,8 @@ MIGRATIONS: Final = (
     # Adds `schema_migrations`, `published_prices`, `published_documents`, `drained_backends` and
     # `usage_rollups`.
     Migration(version=3, compatible_from=2),
+    # Adds `arm_usage` and `serving_plans`.
+    Migration(version=4, compatible_from=2),
 )
 VERSION: Final = MIGRATIONS[-1].version
 

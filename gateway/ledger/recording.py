@@ -9,6 +9,7 @@ from sqlalchemy import Connection, delete, exc, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
+from gateway.ledger.arm_usage import add_arms
 from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
 from gateway.ledger.types import Batch, Recorded, Units
@@ -112,10 +113,13 @@ class EventRecorder:
         new = self._store.insert_new(connection, table, rows)
         if new in (0, len(rows)):
             attempt.commit()
+            if new:
+                add_arms(self._store, connection, events)
             return sum(e.count for e in events) if new else 0
         # Rarely only some are new; each is inserted alone, as it may count as many requests.
         attempt.rollback()
-        added = (self._store.insert_new(connection, table, [row]) for row in rows)
+        added = [self._store.insert_new(connection, table, [row]) for row in rows]
+        add_arms(self._store, connection, [e for e, n in zip(events, added, strict=True) if n])
         return sum(e.count * n for e, n in zip(events, added, strict=True))
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:

@@ -99,6 +99,31 @@ usage_events: Final = Table(
 )
 """A row is an event, or a run of them: `requests` ids from `id` on; its numbers are their sums."""
 
+arm_usage: Final = Table(
+    "arm_usage",
+    metadata,
+    Column("time", BigInteger, primary_key=True),
+    Column("model", String(255), primary_key=True),
+    Column("revision", String(64), primary_key=True),
+    Column("arm", String(64), primary_key=True),
+    Column("shadow", String(64), primary_key=True),
+    *(
+        Column(name, BigInteger, nullable=False)
+        for name in ("hit", "collapsed", "computed", "failed", "rows", "tokens")
+    ),
+)
+"""Sums of an hour by the revision that answered, of models whose revisions share items."""
+
+serving_plans: Final = Table(
+    "serving_plans",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("version", BigInteger, nullable=False),
+    Column("plan", Text, nullable=False),
+    Column("previous", Text, nullable=False),
+)
+"""How models are served in place of what their folders say, as JSON; `null` where these say it."""
+
 usage_rollups: Final = Table(
     "usage_rollups",
     metadata,

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from backends.plans import Serving
 from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
@@ -104,6 +105,31 @@ class GroupUsage(Units, frozen=True, kw_only=True):
     cost: str
     """A decimal number, in `currency`; exact."""
     currency: str
+
+
+class ArmCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts the items that one revision of a model answered, and what they cost."""
+
+    arm: str
+    hit: int
+    collapsed: int
+    computed: int
+    failed: int
+    rows: int
+    tokens: int
+    cost: str
+    currency: str
+
+
+class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds how a model is served by the operators' word, and how before.
+
+    `None` is what its folder says. `version` grows with each change of any model.
+    """
+
+    version: int = 0
+    plan: Serving | None = None
+    previous: Serving | None = None
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from functools import partial
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from gateway.types import ArmUsage, Source
+
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -68,6 +70,11 @@ class GatewayMetrics:
             "Items answered, by model and how: hit, collapsed, computed, failed.",
             ("model", "source"),
         )
+        self._arm_items = counter(
+            "sluicegate_arm_items",
+            "Items by model, the revision that answered, and how, where revisions share items.",
+            ("model", "arm", "source"),
+        )
         self._rows = counter(
             "sluicegate_rows", "Rows that backends computed, by model.", ("model",)
         )
@@ -91,6 +98,7 @@ class GatewayMetrics:
         )
         self._durations: dict[tuple[str, int], _Durations] = {}
         self._item_counts: Tally[tuple[str, str]] = Tally()
+        self._arm_counts: Tally[tuple[str, str, str]] = Tally()
         self._row_counts: Tally[str] = Tally()
         self._token_counts: Tally[str] = Tally()
 
@@ -106,6 +114,12 @@ class GatewayMetrics:
         """Count `count` items of `model` that ended as `source`."""
         self._item_counts[model, source] += count
 
+    def arm_items(self, model: str, usage: ArmUsage) -> None:
+        """Count items of `model` by the revision that answered them."""
+        for source in Source:
+            if count := getattr(usage, source):
+                self._arm_counts[model, usage.arm, source] += count
+
     def work(self, model: str, *, rows: int, tokens: int) -> None:
         """Count the rows and tokens that backends computed for a request."""
         self._row_counts[model] += rows
@@ -119,10 +133,12 @@ class GatewayMetrics:
             self._duration.labels(task).add(counts, total)
         for (model, source), count in self._item_counts.items():
             self._items.labels(model, source).inc(count)
+        for (model, arm, source), count in self._arm_counts.items():
+            self._arm_items.labels(model, arm, source).inc(count)
         for model, rows in self._row_counts.items():
             self._rows.labels(model).inc(rows)
             self._tokens.labels(model).inc(self._token_counts[model])
-        for tally in (self._item_counts, self._row_counts, self._token_counts):
+        for tally in (self._item_counts, self._arm_counts, self._row_counts, self._token_counts):
             tally.clear()
 
     def rate_limited(self, policy: str) -> None:

@@ -5,7 +5,8 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
-from backends.protocol import Call, Done, Failed, Report, ServingState
+from backends.plans import PlanTrial, ServingPlans
+from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
 
 Receive = Callable[[Done | Failed], None]
@@ -76,8 +77,19 @@ class BackendClient(Protocol):
         """Return the state that the backend reports, within `time_limit` seconds."""
         ...
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
-        """Have the backend read its repository again, and return its state once that is served."""
+    async def reload(
+        self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
+    ) -> ServingState:
+        """Have the backend read its repository again and follow `plans`, unless it has newer ones.
+
+        Returns its state once that is served.
+        """
+        ...
+
+    async def check(
+        self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
+    ) -> PlanVerdict:
+        """Have the backend load what a plan would serve, and return what became of it."""
         ...
 
 

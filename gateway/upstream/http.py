@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 import msgspec
 
+from backends.plans import PlanTrial, ServingPlans
 from backends.protocol import (
     CALL_PATH,
+    CHECK_PATH,
     MEDIA_TYPE,
     RELOAD_PATH,
     STATE_PATH,
     TOKEN_HEADER,
     UNREADABLE,
     Call,
+    PlanVerdict,
     Refusal,
     Report,
     ServingState,
@@ -37,6 +40,8 @@ from gateway.upstream.shared_call import CallKind, SharedCall, kind_of
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
 from gateway.upstream.transport import BackendTransport
 
+T = TypeVar("T")
+
 # Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
 # bytes. An idle backend gets the first item at once.
 GATHERING_DELAY = 0.002
@@ -46,6 +51,7 @@ MAX_STATE_BYTES = 4 * 1024 * 1024
 _call_encoder = msgspec.msgpack.Encoder()
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 _state_decoder = msgspec.msgpack.Decoder(ServingState)
+_verdict_decoder = msgspec.msgpack.Decoder(PlanVerdict)
 
 
 class _Channel:
@@ -61,6 +67,7 @@ class _Channel:
         self.call_head = b"POST %b%b%b" % (path, CALL_PATH.encode(), common)
         self.state_head = b"GET %b%b%b" % (path, STATE_PATH.encode(), common)
         self.reload_head = b"POST %b%b%b" % (path, RELOAD_PATH.encode(), common)
+        self.check_head = b"POST %b%b%b" % (path, CHECK_PATH.encode(), common)
         self.slots = asyncio.Semaphore(limit)
         self.joinable: dict[CallKind, SharedCall] = {}
         self.in_flight = 0
@@ -135,12 +142,24 @@ class HttpBackendClient:
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
         channel = self._channel(endpoint)
-        return await self._tasks.run(self._fetch_state(channel, time_limit, channel.state_head))
+        fetching = self._fetch(channel, time_limit, channel.state_head, b"", _state_decoder)
+        return await self._tasks.run(fetching)
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
+    async def reload(
+        self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
+    ) -> ServingState:
         """See `BackendClient.reload`."""
-        channel = self._channel(endpoint)
-        return await self._tasks.run(self._fetch_state(channel, time_limit, channel.reload_head))
+        channel, body = self._channel(endpoint), _call_encoder.encode(plans)
+        fetching = self._fetch(channel, time_limit, channel.reload_head, body, _state_decoder)
+        return await self._tasks.run(fetching)
+
+    async def check(
+        self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
+    ) -> PlanVerdict:
+        """See `BackendClient.check`."""
+        channel, body = self._channel(endpoint), _call_encoder.encode(trial)
+        fetching = self._fetch(channel, time_limit, channel.check_head, body, _verdict_decoder)
+        return await self._tasks.run(fetching)
 
     def _shared_call(self, channel: _Channel, call: Call) -> SharedCall:
         """Return the call that the items of `call` join."""
@@ -217,21 +236,28 @@ class HttpBackendClient:
             if response is not None:
                 response.close()
 
-    async def _fetch_state(self, channel: _Channel, time_limit: float, head: bytes) -> ServingState:
+    async def _fetch(
+        self,
+        channel: _Channel,
+        time_limit: float,
+        head: bytes,
+        content: bytes,
+        decoder: msgspec.msgpack.Decoder[T],
+    ) -> T:
         response: TransportResponse | None = None
         try:
             async with asyncio.timeout(time_limit):
-                response = await self._send(channel, head, b"")
+                response = await self._send(channel, head, content)
                 body = await _body(response, MAX_STATE_BYTES)
             if response.status != HTTPStatus.OK:
                 raise _refusal(response.status, body)
-            return _state_decoder.decode(body)
+            return decoder.decode(body)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
             raise _connection_failure(error, response) from error
         except UNREADABLE as error:
-            raise CallFailed(Cause.CUT, "the backend's state cannot be read") from error
+            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
         finally:
             if response is not None:
                 response.close()

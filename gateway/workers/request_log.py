@@ -131,6 +131,9 @@ def request_lines(event: RequestEvent) -> bytes:
     fields = msgspec.structs.asdict(event)
     fields["time"] = moment.replace(microsecond=event.time % 1_000_000_000 // 1_000)
     del fields["count"]
+    fields["arms"] = [msgspec.structs.asdict(arm) for arm in event.arms]
+    if not event.arms:
+        del fields["arms"]
     line = _encode(fields) + b"\n"
     if event.count == 1:
         return line

@@ -9,6 +9,7 @@ import click
 import pytest
 from prometheus_client import CollectorRegistry, Metric
 
+from backends.plans import ArmStatistics
 from backends.telemetry.metrics import BackendMetrics
 from backends.types import (
     EncoderStatistics,
@@ -23,12 +24,16 @@ from gateway.supervisor.errors import ExitCode
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.restarts import RestartCounts
 from gateway.telemetry.restarts_collector import RestartsCollector
+from gateway.types import ArmUsage
 from tests.docs.tables import ROOT, page, rows
 
 PAGE = page("docs/operations.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _METRIC = re.compile(r"`(sluicegate_[a-z_]+)(\{[^}`]*\})?`")
 _QUEUE = QueueStatistics(releases={"full": 1})
+_ARM = ArmStatistics(
+    model="sentiment", arm="1", outcomes={"done": 1}, durations={9: 1}, labels={"positive": 1}
+)
 _ENCODER = EncoderStatistics(name="minilm", queue=_QUEUE, rows=RowStatistics())
 
 
@@ -76,7 +81,8 @@ def _routes(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
 def backend_metrics() -> list[Metric]:
     """Return all metrics of a backend, each with a sample."""
     shadows = ShadowStatistics(
-        outcomes={("sentiment", "next", "same"): 1}, largest={("sentiment", "next"): 0.1}
+        outcomes={("sentiment", "1", "next", "same"): 1},
+        largest={("sentiment", "1", "next"): 0.1},
     )
     snapshot = Snapshot(
         ready=True,
@@ -84,6 +90,7 @@ def backend_metrics() -> list[Metric]:
         items={("sentiment", "classify", "done"): 1},
         encoders=[_ENCODER],
         shadows=shadows,
+        arms=[_ARM],
     )
     return list(BackendMetrics(lambda: snapshot).collect())
 
@@ -94,6 +101,7 @@ def gateway_metrics(folder: Path) -> list[Metric]:
     metrics = GatewayMetrics(registry)
     metrics.request("classify", 200, 0.1)
     metrics.items("sentiment", "hit", 1)
+    metrics.arm_items("sentiment", ArmUsage(arm="1", hit=1))
     metrics.work("sentiment", rows=1, tokens=9)
     metrics.rate_limited("minute")
     metrics.shadowed("minute")

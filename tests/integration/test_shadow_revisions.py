@@ -16,9 +16,9 @@ from backends.batching.shared import RowCaller
 from backends.errors import ModelFailed
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.ask import AlgorithmContext
+from backends.plans import Shadow
 from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
-from backends.repository.serving import Shadow
 from loadtests.harness.model_repository import DIMENSIONS, write_head, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
@@ -60,7 +60,7 @@ async def test_the_shadow_is_compared_and_counted_and_answers_nobody(models: Pat
         metrics = (await backend.get("/metrics")).body.decode()
 
     assert {label["label"] for label in answer["labels"]} == {"negative", "positive"}
-    labels = 'model="mood",outcome="changed",shadow="mood@2"'
+    labels = 'arm="1",model="mood",outcome="changed",shadow="mood@2"'
     assert f"sluicegate_backend_shadow_items_total{{{labels}}} 1.0" in metrics
 
 
@@ -71,7 +71,7 @@ async def test_a_shadow_that_answers_alike_is_counted_as_the_same(models: Path) 
         await backend.answer("mood", Task.CLASSIFY, "good film")
         await until(lambda: outcomes(backend) == {"same": 1})
 
-        assert backend.engine.snapshot().shadows.largest == {NAMES: 0.0}
+        assert backend.engine.snapshot().shadows.largest == {("mood", "1", "mood@2"): 0.0}
 
 
 async def test_rows_of_the_shadow_are_counted_to_nobody(models: Path) -> None:

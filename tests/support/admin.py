@@ -15,6 +15,8 @@ from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
+from gateway.upstream.base import BackendClient
+from gateway.upstream.http import HttpBackendClient
 
 KEY = "the-admin-key-0123456789"
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
@@ -22,7 +24,12 @@ AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
 
 @contextlib.asynccontextmanager
 async def application_of(
-    settings: Settings, redis: Redis, ledger: Ledger, *, body_timeout: float = 30.0
+    settings: Settings,
+    redis: Redis,
+    ledger: Ledger,
+    backend_client: BackendClient | None = None,
+    *,
+    body_timeout: float = 30.0,
 ) -> AsyncIterator[Application]:
     control = Control(redis)
     recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
@@ -42,6 +49,7 @@ async def application_of(
         ledger=ledger,
         publisher=publisher,
         recovery=recovery,
+        backend_client=backend_client or HttpBackendClient(),
         body_timeout=body_timeout,
     )
     await cache.aclose()
@@ -49,9 +57,16 @@ async def application_of(
 
 @contextlib.asynccontextmanager
 async def client_of(
-    settings: Settings, redis: Redis, ledger: Ledger, *, body_timeout: float = 30.0
+    settings: Settings,
+    redis: Redis,
+    ledger: Ledger,
+    backend_client: BackendClient | None = None,
+    *,
+    body_timeout: float = 30.0,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    async with application_of(settings, redis, ledger, body_timeout=body_timeout) as app:
+    async with application_of(
+        settings, redis, ledger, backend_client, body_timeout=body_timeout
+    ) as app:
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             client.headers.update(AUTHORIZATION)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from backends.protocol import Call, Done, Failed, Report, ServingState
+from backends.plans import PlanTrial, ServingPlans
+from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause, Receive
 from loadtests.harness.stub_backend import echo
@@ -77,6 +78,17 @@ class ScriptedClient:
             raise CallFailed(Cause.UNREACHABLE, "no such backend")
         return state
 
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
+    async def reload(
+        self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
+    ) -> ServingState:
         """See `BackendClient.reload`."""
-        return await self.state(endpoint, time_limit=time_limit)
+        state = await self.state(endpoint, time_limit=time_limit)
+        version = max(state.plans, plans.version)
+        self.states[endpoint.backend] = msgspec.structs.replace(state, plans=version)
+        return self.states[endpoint.backend]
+
+    async def check(
+        self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
+    ) -> PlanVerdict:
+        """See `BackendClient.check`."""
+        return PlanVerdict()

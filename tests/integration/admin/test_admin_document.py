@@ -13,7 +13,11 @@ pytestmark = pytest.mark.anyio
 
 _FIRST = ("create_tenant", "create_key", "reload_config", "replace_config")
 _LAST = ("roll_back_config", "revoke_key")
-_ELSEWHERE = {"reload_models"}  # the worker here has no backends
+# The worker here has no backends.
+_ELSEWHERE = {
+    *("reload_models", "get_model_arms", "split_model", "reset_model"),
+    *("shadow_model", "end_shadow", "roll_back_model"),
+}
 _OF_EVERY_SERVER = {"content-length", "content-type"}
 
 

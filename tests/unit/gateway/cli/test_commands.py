@@ -318,3 +318,25 @@ def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:
 
     assert result.exit_code == 0
     assert "SLUICEGATE_REGION" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("split", "mood", "1=ninety"), "`1=ninety`: write each revision once"),
+        (("split", "mood", "1=90", "1=10"), "`1=10`: write each revision once"),
+        (("split", "mood", "1=0"), "some revision must have a weight above 0"),
+        (("split", "mood", "1=90", "--reset"), "give weights or `--reset`, not both"),
+        (("shadow", "mood"), "name a revision, or give `--off`"),
+        (("shadow", "mood", "2", "--off"), "name a revision, or give `--off`"),
+    ],
+)
+def test_wrong_shares_are_refused_before_anything_is_called(
+    arguments: tuple[str, ...], message: str
+) -> None:
+    there = ("--admin-url", "http://127.0.0.1:1", "--admin-key", KEY)
+
+    result = run("models", *arguments, *there)
+
+    assert result.exit_code == 2
+    assert message in result.stderr

@@ -6,8 +6,10 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from backends.plans import ServingPlans
 from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
+from gateway.dispatch.plans import PlanFollower
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
@@ -25,7 +27,9 @@ class Reloading(ScriptedClient):
     """A backend that says so when a reload finds a model broken."""
 
     @override
-    async def reload(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
+    async def reload(
+        self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
+    ) -> ServingState:
         """Return the state since."""
         return msgspec.structs.replace(state(endpoint.backend), problems=PROBLEMS)
 
@@ -36,6 +40,7 @@ async def test_what_a_reload_found_broken_is_known_before_the_next_probe_answers
     # Nothing is probed: a probe of a busy backend may be late.
     prober = Prober(fleet=fleet, client=client, random=Random(1))
 
-    await ModelReloader(fleet=fleet, client=client, prober=prober).reload()
+    plans = PlanFollower(load=ServingPlans, client=client)
+    await ModelReloader(fleet=fleet, client=client, prober=prober, plans=plans).reload()
 
     assert fleet.statistics()[0].problems == PROBLEMS

@@ -1,0 +1,216 @@
+"""Adds up what each revision of a model did: by the ledger, and by the backends' counts."""
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from backends.plans import ArmStatistics, Serving, bucket_bound
+from backends.protocol import ModelInfo, ServingState
+from gateway.admin.backend_calls import BackendCalls
+from gateway.admin.plan_changes import current_serving, served_by
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import ArmCost
+
+_MOST_LABELS = 50
+_COMPARED = ("same", "moved", "changed")
+
+
+class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
+    """How answers of a shadow compare to those of one revision.
+
+    `agreement` is the share of compared items with the same first label, choice or entities.
+    """
+
+    items: dict[str, int]
+    agreement: float | None
+    largest_difference: float
+
+
+class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """What backends counted of a revision's answers, since each of them started.
+
+    `outcomes` are of computed items. `latency` has percentiles of the seconds from a call's arrival
+    at a backend, within a tenth. `labels` counts the first label, `shadows` how answers compare to
+    those of a shadow.
+    """
+
+    outcomes: dict[str, int]
+    latency: dict[str, float]
+    labels: dict[str, int]
+    shadows: dict[str, ShadowView]
+
+
+class ArmView(msgspec.Struct, frozen=True, kw_only=True):
+    """What one revision of a model did: by the ledger, since the present weights are in force."""
+
+    arm: str
+    weight: int
+    wanted_share: float
+    share: float | None
+    items: int
+    hit: int
+    collapsed: int
+    computed: int
+    failed: int
+    rows: int
+    tokens: int
+    costs: dict[str, str]
+    """By currency."""
+    answers: ArmAnswers
+
+
+class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
+    """How the revisions of a model share its items, and what each did.
+
+    `planned` tells whether operators said so; else the folder of the model does. `backends` are
+    those that serve it so, `others` those that serve it differently, `away` those that cannot be
+    asked.
+    """
+
+    model: str
+    revision: str
+    planned: bool
+    serving: Serving
+    arms: list[ArmView]
+    backends: list[str]
+    others: list[str]
+    away: dict[str, str]
+
+
+class ArmReader:
+    """Reads the ledger and the backends' counts."""
+
+    def __init__(self, *, backends: BackendCalls, ledger: Ledger) -> None:
+        self._backends = backends
+        self._ledger = ledger
+
+    async def read(self, model: str) -> ModelArms:
+        """Return what each revision of a model did.
+
+        Raises:
+            NotFound: no backend has the model.
+            UpstreamUnavailable: no backend can be reached.
+        """
+        found = await self._backends.states()
+        served = served_by(found, model)
+        infos = {
+            str(endpoint.backend): info
+            for endpoint, state in served.items()
+            for info in state.models
+            if info.name == model
+        }
+        revision = _most_common(infos)
+        plan = await asyncio.to_thread(self._ledger.plans.plan, model)
+        costs = await asyncio.to_thread(self._ledger.arm_costs, model, revision)
+        same = [endpoint.backend for endpoint in served if _at(infos, endpoint.backend) == revision]
+        serving = current_serving(
+            model, (state for each, state in served.items() if each.backend in same)
+        )
+        return ModelArms(
+            model=model,
+            revision=revision,
+            planned=plan.plan is not None,
+            serving=serving,
+            arms=views(serving, costs, _counted(model, served.values())),
+            backends=[str(name) for name in same],
+            others=[str(each.backend) for each in served if each.backend not in same],
+            away=dict(found.away),
+        )
+
+
+def views(
+    serving: Serving, costs: Iterable[ArmCost], counted: Mapping[str, list[ArmStatistics]]
+) -> list[ArmView]:
+    """Return the views of the revisions that answer, and of those that answered before."""
+    weights = serving.revisions or {}
+    by_arm: dict[str, list[ArmCost]] = {arm: [] for arm in weights}
+    for cost in costs:
+        by_arm.setdefault(cost.arm, []).append(cost)
+    items = {arm: sum(map(_items, lines)) for arm, lines in by_arm.items()}
+    return [
+        ArmView(
+            arm=arm,
+            weight=weights.get(arm, 0),
+            wanted_share=weights.get(arm, 0) / max(1, sum(weights.values())),
+            share=items[arm] / sum(items.values()) if any(items.values()) else None,
+            items=items[arm],
+            **{name: sum(getattr(line, name) for line in lines) for name in _SUMMED},
+            costs={line.currency: line.cost for line in lines},
+            answers=_answers(counted.get(arm, [])),
+        )
+        for arm, lines in sorted(by_arm.items(), key=lambda pair: (len(pair[0]), pair[0]))
+    ]
+
+
+_SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
+
+
+def percentile(durations: Mapping[int, int], share: float) -> float:
+    """Return the duration that a share of the counted ones does not exceed, within a tenth."""
+    rest = share * sum(durations.values())
+    for bucket in sorted(durations):
+        rest -= durations[bucket]
+        if rest <= 0:
+            # The middle of the bucket: half a step below its bound.
+            return bucket_bound(bucket) * math.sqrt(bucket_bound(0) / bucket_bound(1))
+    return 0.0
+
+
+def _answers(counted: Iterable[ArmStatistics]) -> ArmAnswers:
+    outcomes, durations, labels = Counter[str](), Counter[int](), Counter[str]()
+    shadows: dict[str, Counter[str]] = {}
+    largest: dict[str, float] = {}
+    for each in counted:
+        outcomes.update(each.outcomes)
+        durations.update(each.durations)
+        labels.update(each.labels)
+        for shadow, compared in each.shadows.items():
+            shadows.setdefault(shadow, Counter()).update(compared)
+            largest[shadow] = max(largest.get(shadow, 0.0), each.largest.get(shadow, 0.0))
+    return ArmAnswers(
+        outcomes=dict(outcomes),
+        latency={
+            f"p{round(share * 100)}": percentile(durations, share)
+            for share in (0.5, 0.95, 0.99)
+            if durations
+        },
+        labels=dict(labels.most_common(_MOST_LABELS)),
+        shadows={
+            shadow: ShadowView(
+                items=dict(compared),
+                agreement=_agreement(compared),
+                largest_difference=largest[shadow],
+            )
+            for shadow, compared in shadows.items()
+        },
+    )
+
+
+def _agreement(compared: Counter[str]) -> float | None:
+    total = sum(compared[outcome] for outcome in _COMPARED)
+    return (total - compared["changed"]) / total if total else None
+
+
+def _items(line: ArmCost) -> int:
+    return line.hit + line.collapsed + line.computed + line.failed
+
+
+def _counted(model: str, states: Iterable[ServingState]) -> dict[str, list[ArmStatistics]]:
+    found: dict[str, list[ArmStatistics]] = {}
+    for state in states:
+        for arm in state.arms:
+            if arm.model == model:
+                found.setdefault(arm.arm, []).append(arm)
+    return found
+
+
+def _most_common(infos: Mapping[str, ModelInfo]) -> str:
+    counts = Counter(info.revision for info in infos.values())
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+def _at(infos: Mapping[str, ModelInfo], backend: str) -> str | None:
+    return infos[backend].revision if backend in infos else None

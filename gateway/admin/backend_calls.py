@@ -1,0 +1,87 @@
+"""Calls every backend of the active document, for operators' routes."""
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+
+from backends.plans import PlanTrial
+from backends.protocol import PlanVerdict, ServingState
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.fleet_view import reported_backends
+from gateway.dispatch.discovery import at
+from gateway.runtime.control import Control
+from gateway.runtime.runtime import compile_runtime
+from gateway.types import Endpoint
+from gateway.upstream.base import BackendClient, CallFailed
+
+_STATE_TIMEOUT = 5.0
+# A check opens models, as a reload does.
+_CHECK_TIMEOUT = 120.0
+
+
+class BackendStates(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what backends report of themselves, and why others could not be asked, by id."""
+
+    states: Mapping[Endpoint, ServingState]
+    away: Mapping[str, str]
+
+    def serving(self, model: str) -> dict[Endpoint, ServingState]:
+        """Return the backends whose repository has a model."""
+        return {
+            endpoint: state
+            for endpoint, state in self.states.items()
+            if model in state.problems or any(info.name == model for info in state.models)
+        }
+
+
+class BackendCalls:
+    """Finds the backends as the workers do, and calls them."""
+
+    def __init__(
+        self, *, control: Control, active: ActiveDocumentReader, client: BackendClient
+    ) -> None:
+        self._control = control
+        self._active = active
+        self._client = client
+
+    async def states(self) -> BackendStates:
+        """Return the state of every backend.
+
+        Raises:
+            ConfigurationError: there is no valid document.
+            DependencyUnavailable: workers' reports, which have addresses of names, cannot be read.
+        """
+        endpoints = await self._endpoints()
+        found = await asyncio.gather(*map(self._state, endpoints))
+        pairs = list(zip(endpoints, found, strict=True))
+        return BackendStates(
+            states={each: state for each, state in pairs if isinstance(state, ServingState)},
+            away={each.backend: reason for each, reason in pairs if isinstance(reason, str)},
+        )
+
+    async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
+        """Have a backend load what a plan would serve; a call that fails is a problem, too."""
+        try:
+            return await self._client.check(endpoint, trial, time_limit=_CHECK_TIMEOUT)
+        except CallFailed as error:
+            return PlanVerdict(problems={trial.model: error.detail})
+
+    async def _endpoints(self) -> list[Endpoint]:
+        """Return the backends of the document, those of names as workers have resolved them."""
+        document = await self._active.document()
+        found: list[Endpoint] = []
+        for endpoint in compile_runtime(document, 0).endpoints:
+            if not endpoint.dns:
+                found.append(endpoint)
+                continue
+            reported = await reported_backends(self._control)
+            ids = (name.partition("@") for name in reported)
+            found += [at(endpoint, place) for entry, _, place in ids if entry == endpoint.backend]
+        return found
+
+    async def _state(self, endpoint: Endpoint) -> ServingState | str:
+        try:
+            return await self._client.state(endpoint, time_limit=_STATE_TIMEOUT)
+        except CallFailed as error:
+            return error.detail

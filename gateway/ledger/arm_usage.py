@@ -1,0 +1,61 @@
+"""Sums usage by the revision that answered, for models whose revisions share their items."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from sqlalchemy import Connection, func, select
+
+from gateway.ledger import schema
+from gateway.ledger.pricing import PriceList, amount, decimal
+from gateway.ledger.rollup import HOUR
+from gateway.ledger.store import Store
+from gateway.ledger.types import ArmCost, Units
+from gateway.types import RequestEvent
+
+_KEY: Final = ("time", "model", "revision", "arm", "shadow")
+_SUMMED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
+_table: Final = schema.arm_usage
+
+
+def add_arms(store: Store, connection: Connection, events: Iterable[RequestEvent]) -> None:
+    """Add the arms of events that are recorded in this transaction."""
+    sums: dict[tuple[Any, ...], Counter[str]] = {}
+    for event in events:
+        for arm in event.arms:
+            hour = event.time - event.time % HOUR
+            key = (hour, event.model, event.revision, arm.arm, arm.shadow)
+            found = sums.setdefault(key, Counter())
+            for name in _SUMMED:
+                found[name] += getattr(arm, name) * event.count
+    # In one order, so that workers that record at once cannot deadlock.
+    rows = [dict(zip(_KEY, key, strict=True)) | dict(sums[key]) for key in sorted(sums)]
+    if rows:
+        store.add_to(connection, _table, rows, _SUMMED)
+
+
+def arm_costs(store: Store, model: str, revision: str, prices: PriceList) -> list[ArmCost]:
+    """Return the usage of a model at a revision by arm, and what it costs by the prices."""
+    key = (_table.c.time, _table.c.arm)
+    query = (
+        select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))
+        .where(_table.c.model == model, _table.c.revision == revision)
+        .group_by(*key)
+    )
+    with store.reading() as connection:
+        rows = [tuple(row) for row in connection.execute(query)]
+    found: dict[tuple[str, str], tuple[Units, int]] = {}
+    for time, arm, *sums in rows:
+        price = prices.at(model, int(time)).entry
+        units = Units(**dict(zip(_SUMMED, map(int, sums), strict=True)))
+        before, cost = found.get((arm, price.currency), (Units(), 0))
+        found[arm, price.currency] = (before + units, cost + amount(units, price))
+    return [
+        ArmCost(
+            arm=arm,
+            **{name: getattr(units, name) for name in _SUMMED},
+            cost=decimal(cost),
+            currency=currency,
+        )
+        for (arm, currency), (units, cost) in sorted(found.items())
+    ]

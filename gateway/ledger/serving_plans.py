@@ -1,0 +1,71 @@
+"""Stores how models are served in place of what their folders say, for all gateway regions."""
+
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Row, func, insert, select, update
+
+from backends.plans import Serving, ServingPlans
+from gateway.errors import Conflict
+from gateway.ledger import schema
+from gateway.ledger.audit import Audit
+from gateway.ledger.store import Store
+from gateway.ledger.types import StoredPlan
+
+_LOCK: Final = "serving_plans"
+_table: Final = schema.serving_plans
+_decode: Final = msgspec.json.Decoder(Serving | None).decode
+
+
+class ServingPlanStore:
+    """Reads and changes the plans. All calls block."""
+
+    def __init__(self, store: Store, audit: Audit) -> None:
+        self._store = store
+        self._audit = audit
+
+    def load(self) -> ServingPlans:
+        """Return all plans, with the version of the last change."""
+        with self._store.reading() as connection:
+            rows = connection.execute(select(_table)).all()
+        plans = {row.model: plan for row in rows if (plan := _decode(row.plan)) is not None}
+        return ServingPlans(version=max((row.version for row in rows), default=0), plans=plans)
+
+    def plan(self, model: str) -> StoredPlan:
+        """Return the plan of a model."""
+        with self._store.reading() as connection:
+            row = connection.execute(select(_table).where(_table.c.model == model)).first()
+        return StoredPlan() if row is None else _stored(row)
+
+    def change(
+        self, model: str, wanted: StoredPlan, *, actor: str, action: str, detail: dict[str, object]
+    ) -> StoredPlan:
+        """Store a plan and its predecessor, in place of the one of `wanted.version`.
+
+        Raises:
+            Conflict: another change came between.
+        """
+        row = {"plan": _encode(wanted.plan), "previous": _encode(wanted.previous)}
+        with self._store.writing() as connection:
+            now = self._store.lock_subject(connection, _LOCK)
+            same = _table.c.model == model
+            found = connection.execute(select(_table).where(same)).first()
+            if (0 if found is None else found.version) != wanted.version:
+                raise Conflict(f"`{model}` was changed by somebody else meanwhile; look, try again")
+            newest = connection.scalar(select(func.max(_table.c.version))) or 0
+            # A time, so that versions grow where the ledger was restored from a backup, too.
+            version = max(newest + 1, now)
+            if found is None:
+                connection.execute(insert(_table), row | {"model": model, "version": version})
+            else:
+                connection.execute(update(_table).where(same).values(**row, version=version))
+            self._audit.add(connection, actor=actor, action=action, subject=model, detail=detail)
+        return msgspec.structs.replace(wanted, version=version)
+
+
+def _stored(row: Row[Any]) -> StoredPlan:
+    return StoredPlan(version=row.version, plan=_decode(row.plan), previous=_decode(row.previous))
+
+
+def _encode(plan: Serving | None) -> str:
+    return msgspec.json.encode(plan).decode()

@@ -1,0 +1,67 @@
+"""What each revision of a model answered, counted once and priced as usage is."""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from gateway.config.document import PriceConfig
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.rollup import HOUR
+from gateway.types import ArmUsage, RequestEvent
+from tests.support.events import START, make_event
+from tests.support.ledgers import Clock, record
+
+PRICES = (
+    PriceConfig(model="*", since="2026-01-01", hit=1, computed=10),
+    PriceConfig(model="*", since="2026-09-02", hit=2, computed=20),
+)
+DAY = 24 * HOUR
+
+
+@pytest.fixture
+def ledger(database: str) -> Iterator[Ledger]:
+    with Ledger(database, clock=Clock()) as opened:
+        yield opened
+
+
+def event(number: int, *arms: ArmUsage, time: int = START, count: int = 1) -> RequestEvent:
+    made = make_event(number, time=time)
+    return msgspec.structs.replace(
+        made, model="mood", revision="abc", arms=arms, count=count, duration=0.1
+    )
+
+
+def items(ledger: Ledger, prices: Sequence[PriceConfig] = PRICES) -> dict[str, tuple[int, ...]]:
+    found = ledger.arm_costs("mood", "abc", prices)
+    return {arm.arm: (arm.hit, arm.computed, arm.failed, arm.rows) for arm in found}
+
+
+def test_each_arm_has_the_items_that_it_answered(ledger: Ledger) -> None:
+    one = ArmUsage(arm="1", computed=2, rows=3, tokens=9)
+    shadowed = ArmUsage(arm="1", shadow="3", computed=1, rows=1)
+    two = ArmUsage(arm="2", hit=1, failed=1)
+
+    record(ledger, "log", 2, [event(1, one, two), event(2, shadowed)])
+
+    assert items(ledger) == {"1": (0, 3, 0, 4), "2": (1, 0, 1, 0)}
+    assert ledger.arm_costs("mood", "another") == []
+
+
+def test_a_run_of_hits_counts_as_many_and_an_event_counts_once(ledger: Ledger) -> None:
+    run = event(1, ArmUsage(arm="2", hit=1), count=5)
+
+    record(ledger, "log", 1, [run])
+    record(ledger, "log", 1, [run])
+    record(ledger, "copy of the log", 2, [run, event(7, ArmUsage(arm="2", hit=1))])
+
+    assert items(ledger) == {"2": (6, 0, 0, 0)}
+
+
+def test_the_cost_follows_the_price_of_each_hour(ledger: Ledger) -> None:
+    used = ArmUsage(arm="1", computed=1)
+
+    record(ledger, "log", 2, [event(1, used), event(2, used, time=START + DAY + 1)])
+
+    (arm,) = ledger.arm_costs("mood", "abc", PRICES)
+    assert (arm.cost, arm.currency) == ("0.000000030", "EUR")
