@@ -14,6 +14,7 @@ _BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
     "import": "Import a Hugging Face folder.",
     "list": "List what a backend would serve.",
+    "optimize": "Make a model as quick as this machine allows, and report.",
     "tune": "Measure a model, or make a faster variant of it.",
 }
 

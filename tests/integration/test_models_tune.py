@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
+from backends.model_tools.tuning.sweep_report import NO_PLOT
 from backends.protocol import Done, Task
 from backends.qualification.tuned import RECORD, TunedBatching, write_tuned
 from backends.repository.catalogue import read_catalogue
@@ -61,8 +62,12 @@ def test_a_sweep_prints_a_table_draws_a_plot_and_keeps_the_setting(
 
     assert result.exit_code == 0, result.output
     assert "clients  rows/s" in result.output
-    assert plot.read_text(encoding="utf-8").startswith("<svg")
-    assert (models / "tiny" / "1" / RECORD).exists()
+    assert plot.exists() or NO_PLOT in result.output
+    record = msgspec.json.decode((models / "tiny" / "1" / RECORD).read_bytes())
+    assert set(record["measured"]) == {"rows", "threads"}
+    assert "cores" in record["machine"]["devices"][0]
+    assert record["machine"]["runtimes"][0].startswith("onnxruntime")
+    assert record["machine"]["date"]
 
 
 def test_a_dry_run_keeps_nothing(models: Path, texts: Path, golden: Path, tmp_path: Path) -> None:
@@ -125,7 +130,7 @@ def test_a_variant_that_fails_the_gate_is_refused_with_the_numbers(
     result = make_int8(models, texts, golden, "--min-speedup", 1000)
 
     assert result.exit_code == 1
-    assert "labels that flip" in result.output
+    assert "of labels flip" in result.output
     assert "times as fast as fp32, 1000 is asked for" in result.output
     assert read_catalogue(models) == before
 
@@ -143,7 +148,10 @@ def test_a_variant_is_made_once(models: Path, texts: Path, golden: Path) -> None
     ("name", "message"),
     [
         ("nothing", "`nothing` cannot be tuned: it is not in the repository"),
-        ("reviewer", "`reviewer` has no encoder of its own"),
+        (
+            "reviewer",
+            "has no graph of its own; tune those it builds on: `mood`, `topics`, `intents`",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_one_line(models: Path, name: str, message: str) -> None:
@@ -154,13 +162,26 @@ def test_what_cannot_be_tuned_is_told_in_one_line(models: Path, name: str, messa
     assert len(result.output.splitlines()) == 1
 
 
-def test_only_a_classifier_has_a_precision(models: Path, texts: Path, golden: Path) -> None:
-    options = ("--precision", "int8", "--calibrate", texts, "--judge", golden)
-
-    assert "is no classifier" in tune(models, "names", *options).output
-    assert "needs `--judge`" in tune(models, "mood", "--precision", "int8").output
+def test_a_variant_needs_texts(models: Path, golden: Path) -> None:
     without = tune(models, "mood", "--precision", "int8", "--judge", golden)
+
+    assert "needs `--judge`" in tune(models, "mood", "--precision", "int8").output
     assert "needs `--calibrate`" in without.output
+
+
+def test_an_algorithm_has_no_variant(models: Path, texts: Path, golden: Path) -> None:
+    result = tune(models, "reviewer", "--precision", "fp16", "--judge", golden)
+
+    assert result.exit_code == 2
+    assert "tune those it builds on: `mood`, `topics`, `intents`" in result.output
+
+
+def test_a_few_texts_show_nothing(models: Path, texts: Path, golden: Path) -> None:
+    """None of sixty labels flips, and still four per cent of all might."""
+    result = make_int8(models, texts, golden, "--max-loss", 100)
+
+    assert result.exit_code == 1
+    assert "60 texts are too few to know: it may be 4.31%; judge by 268 or more" in result.output
 
 
 def test_labels_the_model_does_not_know_are_named(
