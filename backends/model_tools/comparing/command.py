@@ -15,7 +15,7 @@ from backends.settings import BackendSettings, quiet_libraries, read_settings
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 # A model is compared by the first of these that it has.
-_TASKS = (Task.ENTITIES, Task.RERANK, Task.CLASSIFY, Task.EMBED)
+_TASKS = (Task.ENTITIES, Task.EMBED, Task.RERANK, Task.CLASSIFY)
 _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"}
 
 

@@ -24,8 +24,10 @@ from backends.model_tools.tuning.variant_options import GateOptions
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
 
+# Where a precision gains something, and why it does not elsewhere.
+_PROVIDERS: dict[Profile, tuple[str, ...]] = {"int8": ("cpu",), "fp16": ("cuda", "tensorrt")}
 _NOT_HERE: dict[Profile, str] = {
-    "int8": "a GPU gains nothing by int8 here",
+    "int8": "its products are computed in eight bits by ONNX Runtime on CPUs alone",
     "fp16": "a CPU computes most of it in fp32 and is slower",
 }
 
@@ -80,7 +82,7 @@ def optimize(
     variants: list[VariantEntry] = []
     for profile in get_args(Profile):
         echo(f"{profile}:")
-        if (profile == "int8") is not (settings.provider == "cpu"):
+        if settings.provider not in _PROVIDERS[profile]:
             variants.append(VariantEntry(name=profile, reasons=[_NOT_HERE[profile]]))
         else:
             try:

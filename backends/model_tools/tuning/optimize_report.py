@@ -14,7 +14,7 @@ _SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
 _NONE = "-"
 _METHOD = (
-    "Rows a second and p95 are of batches of eight rows of like length on all threads, in turns; "
+    "Rows a second and p95 are of batches of rows of like length on all threads, in turns; "
     "memory is that of a process with the graph open on the CPU. `sluicegate models reload` has "
     "backends read what was written."
 )

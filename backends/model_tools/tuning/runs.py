@@ -12,8 +12,6 @@ from backends.executors.base import ModelExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.types import Encoding, FloatArray, IntArray, OutputKind
 
-# Eight rows of like length cost a CPU the least per row.
-_ROWS = 8
 _TURNS = 11
 # Of eleven turns the third slowest is a lower bound of the median, sure to 97 %: with a half that
 # each turn is below it, two or fewer of eleven are in 67 of 2,048 cases.
@@ -44,7 +42,7 @@ class Speedup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_batches(
-    rows: Sequence[Encoding], *, size: int = _ROWS, output: OutputKind = OutputKind.POOLED
+    rows: Sequence[Encoding], *, size: int = 8, output: OutputKind = OutputKind.POOLED
 ) -> list[TextBatch]:
     """Return the rows in batches of like length, shortest first."""
     order = iter(sorted(range(len(rows)), key=lambda place: len(rows[place].ids)))

@@ -32,13 +32,17 @@ from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 
 _EITHER_OR = 2
+# Eight rows of like length cost a CPU the least per row; a GPU is idle with so few.
+_ROWS_CPU, _ROWS_GPU = 8, 64
+_GPUS = ("cuda", "tensorrt")
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds a `model`, and `below` it the graph's: itself, or the encoder of a head.
 
     `apply` makes what is judged of the graph's output, by `measure`; with `several` each logit is
-    a decision. `dependents` names the models that build on the graph, but for `model`.
+    a decision. `dependents` names the models that build on the graph, but for `model`. It is run
+    in batches of `rows`.
     """
 
     model: Model
@@ -49,6 +53,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     labels: list[str]
     several: bool
     dependents: list[str]
+    rows: int
     tokenizer: Tokenizer
     apply: Callable[[FloatArray], FloatArray]
     open_executor: OpenExecutor
@@ -74,7 +79,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def batches(self, texts: Sequence[Text]) -> list[TextBatch]:
         """Return the rows of texts in batches."""
-        return make_batches(self.encode(texts), output=self.output)
+        return make_batches(self.encode(texts), size=self.rows, output=self.output)
 
     def answers(
         self, executor: ModelExecutor, batches: Sequence[TextBatch]
@@ -157,6 +162,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
             for other in catalogue.models.values()
             if below.name in builds_on(other.manifest) and other.name != name
         ],
+        rows=_ROWS_GPU if settings.provider in _GPUS else _ROWS_CPU,
         tokenizer=tokenizer,
         apply=_rank_scores if measure == "order" else apply,
         # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
