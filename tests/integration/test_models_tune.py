@@ -1,5 +1,6 @@
 """`models tune` as an operator calls it: a setting that is read, a variant that is served."""
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -10,9 +11,12 @@ from click.testing import CliRunner, Result
 from backends.cli import main
 from backends.model_tools.tuning.sweep_report import NO_PLOT
 from backends.protocol import Done, Task
-from backends.qualification.tuned import RECORD, TunedBatching, write_tuned
+from backends.qualification import tuned
+from backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import WORDS, write_repository
+from loadtests.harness.model_repository import DIMENSIONS, WORDS, write_repository
+from tests.parity.checkpoints import Checkpoint, Purpose
+from tests.parity.served import write_models
 from tests.support.backend_calls import running_backend
 
 LABELS = ("negative", "positive")
@@ -160,6 +164,72 @@ def test_what_cannot_be_tuned_is_told_in_one_line(models: Path, name: str, messa
     assert result.exit_code == 2
     assert message in result.output
     assert len(result.output.splitlines()) == 1
+
+
+@pytest.mark.anyio
+async def test_a_head_of_tokens_gets_an_encoder_of_its_own(
+    models: Path, texts: Path, golden: Path
+) -> None:
+    given = ("--precision", "int8", "--calibrate", texts, "--judge", golden, "--min-speedup", 0)
+
+    result = tune(models, "names", *given, "--max-flips", 100)
+
+    assert result.exit_code == 0, result.output
+    assert "of a text's tokens flip" in result.output
+    async with running_backend(models) as backend:
+        infos = {info.name: info.profile for info in backend.engine.state().models}
+        answer = await backend.answer("names", Task.ENTITIES, "paris is good", profile="int8")
+    assert infos["names"] == infos["tiny-int8-names"] == "int8"
+    assert infos["mood"] == "fp32"
+    assert "entities" in answer
+
+
+@pytest.mark.anyio
+async def test_an_encoder_that_has_heads_stays_and_its_variant_has_a_name_of_its_own(
+    models: Path, texts: Path, golden: Path
+) -> None:
+    before = read_catalogue(models).models
+    given = ("--precision", "int8", "--calibrate", texts, "--judge", golden, "--min-speedup", 0)
+
+    result = tune(models, "tiny", *given, "--max-flips", 100, "--min-cosine", -1)
+
+    assert result.exit_code == 0, result.output
+    assert "cosine to fp32" in result.output
+    after = read_catalogue(models).models
+    assert {name: after[name].digest for name in before} == {
+        name: model.digest for name, model in before.items()
+    }
+    async with running_backend(models) as backend:
+        answer = await backend.answer("tiny-int8", Task.EMBED, "good film", profile="int8")
+    assert len(answer["embedding"]) == DIMENSIONS
+
+
+@pytest.mark.parametrize("purpose", ["text", "tokens", "cross"])
+def test_imports_of_every_kind_are_measured(tmp_path: Path, purpose: Purpose) -> None:
+    checkpoint = Checkpoint(family="bert", purpose=purpose)
+    models = write_models(tmp_path / "models", [checkpoint])
+
+    result = tune(models, checkpoint.name, "--seconds", 0.01, "--plot", tmp_path / "plot.svg")
+
+    assert result.exit_code == 0, result.output
+    assert "best: " in result.output
+    assert (models / checkpoint.name / "1" / RECORD).exists()
+
+
+def test_a_setting_of_another_device_is_not_used(
+    models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = read_catalogue(models).models["tiny"]
+    where = {"digest": model.digest, "provider": "CPUExecutionProvider"}
+    assert write_tuned(model.folder, TunedBatching(rows=2, threads=1), **where)
+    assert read_tuned(model.folder, **where) is not None
+
+    monkeypatch.setattr(tuned, "count_cores", lambda: 96)
+    with caplog.at_level(logging.INFO):
+        found = read_tuned(model.folder, **where)
+
+    assert found is None
+    assert "a tuning of another device" in caplog.text
 
 
 def test_a_variant_needs_texts(models: Path, golden: Path) -> None:
