@@ -239,6 +239,13 @@ def test_a_variant_needs_texts(models: Path, golden: Path) -> None:
     assert "needs `--calibrate`" in without.output
 
 
+def test_bf16_is_for_openvino(models: Path, golden: Path) -> None:
+    result = tune(models, "mood", "--precision", "bf16", "--judge", golden)
+
+    assert result.exit_code == 2
+    assert "SLUICEGATE_BACKEND_PROVIDER=openvino" in result.output
+
+
 def test_an_algorithm_has_no_variant(models: Path, texts: Path, golden: Path) -> None:
     result = tune(models, "reviewer", "--precision", "fp16", "--judge", golden)
 

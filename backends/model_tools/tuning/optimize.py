@@ -8,7 +8,7 @@ import msgspec
 from backends.errors import StartProblem
 from backends.model_tools.tuning.memory import measure_memory
 from backends.model_tools.tuning.precision import Precision
-from backends.model_tools.tuning.profile import Echo, Profile
+from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
 from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.runs import SpeedSample, measure_speed
 from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
@@ -23,13 +23,6 @@ from backends.model_tools.tuning.variant_gate import (
 from backends.model_tools.tuning.variant_options import GateOptions
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
-
-# Where a precision gains something, and why it does not elsewhere.
-_PROVIDERS: dict[Profile, tuple[str, ...]] = {"int8": ("cpu",), "fp16": ("cuda", "tensorrt")}
-_NOT_HERE: dict[Profile, str] = {
-    "int8": "its products are computed in eight bits by ONNX Runtime on CPUs alone",
-    "fp16": "a CPU computes most of it in fp32 and is slower",
-}
 
 
 class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,15 +75,17 @@ def optimize(
     variants: list[VariantEntry] = []
     for profile in get_args(Profile):
         echo(f"{profile}:")
-        if settings.provider not in _PROVIDERS[profile]:
-            variants.append(VariantEntry(name=profile, reasons=[_NOT_HERE[profile]]))
+        if settings.provider not in PROVIDERS[profile]:
+            variants.append(VariantEntry(name=profile, reasons=[ELSEWHERE[profile]]))
         else:
             try:
                 graphs[profile], report = work.make(profile, gate, calibrate=calibrate)
             except StartProblem as error:
                 variants.append(VariantEntry(name=profile, reasons=[str(error)]))
             else:
-                variants.append(_judged(subject, graphs[profile], report))
+                with written(graphs[profile]) as path:
+                    memory = _memory(settings, subject, path)
+                variants.append(_judged(report, memory))
         _tell(variants[-1], echo)
     best = max((v for v in variants if v.report and not v.reasons), key=_gain, default=None)
     folders: list[Path] = []
@@ -104,7 +99,7 @@ def optimize(
         model=name,
         calibrated=len(calibrate.texts),
         judged=len(judging.texts),
-        variants=[_fp32(subject, gate, variants), *variants],
+        variants=[_fp32(gate, variants, _memory(settings, subject, subject.graph)), *variants],
         chosen=best.name if best is not None else "fp32",
         written=folders,
         sweep=sweep,
@@ -115,9 +110,14 @@ def _gain(entry: VariantEntry) -> float:
     return entry.report.least_speedup if entry.report else 0.0
 
 
-def _judged(subject: TunedModel, graph: bytes, report: VariantReport) -> VariantEntry:
-    with written(graph) as path:
-        memory = measure_memory(path, max_tokens=subject.manifest.max_tokens)
+def _memory(settings: BackendSettings, subject: TunedModel, graph: Path) -> int | None:
+    """Return what a graph takes where ONNX Runtime runs it on the CPU."""
+    if settings.provider != "cpu":
+        return None
+    return measure_memory(graph, max_tokens=subject.manifest.max_tokens)
+
+
+def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
     return VariantEntry(
         name=report.profile,
         speed=report.after,
@@ -127,14 +127,11 @@ def _judged(subject: TunedModel, graph: bytes, report: VariantReport) -> Variant
     )
 
 
-def _fp32(subject: TunedModel, gate: VariantGate, variants: list[VariantEntry]) -> VariantEntry:
+def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -> VariantEntry:
     """Return what fp32 was measured at beside the variants, or measure it."""
     before = [entry.report.before for entry in variants if entry.report is not None]
-    return VariantEntry(
-        name="fp32",
-        speed=before[0] if before else measure_speed(*gate.reference_runs),
-        memory_bytes=measure_memory(subject.graph, max_tokens=subject.manifest.max_tokens),
-    )
+    speed = before[0] if before else measure_speed(*gate.reference_runs)
+    return VariantEntry(name="fp32", speed=speed, memory_bytes=memory)
 
 
 def _tell(entry: VariantEntry, echo: Echo) -> None:

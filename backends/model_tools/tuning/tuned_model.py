@@ -68,11 +68,12 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The output of the graph that answers are made of."""
         return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
-    def open(self, graph: Path) -> ModelExecutor:
-        """Open a graph in the place of the one in fp32."""
+    def open(self, graph: Path, profile: str = "fp32") -> ModelExecutor:
+        """Open a graph in the place of the one in fp32, to be run in `profile`."""
         source = graph_source(self.below, self.manifest)
         # Without a digest nothing is kept beside a file that will be gone.
-        executor = self.open_executor(msgspec.structs.replace(source, path=graph, digest=""))
+        source = msgspec.structs.replace(source, path=graph, digest="", profile=profile)
+        executor = self.open_executor(source)
         if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
             return PoolingExecutor(executor, self.manifest.pooling)
         return executor

@@ -72,7 +72,7 @@ class VariantGate:
         """Return what a graph in the place of the one in fp32 is worth."""
         subject = self._subject
         with written(graph) as path:
-            candidate = subject.open(path)
+            candidate = subject.open(path, profile)
         found, _ = subject.answers(candidate, self._batches)
         verdict = judge_answers(
             subject,

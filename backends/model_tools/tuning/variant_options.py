@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.profile import Echo, Profile
+from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
 from backends.model_tools.tuning.texts import read_golden
 from backends.qualification.gate import Bounds
 from backends.repository.catalogue import read_catalogue
@@ -108,6 +108,8 @@ def make_variant(
             VariantGate,
             describe_report,
         )
+    if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
+        raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
     golden = subject.suited(read_golden(wanted.judge), wanted.judge)
     work = Precision(subject, bounds=wanted.gate.bounds, echo=echo)
