@@ -100,14 +100,19 @@ def compare_speed(
     first: ModelExecutor, second: ModelExecutor, batches: Sequence[TextBatch]
 ) -> Speedup:
     """Return the speed of `second` beside that of `first`, in turns on the same busy machine."""
-    pairs = []
+    turns = []
     for turn in range(_TURNS):
         # Either goes first as often: a machine that slows down favours neither.
         order = (first, second) if turn % 2 else (second, first)
         samples = [measure_speed(executor, batches) for executor in order]
-        pairs.append(samples if turn % 2 else samples[::-1])
-    ratios = sorted(after.rows_per_second / before.rows_per_second for before, after in pairs)
-    before, after = (_median(samples) for samples in zip(*pairs, strict=True))
+        turns.append(samples if turn % 2 else samples[::-1])
+    return summarize_turns(turns)
+
+
+def summarize_turns(turns: Sequence[Sequence[SpeedSample]]) -> Speedup:
+    """Return the speedup that eleven turns show, each a sample before and after."""
+    ratios = sorted(after.rows_per_second / before.rows_per_second for before, after in turns)
+    before, after = (_median(samples) for samples in zip(*turns, strict=True))
     return Speedup(
         before=before, after=after, ratio=float(np.median(ratios)), at_least=ratios[_LOWER]
     )

@@ -122,8 +122,8 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         suited = golden.suited_to(self.measure, reads_pairs=self.reads_pairs)
         if not suited.texts:
             raise StartProblem(
-                f"`{file}` holds nothing that `{self.model.name}` could put in order: it needs "
-                "two texts or more, or columns `query` and `document`, several of each query"
+                f"`{file}` holds too few texts to judge `{self.model.name}` by: give hundreds, "
+                "of a ranking several documents for each query"
             )
         return suited
 

@@ -103,7 +103,7 @@ class VariantGate:
             reasons=[
                 *verdict.reasons,
                 *([] if invariance.shares_batches else [_DEPENDS]),
-                *_speed_reasons(speedup.ratio, speedup.at_least, self._min_speedup),
+                *speed_reasons(speedup.ratio, speedup.at_least, self._min_speedup),
             ],
         )
 
@@ -129,7 +129,8 @@ def judge_answers(
     )
 
 
-def _speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
+def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
+    """Return why a speedup is not the one that is asked for, or not surely."""
     if ratio < asked:
         return [f"it is {ratio:.2f} times as fast as fp32, {asked:g} is asked for"]
     if at_least < asked:
