@@ -1,6 +1,7 @@
 """`models optimize` as a model owner calls it: a model of any kind ends served and reported."""
 
 import asyncio
+import csv
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from backends.qualification.tuned import RECORD
 from backends.repository.catalogue import read_catalogue
 from tests.parity.checkpoints import Checkpoint
 from tests.parity.served import write_models
-from tests.parity.texts import read_texts
+from tests.parity.texts import pairs, read_texts
 from tests.support.backend_calls import running_backend
 
 KINDS = [
@@ -80,13 +81,21 @@ async def test_every_kind_ends_served_and_reported(
     assert float(rows[0][8].rstrip(" |")) > 0
 
 
-@pytest.mark.parametrize("checkpoint", KINDS[:1], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "checkpoint", [Checkpoint(family="bert", purpose="text")], ids=lambda each: each.name
+)
 def test_a_variant_that_fails_its_gate_is_refused_with_its_numbers(
     models: Path, checkpoint: Checkpoint, tmp_path: Path
 ) -> None:
+    """Of pairs with labels, here."""
     page, before = tmp_path / "report.md", read_catalogue(models)
+    lines = [[*pair, checkpoint.labels[n % 3]] for n, pair in enumerate(pairs(read_texts()[:60]))]
+    with (tmp_path / "pairs.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["premise", "hypothesis", "label"], *lines])
 
-    result = optimize(models, checkpoint.name, page, "--min-speedup", 1000)
+    result = optimize(
+        models, checkpoint.name, page, "--texts", tmp_path / "pairs.csv", "--min-speedup", 1000
+    )
 
     assert result.exit_code == 0, result.output
     assert "Refused:" in result.output
@@ -95,4 +104,6 @@ def test_a_variant_that_fails_its_gate_is_refused_with_its_numbers(
     assert "| int8 | refused |" in report
     assert "| fp32 | served |" in report
     assert "times as fast as fp32, 1000 is asked for" in report
+    assert "40 texts are too few to know" in report or "of labels flip, 1.00% may" in report
+    assert "- accuracy: " in report
     assert (before.models[checkpoint.name].folder / RECORD).exists()

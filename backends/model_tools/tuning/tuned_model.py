@@ -93,6 +93,10 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def encode(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the rows of texts, each cut to what the graph reads."""
+        # An encoder may have text of its own before every other.
+        prompt: str = getattr(self.manifest, "prompt", "")
+        if prompt:
+            texts = [f"{prompt}{text}" if isinstance(text, str) else text for text in texts]
         return self.tokenizer.encode_now(texts)
 
     def encode_ids(self, texts: Sequence[str]) -> list[IntArray]:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.errors import StartProblem
-from backends.executors.dummy import DummyExecutor
+from backends.errors import OutOfMemory, StartProblem
+from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.model_tools.tuning.runs import make_batches, run_texts
 from backends.model_tools.tuning.speed import Sweep
 from backends.model_tools.tuning.sweep import (
     Point,
+    batch_sizes,
     choose,
     default_texts,
     sweep_batches,
@@ -81,6 +82,31 @@ def test_every_size_is_run_in_every_number_of_threads() -> None:
     assert [(p.threads, p.batch_size) for p in points] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert all(p.rows_per_second > 0 and p.p95 > 0 for p in points)
     assert {shape[0] for shape in executor.shapes} == {1, 2}
+
+
+def test_a_gpu_is_given_as_many_rows_as_a_backend_batches() -> None:
+    given = rows(*[16] * 5)
+
+    assert batch_sizes("CPUExecutionProvider", given, max_tokens=4096)[-1] == 32
+    assert batch_sizes("CUDAExecutionProvider", given, max_tokens=4096)[-1] == 256
+    assert batch_sizes("CUDAExecutionProvider", rows(8000), max_tokens=4096) == [1]
+
+
+def test_sizes_that_the_device_has_no_memory_for_are_left_out() -> None:
+    def refuse(rows: int, _: int) -> None:
+        if rows > 2:
+            raise OutOfMemory("there was no memory for the batch")
+
+    points = sweep_batches(
+        PacedExecutor(refuse),
+        rows(*[4] * 8),
+        output=OutputKind.POOLED,
+        sizes=(1, 2, 4, 8),
+        threads=(1,),
+        seconds=0.01,
+    )
+
+    assert [point.batch_size for point in points] == [1, 2]
 
 
 @pytest.mark.anyio
