@@ -239,6 +239,21 @@ def test_a_variant_needs_texts(models: Path, golden: Path) -> None:
     assert "needs `--calibrate`" in without.output
 
 
+def test_texts_that_the_model_would_refuse_judge_nothing(
+    models: Path, texts: Path, tmp_path: Path
+) -> None:
+    golden = tmp_path / "long.txt"
+    golden.write_text(f"{'good film ' * 40}\ngood film\nbad film", encoding="utf-8")
+
+    some = make_int8(models, texts, golden)
+    golden.write_text("good film " * 40, encoding="utf-8")
+    none = make_int8(models, texts, golden)
+
+    assert "2 texts are too few to know" in some.output
+    assert none.exit_code == 2
+    assert "holds too few texts that `mood` reads" in none.output
+
+
 def test_bf16_is_for_openvino(models: Path, golden: Path) -> None:
     result = tune(models, "mood", "--precision", "bf16", "--judge", golden)
 

@@ -190,7 +190,9 @@ def _fitting(
     measure, reads_pairs = kind_of(manifest)
     texts = list(given if given is not None else default_texts())
     texts = GoldenSet(texts=texts).suited_to(measure, reads_pairs=reads_pairs).texts
-    encoded = Tokenizer(model.file(manifest.tokenizer), pool=pool).encode_now(texts)
+    cut = manifest.max_tokens if manifest.truncate else None
+    tokenizer = Tokenizer(model.file(manifest.tokenizer), pool=pool, truncate_to=cut)
+    encoded = tokenizer.encode_now(texts)
     fitting = [
         (text, row)
         for text, row in zip(texts, encoded, strict=True)

@@ -2,6 +2,7 @@
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
@@ -59,12 +60,16 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
         first, second = (
             [place for place in places if (place % 3 == 0) is third] for third in (True, False)
         )
-        return self._take(first), self._take(second)
+        return self.take(first), self.take(second)
 
-    def _take(self, places: list[int]) -> Self:
-        labels = None if self.labels is None else [self.labels[place] for place in places]
-        texts = [self.texts[place] for place in places]
-        return msgspec.structs.replace(self, texts=texts, labels=labels)
+    def take(self, places: Sequence[int]) -> Self:
+        """Return the texts of these places."""
+        return msgspec.structs.replace(
+            self,
+            texts=[self.texts[place] for place in places],
+            labels=self.labels and [self.labels[place] for place in places],
+            groups=self.groups and [self.groups[place] for place in places],
+        )
 
 
 def read_golden(path: Path) -> GoldenSet:

@@ -118,16 +118,19 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return [columns[label] for label in golden.labels]
 
     def suited(self, golden: GoldenSet, file: Path) -> GoldenSet:
-        """Return the texts of a file as this model reads them.
+        """Return the texts of a file as this model reads them, without those it would refuse.
 
         Raises:
             StartProblem: none is left.
         """
         suited = golden.suited_to(self.measure, reads_pairs=self.reads_pairs)
+        if not self.manifest.truncate:
+            rows = enumerate(self.encode(suited.texts))
+            suited = suited.take([place for place, row in rows if not row.truncated_from])
         if not suited.texts:
             raise StartProblem(
-                f"`{file}` holds too few texts to judge `{self.model.name}` by: give hundreds, "
-                "of a ranking several documents for each query"
+                f"`{file}` holds too few texts that `{self.model.name}` reads: give hundreds, of a "
+                "ranking several documents for each query"
             )
         return suited
 
