@@ -10,7 +10,7 @@ import onnx
 from backends.errors import StartProblem
 from backends.model_tools.graphs.half import halve
 from backends.model_tools.graphs.quantize import find_products, quantize
-from backends.model_tools.graphs.ranges import Plan, plan_product
+from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
 from backends.model_tools.tuning.runs import TextBatch
@@ -88,7 +88,7 @@ class Precision:
         return graph, len(products), [each.name for each in products if each.name in floats]
 
     def _find_kept(
-        self, plans: dict[str, Plan], sizes: dict[str, int], sample: "_Sample"
+        self, plans: dict[str, ProductPlan], sizes: dict[str, int], sample: "_Sample"
     ) -> frozenset[str]:
         fp32 = self._subject.open(self._subject.graph)
         whole = self._subject.batches(sample.texts)
@@ -116,7 +116,7 @@ class Precision:
     def _compare(self, reference: FloatArray, found: FloatArray, owners: IntArray) -> Verdict:
         return judge_answers(self._subject, reference, found, owners=owners, bounds=self._bounds)
 
-    def _build(self, plans: dict[str, Plan]) -> bytes:
+    def _build(self, plans: dict[str, ProductPlan]) -> bytes:
         content: bytes = quantize(self._model, plans).SerializeToString()
         return content
 
