@@ -22,6 +22,7 @@ from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
+from backends.qualification.forms import open_quickest
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, base_name
@@ -178,7 +179,12 @@ class _Loader:
             truncate_to=manifest.max_tokens if manifest.truncate else None,
         )
         source = graph_source(model, manifest)
-        executor = tools.open_executor(source)
+        executor = open_quickest(
+            source,
+            provider=settings.provider,
+            profile=manifest.profile,
+            open_executor=tools.open_executor,
+        )
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # The graph that the upstream should run is opened for this comparison alone.

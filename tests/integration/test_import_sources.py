@@ -101,43 +101,43 @@ def install_exporter(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def electra(source: Path, tmp_path: Path) -> Path:
+def squeezebert(source: Path, tmp_path: Path) -> Path:
     """A folder of a family that is exported; beside it its graph."""
     convert(source, tmp_path / "converted")
-    config = json.loads((source / "config.json").read_bytes()) | {"model_type": "electra"}
+    config = json.loads((source / "config.json").read_bytes()) | {"model_type": "squeezebert"}
     (source / "config.json").write_text(json.dumps(config))
     return source
 
 
 def test_another_family_is_exported_where_optimum_is_installed(
-    electra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    squeezebert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = tmp_path / "converted" / "model.onnx"
     told = "assert task == 'text-classification'"
     body = f"{told}; shutil.copyfile({str(graph)!r}, output / 'model.onnx')"
     install_exporter(tmp_path / "packages", body, monkeypatch)
 
-    result = invoke(electra, "--models", tmp_path / "m")
+    result = invoke(squeezebert, "--models", tmp_path / "m")
 
     assert result.exit_code == 0, result.output
-    assert "made of                `electra` weights, exported by optimum" in result.output
+    assert "made of                `squeezebert` weights, exported by optimum" in result.output
     assert (tmp_path / "m" / "source" / "1" / "model.onnx").read_bytes() == graph.read_bytes()
 
 
 def test_what_optimum_cannot_export_says_why(
-    electra: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    squeezebert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = "raise KeyError('no such architecture')"
     install_exporter(tmp_path / "packages", body, monkeypatch)
 
-    result = invoke(electra, "--models", tmp_path / "m")
+    result = invoke(squeezebert, "--models", tmp_path / "m")
 
     assert result.exit_code == 2
     assert "optimum cannot export it: 'no such architecture'" in result.output
 
 
-def test_without_optimum_it_is_named_as_the_remedy(electra: Path, tmp_path: Path) -> None:
-    result = invoke(electra, "--models", tmp_path / "m")
+def test_without_optimum_it_is_named_as_the_remedy(squeezebert: Path, tmp_path: Path) -> None:
+    result = invoke(squeezebert, "--models", tmp_path / "m")
 
     assert result.exit_code == 2
     assert "install it with `pip install optimum-onnx`" in result.output

@@ -33,9 +33,10 @@ def main() -> None:
             source = write_checkpoint(checkpoint, Path(folder, checkpoint.name), raw=True)
             entry = source / "entry"
             convert(source, entry)
-            logits = _logits(entry, checkpoint, _asked(checkpoint, texts))
+            chosen = checkpoint.choose(texts)
+            logits = _logits(entry, checkpoint, _asked(checkpoint, chosen))
             # Texts alone come first where they are asked; pairs of them lie elsewhere.
-            alone = logits if checkpoint.purpose in _PAIRED else logits[: len(texts)]
+            alone = logits if checkpoint.purpose in _PAIRED else logits[: len(chosen)]
             scale = _SPREAD / alone.std(axis=0)
             centre = -logits.mean(axis=0) * scale
             found[checkpoint.name] = {

@@ -1,4 +1,4 @@
-"""Writes small seeded checkpoints of four families as `save_pretrained` does.
+"""Writes small seeded checkpoints of eight families as `save_pretrained` does.
 
 Their random numbers are the raw output of PCG64, which never changes, so that references recorded
 once stay right. Heads are scaled until logits over the texts spread: near zero any model is right.
@@ -19,11 +19,35 @@ from numpy.typing import NDArray
 from backends.model_tools.demo.source import find_source
 from backends.model_tools.graphs.shapes import BertShape, weight_shapes
 from backends.model_tools.graphs.weights import read_safetensors
+from tests.parity import fewer_families
+from tests.parity.fewer_families import (
+    HEADS,
+    HIDDEN,
+    INTERMEDIATE,
+    LAYERS,
+    VOCABULARY,
+    Shapes,
+    linear,
+)
 from tests.parity.texts import DATA
 
-Family = Literal["bert", "distilbert", "roberta", "deberta", "minilm"]
+Family = Literal[
+    "bert",
+    "distilbert",
+    "roberta",
+    "deberta",
+    "mpnet",
+    "electra",
+    "albert",
+    "modernbert",
+    "minilm",
+]
 Purpose = Literal["text", "many", "tokens", "choice", "cross", "embed", "embed-cls"]
 FAMILIES: tuple[Family, ...] = ("bert", "distilbert", "roberta", "deberta")
+# Of these each head is asked once, about fewer texts.
+FEWER_FAMILIES: tuple[Family, ...] = ("mpnet", "electra", "albert", "modernbert")
+FEWER_PURPOSES: tuple[Purpose, ...] = ("text", "tokens", "choice", "embed")
+_FEWER_TEXTS = 100
 PURPOSES: tuple[Purpose, ...] = (
     "text",
     "many",
@@ -36,23 +60,30 @@ PURPOSES: tuple[Purpose, ...] = (
 MINILM_PURPOSES: tuple[Purpose, ...] = ("text", "tokens")
 MAX_TOKENS = 64
 _WHOLE = 256
-LAYERS, HIDDEN, HEADS, INTERMEDIATE, VOCABULARY = 2, 32, 4, 64, 800
 _BUCKETS = 16
 _SPREAD = 0.25
 _OUT = ("classifier.out_proj", "classifier")
 HEADS_FILE = DATA / "heads.json"
-_SEEDS = {"bert": 11, "distilbert": 12, "roberta": 13, "deberta": 14, "minilm": 15}
+_SEEDS = {f: seed for seed, f in enumerate((*FAMILIES, "minilm", *FEWER_FAMILIES), start=11)}
 _TOKENIZERS = {
     "bert": "wordpiece",
     "distilbert": "wordpiece",
     "roberta": "bpe",
     "deberta": "unigram",
+    "mpnet": "bpe",
+    "electra": "wordpiece",
+    "albert": "unigram",
+    "modernbert": "wordpiece",
 }
 _ARCHITECTURES = {
     "bert": "Bert",
     "distilbert": "DistilBert",
     "roberta": "Roberta",
     "deberta": "DebertaV2",
+    "mpnet": "MPNet",
+    "electra": "Electra",
+    "albert": "Albert",
+    "modernbert": "ModernBert",
 }
 _HEADS_OF = {"tokens": "ForTokenClassification", "choice": "ForMultipleChoice"}
 _LABELS = {
@@ -62,7 +93,6 @@ _LABELS = {
     "choice": ["LABEL_0"],
     "cross": ["LABEL_0"],
 }
-Shapes = dict[str, tuple[int, ...]]
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +111,10 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
         """What it has positions for: texts are cut, but those whose tokens are asked for fit."""
         return _WHOLE if self.purpose == "tokens" else MAX_TOKENS
 
+    def choose(self, texts: list[str]) -> list[str]:
+        """Return those of the texts that it is asked about."""
+        return texts[:_FEWER_TEXTS] if self.family in FEWER_FAMILIES else texts
+
     @property
     def labels(self) -> list[str]:
         """What its logits stand for."""
@@ -91,6 +125,9 @@ def all_checkpoints() -> Iterator[Checkpoint]:
     """Yield every family with every head, and MiniLM with some."""
     for family in FAMILIES:
         for purpose in PURPOSES:
+            yield Checkpoint(family=family, purpose=purpose)
+    for family in FEWER_FAMILIES:
+        for purpose in FEWER_PURPOSES:
             yield Checkpoint(family=family, purpose=purpose)
     for purpose in MINILM_PURPOSES:
         yield Checkpoint(family="minilm", purpose=purpose)
@@ -143,7 +180,7 @@ def _minilm_weights(checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
     """Return the published weights, as under a head, and a seeded head."""
     published = read_safetensors(find_source() / "model.safetensors")
     hidden = published["embeddings.word_embeddings.weight"].shape[1]
-    head = _linear("classifier", len(checkpoint.labels), hidden)
+    head = linear("classifier", len(checkpoint.labels), hidden)
     encoder = {f"bert.{name}": np.asarray(tensor) for name, tensor in published.items()}
     return encoder | _weights(checkpoint, head)
 
@@ -166,6 +203,8 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     if family == "minilm":
         published: dict[str, Any] = json.loads((find_source() / "config.json").read_bytes())
         return published
+    if family in FEWER_FAMILIES:
+        return fewer_families.config(family, checkpoint.purpose, positions)
     common = {"vocab_size": VOCABULARY, "pad_token_id": 0}
     bert = {
         "hidden_size": HIDDEN,
@@ -214,7 +253,7 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
     names = ["input_ids", "attention_mask"]
-    if checkpoint.family in {"bert", "minilm"}:
+    if checkpoint.family in {"bert", "electra", "albert", "minilm"}:
         names.insert(1, "token_type_ids")
     special = {
         "pad_token": "[PAD]",
@@ -223,7 +262,7 @@ def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
         "sep_token": "[SEP]",
         "mask_token": "[MASK]",
     }
-    if checkpoint.family == "roberta":
+    if checkpoint.family in {"roberta", "mpnet"}:
         special = {
             "pad_token": "<pad>",
             "unk_token": "<unk>",
@@ -241,7 +280,10 @@ def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _encoder_shapes(checkpoint: Checkpoint) -> Shapes:
     family = checkpoint.family
-    prefix = {"deberta": "deberta."}.get(family, f"{family}.") if checkpoint.labels else ""
+    prefix = {"modernbert": "model."}.get(family, f"{family}.") if checkpoint.labels else ""
+    if family in FEWER_FAMILIES:
+        shapes = fewer_families.encoder_shapes(family, checkpoint.purpose, checkpoint.max_tokens)
+        return {f"{prefix}{name}": size for name, size in shapes.items()}
     if family == "deberta":
         return {f"{prefix}{name}": size for name, size in _deberta_shapes().items()}
     shape = BertShape(
@@ -259,7 +301,7 @@ def _encoder_shapes(checkpoint: Checkpoint) -> Shapes:
     elif checkpoint.purpose in {"choice", "embed", "embed-cls"} or (
         family == "bert" and checkpoint.purpose != "tokens"
     ):
-        shapes |= _linear("pooler.dense", HIDDEN, HIDDEN)
+        shapes |= linear("pooler.dense", HIDDEN, HIDDEN)
     return {f"{prefix}{name}": size for name, size in shapes.items()}
 
 
@@ -288,10 +330,10 @@ def _deberta_shapes() -> Shapes:
     for layer in range(LAYERS):
         prefix = f"encoder.layer.{layer}"
         for name in ("query_proj", "key_proj", "value_proj"):
-            shapes |= _linear(f"{prefix}.attention.self.{name}", HIDDEN, HIDDEN)
-        shapes |= _linear(f"{prefix}.attention.output.dense", HIDDEN, HIDDEN)
-        shapes |= _linear(f"{prefix}.intermediate.dense", INTERMEDIATE, HIDDEN)
-        shapes |= _linear(f"{prefix}.output.dense", HIDDEN, INTERMEDIATE)
+            shapes |= linear(f"{prefix}.attention.self.{name}", HIDDEN, HIDDEN)
+        shapes |= linear(f"{prefix}.attention.output.dense", HIDDEN, HIDDEN)
+        shapes |= linear(f"{prefix}.intermediate.dense", INTERMEDIATE, HIDDEN)
+        shapes |= linear(f"{prefix}.output.dense", HIDDEN, INTERMEDIATE)
         norms += [f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"]
     for name in norms:
         shapes |= {f"{name}.weight": (HIDDEN,), f"{name}.bias": (HIDDEN,)}
@@ -302,20 +344,18 @@ def _head_shapes(checkpoint: Checkpoint) -> Shapes:
     labels, family = len(checkpoint.labels), checkpoint.family
     if not labels:
         return {}
+    if family in FEWER_FAMILIES:
+        return fewer_families.head_shapes(family, checkpoint.purpose, labels)
     if checkpoint.purpose == "tokens":
-        return _linear("classifier", labels, HIDDEN)
-    if family == "distilbert":
-        return _linear("pre_classifier", HIDDEN, HIDDEN) | _linear("classifier", labels, HIDDEN)
+        return linear("classifier", labels, HIDDEN)
     if family == "roberta" and checkpoint.purpose != "choice":
-        dense = _linear("classifier.dense", HIDDEN, HIDDEN)
-        return dense | _linear("classifier.out_proj", labels, HIDDEN)
-    if family == "deberta":
-        return _linear("pooler.dense", HIDDEN, HIDDEN) | _linear("classifier", labels, HIDDEN)
-    return _linear("classifier", labels, HIDDEN)
-
-
-def _linear(name: str, rows: int, columns: int) -> Shapes:
-    return {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+        dense = linear("classifier.dense", HIDDEN, HIDDEN)
+        return dense | linear("classifier.out_proj", labels, HIDDEN)
+    before = {
+        "distilbert": linear("pre_classifier", HIDDEN, HIDDEN),
+        "deberta": linear("pooler.dense", HIDDEN, HIDDEN),
+    }.get(family, {})
+    return before | linear("classifier", labels, HIDDEN)
 
 
 def _weights(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, NDArray[np.float32]]:
@@ -323,7 +363,7 @@ def _weights(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, NDArray[np.flo
     seed = _SEEDS[checkpoint.family]
     weights: dict[str, NDArray[np.float32]] = {}
     for name, size in shapes.items():
-        own = name.removeprefix("deberta.").removeprefix(f"{checkpoint.family}.")
+        own = name.removeprefix("model.").removeprefix(f"{checkpoint.family}.")
         raw = np.random.PCG64([seed, *own.encode()]).random_raw(math.prod(size))
         noise = (raw >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
         spread = np.float32(math.sqrt(3) * _SPREAD)

@@ -39,7 +39,7 @@ def main() -> None:
             if sys.argv[1:] and checkpoint.name not in sys.argv[1:]:
                 continue
             path = write_checkpoint(checkpoint, Path(folder) / checkpoint.name)
-            references = _answer(checkpoint, path, texts)
+            references = _answer(checkpoint, path, checkpoint.choose(texts))
             references.write(reference_file(checkpoint.name))
             sys.stdout.write(f"{checkpoint.name}: logits spread by {references.spread:.2f}\n")
     minilm = References()

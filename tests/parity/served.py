@@ -54,7 +54,7 @@ class Served:
     async def answer(self, checkpoint: Checkpoint, texts: list[str]) -> References:
         """Return the answers of a checkpoint to every task it has."""
         found = References()
-        name = checkpoint.name
+        name, texts = checkpoint.name, checkpoint.choose(texts)
         if checkpoint.purpose in {"embed", "embed-cls"}:
             found.scores["embedding"] = await self.embeddings(name, texts)
         elif checkpoint.purpose == "tokens":

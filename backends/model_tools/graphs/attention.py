@@ -11,7 +11,7 @@ from backends.model_tools.graphs.graph_builder import GraphBuilder
 _NAMES = ("query", "key", "value")
 
 
-def attend(
+def attend_rows(
     graph: GraphBuilder,
     kind: Attention,
     prefix: str,

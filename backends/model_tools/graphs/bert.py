@@ -2,8 +2,9 @@
 
 Inputs, int32 [batch, sequence]: `input_ids`, `attention_mask`, `token_type_ids`. Rows must be
 padded on the right: attention takes the number of real tokens, not the mask.
-Outputs, float32: `pooled` [batch, hidden], the mean over the real tokens, not normalised, and
-`tokens` [batch, sequence, hidden], the last hidden state (of no meaning at padding).
+Outputs, float32: `pooled` [batch, hidden], the mean over the real tokens, not normalised,
+`tokens` [batch, sequence, hidden], the last hidden state (of no meaning at padding), and `first`
+[batch, hidden], that of each row's first token.
 
 Measured on a CPU: `BiasGelu`, `Add` + `Gelu` and attention by mask or by mask index cost the same
 and give the same bits; `FastGelu` is 1 % faster and wrong in the third decimal, so it is not used.
@@ -14,15 +15,21 @@ here, which ONNX Runtime fuses to it on a GPU, where it is the faster one.
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.attention import add_ranges, attend
+from backends.model_tools.graphs.attention import add_ranges, attend_rows
 from backends.model_tools.graphs.form import GraphForm, Precision
-from backends.model_tools.graphs.gathered import Grid, attend_gathered, embed_tokens
+from backends.model_tools.graphs.gathered import (
+    Grid,
+    attend_first,
+    attend_gathered,
+    embed_tokens,
+)
 from backends.model_tools.graphs.graph_builder import TYPES, GraphBuilder
-from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.relative import add_relative_bias
+from backends.model_tools.graphs.shapes import ACTIVATIONS, PROJECTION, BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-POOLED, TOKENS = "pooled", "tokens"
+POOLED, TOKENS, FIRST = "pooled", "tokens", "first"
 
 
 def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None) -> ModelProto:
@@ -33,13 +40,17 @@ def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None
     """
     form = form or GraphForm()
     check_weights(shape, weights)
-    if (problem := form.problem()) is not None:
+    problem = form.problem()
+    if shape.buckets and form.packed:
+        problem = "relative positions are not computed without padding"
+    if problem is not None:
         raise WeightsError(problem)
     graph = GraphBuilder(weights, form.precision)
     _BertWriter(shape, form, graph).write()
     sizes: dict[str, list[int | str | None]] = {
         POOLED: ["batch", shape.hidden],
         TOKENS: ["batch", "sequence", shape.hidden],
+        FIRST: ["batch", shape.hidden],
     }
     outputs = [name for name in sizes if name in form.outputs]
     return graph.model("bert", INPUTS, {name: sizes[name] for name in outputs})
@@ -58,26 +69,42 @@ class _BertWriter:
             self._write_gathered()
         else:
             self._write_rows()
+            if self._form.outputs == (FIRST,):
+                first = self._graph.constant("first.index", np.array(0, dtype=np.int64))
+                self._graph.plain("Gather", [TOKENS, first], FIRST, axis=1)
         if POOLED in self._form.outputs:
             self._pool(TOKENS)
 
     def _write_gathered(self) -> None:
-        graph = self._graph
+        graph, shape = self._graph, self._shape
         grid = Grid(graph, "attention_mask")
-        state = embed_tokens(graph, grid, epsilon=self._shape.layer_norm_epsilon)
-        for layer in range(self._shape.layers):
-            prefix = f"encoder.layer.{layer}"
-            attention = f"{prefix}.attention.self"
-            context = attend_gathered(graph, attention, state, heads=self._shape.heads, grid=grid)
-            epsilon = self._shape.layer_norm_epsilon
-            state = graph.feed_forward(prefix, context, state, f"state.{layer}", epsilon=epsilon)
-        grid.fill(state, TOKENS)
+        state = self._project(embed_tokens(graph, grid, epsilon=shape.layer_norm_epsilon))
+        bias = add_relative_bias(graph, shape) if shape.buckets else ""
+        for layer in range(shape.layers):
+            prefix = f"encoder.layer.{layer}.attention.self"
+            # Nobody reads what the last layer makes of the other tokens then.
+            only_first = layer == shape.layers - 1 and self._form.outputs == (FIRST,)
+            read = grid.first(state, f"{prefix}.first") if only_first else state
+            inputs = [
+                graph.linear(f"{prefix}.query", read),
+                graph.linear(f"{prefix}.key", state),
+                graph.linear(f"{prefix}.value", state),
+            ]
+            attend = attend_first if only_first else attend_gathered
+            context = attend(graph, prefix, inputs, heads=shape.heads, grid=grid, bias=bias)
+            state = self._feed(layer, context, read, FIRST if only_first else f"state.{layer}")
+        if self._form.outputs != (FIRST,):
+            grid.fill(state, TOKENS)
 
     def _write_rows(self) -> None:
-        state = self._embed()
+        state = self._project(self._embed())
         masking = ["lengths"]
         if self._form.attention == "ranges":
             masking = [add_ranges(self._graph, mask="attention_mask", lengths="lengths")]
+        if self._shape.buckets:
+            # Of `Attention` the input between them is what a decoder has computed before.
+            masking += [""] * (self._form.attention == "fused")
+            masking += [add_relative_bias(self._graph, self._shape)]
         if self._form.packed:
             # The padding is left out: `[real tokens, hidden]` from here on.
             masking = ["places", "ends"]
@@ -118,7 +145,7 @@ class _BertWriter:
     def _encode(self, layer: int, state: str, masking: list[str], *, output: str) -> str:
         """Add one layer: attention, then feed-forward, each added to its input and normalised."""
         graph, prefix = self._graph, f"encoder.layer.{layer}"
-        context = attend(
+        context = attend_rows(
             graph,
             self._form.attention,
             f"{prefix}.attention.self",
@@ -126,8 +153,21 @@ class _BertWriter:
             heads=self._shape.heads,
             masking=masking,
         )
-        epsilon = self._shape.layer_norm_epsilon
-        return graph.feed_forward(prefix, context, state, output, epsilon=epsilon)
+        return self._feed(layer, context, state, output)
+
+    def _project(self, state: str) -> str:
+        """Add what brings embeddings of another width to that of the layers."""
+        return state if self._shape.embedding is None else self._graph.linear(PROJECTION, state)
+
+    def _feed(self, layer: int, context: str, state: str, output: str) -> str:
+        return self._graph.feed_forward(
+            f"encoder.layer.{layer}",
+            context,
+            state,
+            output,
+            epsilon=self._shape.layer_norm_epsilon,
+            activation=ACTIVATIONS[self._shape.activation],
+        )
 
     def _finish(self, state: str) -> None:
         """Make `tokens` of what the last layer gave: padding back in its place, and float32."""

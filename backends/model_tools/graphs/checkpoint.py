@@ -1,6 +1,7 @@
-"""Builds one ONNX graph, encoder and head or pooling, of a checkpoint of the BERT family."""
+"""Builds one ONNX graph, encoder and head or pooling, of a checkpoint of a known family."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from onnx import ModelProto
@@ -8,19 +9,26 @@ from onnx import ModelProto
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.deberta import build_deberta
 from backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
-from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.form import Attention, GraphForm, Output
 from backends.model_tools.graphs.heads import add_head, add_pooling, find_head
+from backends.model_tools.graphs.modernbert import build_modernbert
 from backends.model_tools.graphs.weights import Weights
 from backends.types import Pooling
 
-DEBERTA = "deberta-v2"
-FAMILIES = (*PREFIXES, DEBERTA)
+_OTHERS: Mapping[str, Callable[[Mapping[str, Any], Weights, Output], ModelProto]] = (
+    MappingProxyType({"deberta-v2": build_deberta, "modernbert": build_modernbert})
+)
+FAMILIES = (*PREFIXES, *_OTHERS)
 
 
 def build_checkpoint(
-    config: Mapping[str, Any], weights: Weights, *, pooling: Pooling = "mean"
+    config: Mapping[str, Any],
+    weights: Weights,
+    *,
+    pooling: Pooling = "mean",
+    attention: Attention = "gathered",
 ) -> ModelProto:
-    """Return the graph of a checkpoint.
+    """Return the graph of a checkpoint, by default in the form that suits CPUs.
 
     With a head of its own the output is `logits`; a bare encoder has `pooled`, as `pooling`
     says, and `tokens`.
@@ -30,17 +38,20 @@ def build_checkpoint(
     """
     head = find_head(config)
     if head is None:
-        encoder = _encoder(config, weights)
+        encoder = _encoder(config, weights, "tokens", attention)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder))
     own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
-    return add_head(_encoder(config, weights), head, own)
+    output: Output = "tokens" if head.reads == "pooled" else head.reads
+    return add_head(_encoder(config, weights, output, attention), head, own)
 
 
-def _encoder(config: Mapping[str, Any], weights: Weights) -> ModelProto:
-    if config.get("model_type") == DEBERTA:
-        return build_deberta(config, weights)
+def _encoder(
+    config: Mapping[str, Any], weights: Weights, output: Output, attention: Attention
+) -> ModelProto:
+    if (build := _OTHERS.get(str(config.get("model_type")))) is not None:
+        return build(config, weights, output)
     shape, renamed = as_bert(config, weights)
-    return build_bert(shape, renamed, GraphForm(outputs=("tokens",)))
+    return build_bert(shape, renamed, GraphForm(attention=attention, outputs=(output,)))
 
 
 def _hidden(encoder: ModelProto) -> int:

@@ -4,8 +4,9 @@ Attention is disentangled (He et al. 2021, arXiv:2006.03654): to the product of 
 of content with relative position, both ways. What of them depends on weights alone, the positions
 seen by each layer, is computed while the graph is built.
 
-Inputs and outputs are those of `backends.model_tools.graphs.bert`; `token_type_ids` only where the
-model has them. fp32 only.
+Linear layers compute real tokens only, as in `backends.model_tools.graphs.gathered`. Inputs and
+outputs are those of `backends.model_tools.graphs.bert`; `token_type_ids` only where the model has
+them. fp32 only.
 """
 
 import math
@@ -17,12 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.bert import TOKENS
+from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
+from backends.model_tools.graphs.form import Output
+from backends.model_tools.graphs.gathered import Grid
 from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.relative import add_distances
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
-_LOWEST = float(np.finfo(np.float32).min)
+# What is added to the score of padding: its weight is lost in rounding, and no denormal number,
+# with which a CPU is slow.
+_PADDING = -80.0
 
 
 class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +72,10 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 
-def build_deberta(config: Mapping[str, Any], weights: Weights) -> ModelProto:
-    """Return the encoder of a `DebertaV2` checkpoint, with the output `tokens`.
+def build_deberta(
+    config: Mapping[str, Any], weights: Weights, output: Output = "tokens"
+) -> ModelProto:
+    """Return the encoder of a `DebertaV2` checkpoint, with the output `tokens` or `first`.
 
     Raises:
         WeightsError: a weight is missing, or the configuration asks for what is not computed.
@@ -82,11 +90,12 @@ def build_deberta(config: Mapping[str, Any], weights: Weights) -> ModelProto:
         raise WeightsError("`embedding_size` must be `hidden_size`")
     graph = GraphBuilder(strip_prefix(weights, "deberta."), "fp32")
     try:
-        _DebertaWriter(shape, graph).write()
+        _DebertaWriter(shape, graph).write(output)
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (shape.type_vocab_size > 0)
-    return graph.model("deberta", names, {TOKENS: ["batch", "sequence", shape.hidden_size]})
+    rows = ["batch", "sequence"] if output == TOKENS else ["batch"]
+    return graph.model("deberta", names, {output: [*rows, shape.hidden_size]})
 
 
 def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: int) -> Any:
@@ -104,35 +113,34 @@ class _DebertaWriter:
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         self._shape = shape
         self._graph = graph
+        self._grid = Grid(graph, "attention_mask")
         self._width = shape.hidden_size // shape.num_attention_heads
         # Contents count once, and once more each way that positions do.
         self._scale = math.sqrt(self._width * (1 + len(shape.attended)))
 
-    def write(self) -> None:
+    def write(self, output: Output) -> None:
         self._write_masks()
         state = self._embed()
         positions = self._positions()
         for layer in range(self._shape.num_hidden_layers):
             last = layer == self._shape.num_hidden_layers - 1
-            state = self._encode(layer, state, positions, TOKENS if last else f"state.{layer}")
+            state = self._encode(layer, state, positions, FIRST if last and output == FIRST else "")
+        if output == TOKENS:
+            self._grid.fill(state, TOKENS)
 
     def _write_masks(self) -> None:
-        """Add `real`, which keys are tokens, and the shapes that attention needs."""
+        """Add `padding`, what is added to the scores of keys, and the shapes attention needs."""
         graph, shape = self._graph, self._shape
         axes = graph.constant("mask.axes", np.array([1, 2], dtype=np.int64))
-        graph.plain("Cast", ["attention_mask"], "mask.bool", to=TensorProto.BOOL)
-        graph.plain("Unsqueeze", ["mask.bool", axes], "real")
-        graph.constant("lowest", np.array(_LOWEST, dtype=np.float32))
+        one = graph.constant("mask.one", np.array(1, dtype=np.float32))
+        least = graph.constant("mask.padding", np.array(_PADDING, dtype=np.float32))
+        graph.plain("Cast", ["attention_mask"], "mask.real", to=TensorProto.FLOAT)
+        graph.plain("Sub", [one, "mask.real"], "mask.free")
+        graph.plain("Mul", ["mask.free", least], "mask.scores")
+        graph.plain("Unsqueeze", ["mask.scores", axes], "padding")
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))
         graph.constant("joined", np.array([0, 0, shape.hidden_size], dtype=np.int64))
-        if shape.attended or shape.position_biased_input:
-            graph.plain("Shape", ["input_ids"], "length.vector", start=1, end=2)
-            scalar = graph.constant("length.scalar", np.array([], dtype=np.int64))
-            graph.plain("Reshape", ["length.vector", scalar], "length")
-            zero = graph.constant("zero", np.array(0, dtype=np.int64))
-            one = graph.constant("one", np.array(1, dtype=np.int64))
-            graph.plain("Range", [zero, "length", one], "places")
         if shape.attended:
             self._write_distances()
 
@@ -146,34 +154,33 @@ class _DebertaWriter:
             buckets = bucket_distances(
                 distances, buckets=shape.position_buckets, farthest=shape.farthest
             )
-        across = graph.constant("distance.across", np.array([1], dtype=np.int64))
-        graph.plain("Unsqueeze", ["places", across], "distance.rows")
-        graph.plain("Sub", ["distance.rows", "places"], "distance.signed")
-        centre = graph.constant("distance.centre", np.array(reach, dtype=np.int64))
-        graph.plain("Add", ["distance.signed", centre], "distance")
+        pairs = add_distances(graph, positions=shape.max_position_embeddings)
         rows = graph.plain("Shape", ["input_ids"], "distance.batch", start=0, end=1)
         heads = graph.constant("distance.heads", np.array([shape.num_attention_heads]))
-        size = [rows, heads, "length.vector", "length.vector"]
+        size = [rows, heads, "distance.length", "distance.length"]
         graph.plain("Concat", size, "distance.size", axis=0)
-        for name, sign in (("c2p", 1), ("p2c", -1)):
+        # A distance is counted from the first of a pair to the second, here the other way.
+        for name, sign in (("c2p", -1), ("p2c", 1)):
             table = np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1)
             # One more than there are distances: weights packed behind it in a file stay aligned.
             table = np.append(table, 0)
             graph.constant(f"near.{name}.table", table)
-            graph.plain("Gather", [f"near.{name}.table", "distance"], f"near.{name}.square")
+            graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
             graph.plain("Expand", [f"near.{name}.square", "distance.size"], f"near.{name}")
 
     def _embed(self) -> str:
         graph, shape, prefix = self._graph, self._shape, "embeddings"
         table = graph.weight(f"{prefix}.word_embeddings.weight")
-        state = graph.plain("Gather", [table, "input_ids"], "embedded.words")
+        ids = self._grid.take("input_ids", "input_ids.real")
+        state = graph.plain("Gather", [table, ids], "embedded.words")
         if shape.position_biased_input:
             table = graph.weight(f"{prefix}.position_embeddings.weight")
-            places = graph.plain("Gather", [table, "places"], "embedded.places")
+            places = graph.plain("Gather", [table, self._grid.positions()], "embedded.places")
             state = graph.plain("Add", [state, places], "embedded.placed")
         if shape.type_vocab_size > 0:
             table = graph.weight(f"{prefix}.token_type_embeddings.weight")
-            types = graph.plain("Gather", [table, "token_type_ids"], "embedded.types")
+            kinds = self._grid.take("token_type_ids", "token_type_ids.real")
+            types = graph.plain("Gather", [table, kinds], "embedded.types")
             state = graph.plain("Add", [state, types], "embedded.typed")
         epsilon = shape.layer_norm_eps
         return graph.layer_norm(f"{prefix}.LayerNorm", state, "embedded", epsilon=epsilon)
@@ -194,12 +201,21 @@ class _DebertaWriter:
         return table
 
     def _encode(
-        self, layer: int, state: str, positions: NDArray[np.float32] | None, output: str
+        self, layer: int, state: str, positions: NDArray[np.float32] | None, first: str
     ) -> str:
-        """Add one layer: attention, then feed-forward, each added to its input and normalised."""
+        """Add one layer: attention, then feed-forward, each added to its input and normalised.
+
+        With an output `first` it is of the first token of every row alone.
+        """
         graph, prefix = self._graph, f"encoder.layer.{layer}"
         context = self._attend(f"{prefix}.attention.self", state, positions)
-        epsilon = self._shape.layer_norm_eps
+        if first:
+            place = graph.constant("first.place", np.array(0, dtype=np.int64))
+            context = graph.plain("Gather", [context, place], f"{prefix}.first", axis=1)
+            state = self._grid.first(state, f"{prefix}.state")
+        else:
+            context = self._grid.take(context, f"{prefix}.attended")
+        output, epsilon = first or f"state.{layer}", self._shape.layer_norm_eps
         return graph.feed_forward(prefix, context, state, output, epsilon=epsilon)
 
     def _attend(self, prefix: str, state: str, positions: NDArray[np.float32] | None) -> str:
@@ -218,7 +234,7 @@ class _DebertaWriter:
             near = self._near(prefix, "p2c", key, positions)
             near = graph.plain("Transpose", [near], f"{prefix}.p2c", perm=[0, 1, 3, 2])
             scores = graph.plain("Add", [scores, near], f"{prefix}.with_p2c")
-        graph.plain("Where", ["real", scores, "lowest"], f"{prefix}.scores")
+        graph.plain("Add", [scores, "padding"], f"{prefix}.scores")
         graph.plain("Softmax", [f"{prefix}.scores"], f"{prefix}.shares", axis=-1)
         graph.plain("MatMul", [f"{prefix}.shares", value], f"{prefix}.heads")
         graph.plain("Transpose", [f"{prefix}.heads"], f"{prefix}.rows", perm=[0, 2, 1, 3])
@@ -227,9 +243,8 @@ class _DebertaWriter:
     def _project(self, prefix: str, state: str) -> str:
         """Add a product with its bias, split into heads: `[batch, heads, sequence, width]`."""
         graph = self._graph
-        product = graph.matmul(prefix, state)
-        biased = graph.plain("Add", [product, graph.weight(f"{prefix}.bias")], f"{prefix}.biased")
-        split = graph.plain("Reshape", [biased, "heads"], f"{prefix}.split")
+        rows = self._grid.fill(graph.linear(prefix, state), f"{prefix}.grid")
+        split = graph.plain("Reshape", [rows, "heads"], f"{prefix}.split")
         return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
 
     def _near(self, prefix: str, way: str, state: str, positions: NDArray[np.float32]) -> str:

@@ -1,12 +1,13 @@
 """Maps checkpoints of the BERT family to one set of names: those of `BertModel`.
 
-DistilBERT is a BERT without token types, RoBERTa one whose positions begin after the padding's:
-renamed, and cut where needed, their weights fit the one graph. The names are those of Hugging
-Face's models (`transformers`, Apache-2.0).
+DistilBERT is a BERT without token types, RoBERTa one whose positions begin after the padding's,
+MPNet both, with a bias by relative positions; ELECTRA may have narrower embeddings, as ALBERT has,
+whose layers share their weights. Renamed, and cut where needed, their weights fit the one graph.
+The names are those of Hugging Face's models (`transformers`, Apache-2.0).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,12 +15,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.shapes import PROJECTION, BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
 # The types that `build_bert` computes; of each, what its weights' names begin with.
 PREFIXES: Mapping[str, str] = MappingProxyType(
-    {"bert": "bert.", "distilbert": "distilbert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
+    {
+        "bert": "bert.",
+        "distilbert": "distilbert.",
+        "roberta": "roberta.",
+        "xlm-roberta": "roberta.",
+        "mpnet": "mpnet.",
+        "electra": "electra.",
+        "albert": "albert.",
+    }
 )
 _DISTIL_NAMES = (
     (r"^transformer\.layer\.", "encoder.layer."),
@@ -41,8 +50,27 @@ _DISTIL_FIELDS = MappingProxyType(
         "hidden_act": "activation",
     }
 )
-# A text and the one it is paired with; DistilBERT's tokenizer tells them apart, its model does not.
+_MPNET_BUCKETS = 32
+_MPNET_NAMES = (
+    (r"\.attention\.LayerNorm\.", ".attention.output.LayerNorm."),
+    (r"\.attention\.attn\.q\.", ".attention.self.query."),
+    (r"\.attention\.attn\.k\.", ".attention.self.key."),
+    (r"\.attention\.attn\.v\.", ".attention.self.value."),
+    (r"\.attention\.attn\.o\.", ".attention.output.dense."),
+)
+_ALBERT_NAMES = (
+    (r"^full_layer_layer_norm\.", "output.LayerNorm."),
+    (r"^attention\.(query|key|value)\.", r"attention.self.\1."),
+    (r"^attention\.dense\.", "attention.output.dense."),
+    (r"^attention\.LayerNorm\.", "attention.output.LayerNorm."),
+    (r"^ffn\.", "intermediate.dense."),
+    (r"^ffn_output\.", "output.dense."),
+)
+_ALBERT_LAYER = re.compile(r"encoder\.albert_layer_groups\.(\d+)\.albert_layers\.(\d+)\.(.+)")
+# A text and the one it is paired with; tokenizers tell them apart, DistilBERT and MPNet do not.
 _TYPES = 2
+_TYPE_TABLE = "embeddings.token_type_embeddings.weight"
+_Names = tuple[tuple[str, str], ...]
 
 
 def strip_prefix(weights: Weights, prefix: str) -> Weights:
@@ -64,12 +92,7 @@ def as_bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Wei
         raise WeightsError("a decoder is no encoder; export it to ONNX instead")
     weights = _modern_norms(strip_prefix(weights, PREFIXES[kind]))
     try:
-        if kind == "distilbert":
-            return _distilbert(config, weights)
-        shape = BertShape.from_config(config)
-        if kind == "bert":
-            return shape, weights
-        return _roberta(config, shape, weights)
+        return _FAMILIES.get(kind, _roberta)(config, weights)
     except (KeyError, TypeError) as error:
         raise WeightsError(f"`config.json` or the weights lack {error}") from None
     except ValueError as error:
@@ -89,21 +112,76 @@ def _distilbert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape,
     shape = BertShape.from_config(
         dict(config) | bert | {"type_vocab_size": _TYPES, "layer_norm_eps": 1e-12}
     )
-    renamed: dict[str, NDArray[np.float32]] = {}
-    for name, tensor in weights.items():
-        for pattern, replacement in _DISTIL_NAMES:
-            name = re.sub(pattern, replacement, name)  # noqa: PLW2901 - one rename after another
-        renamed[name] = tensor
-    types = np.zeros((_TYPES, shape.hidden), dtype=np.float32)
-    renamed["embeddings.token_type_embeddings.weight"] = types
-    return shape, renamed
+    renamed = {_rename(name, _DISTIL_NAMES): tensor for name, tensor in weights.items()}
+    return shape, renamed | {_TYPE_TABLE: _no_types(shape)}
 
 
-def _roberta(
-    config: Mapping[str, Any], shape: BertShape, weights: Weights
-) -> tuple[BertShape, Weights]:
+def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
+    return BertShape.from_config(config), weights
+
+
+def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
     """Cut the positions that no token has: rows are padded on the right, so they count from one."""
+    shape = BertShape.from_config(config)
     first = int(config.get("pad_token_id") or 0) + 1
     name = "embeddings.position_embeddings.weight"
     shape = msgspec.structs.replace(shape, positions=shape.positions - first)
     return shape, {**weights, name: weights[name][first:]}
+
+
+def _mpnet(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
+    # Its padding is token 1 whatever the configuration says, as are its buckets 32.
+    known = dict(config) | {"pad_token_id": 1, "type_vocab_size": _TYPES}
+    shape, weights = _roberta(known, weights)
+    shape = msgspec.structs.replace(shape, buckets=_MPNET_BUCKETS)
+    renamed = {_rename(name, _MPNET_NAMES): tensor for name, tensor in weights.items()}
+    return shape, renamed | {_TYPE_TABLE: _no_types(shape)}
+
+
+def _electra(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
+    shape = BertShape.from_config(config)
+    width = config.get("embedding_size", shape.hidden)
+    narrow = width if width != shape.hidden else None
+    return msgspec.structs.replace(shape, embedding=narrow), weights
+
+
+def _albert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
+    """Name the weights of every layer: those of its group, the same objects for each."""
+    groups, inner = config.get("num_hidden_groups", 1), config.get("inner_group_num", 1)
+    layers = config["num_hidden_layers"]
+    known = {"hidden_act": "gelu_new"} | dict(config) | {"num_hidden_layers": layers * inner}
+    shape = BertShape.from_config(known)
+    shape = msgspec.structs.replace(shape, embedding=config.get("embedding_size", 128))
+    renamed: dict[str, NDArray[np.float32]] = {}
+    for name, tensor in weights.items():
+        if (found := _ALBERT_LAYER.fullmatch(name)) is None:
+            renamed[name.replace("encoder.embedding_hidden_mapping_in", PROJECTION)] = tensor
+            continue
+        group, place, own = int(found[1]), int(found[2]), _rename(found[3], _ALBERT_NAMES)
+        for layer in range(layers):
+            if layer * groups // layers == group:
+                renamed[f"encoder.layer.{layer * inner + place}.{own}"] = tensor
+    return shape, renamed
+
+
+def _rename(name: str, rules: _Names) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _no_types(shape: BertShape) -> NDArray[np.float32]:
+    return np.zeros((_TYPES, shape.hidden), dtype=np.float32)
+
+
+_FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Weights], tuple[BertShape, Weights]]] = (
+    MappingProxyType(
+        {
+            "bert": _bert,
+            "distilbert": _distilbert,
+            "mpnet": _mpnet,
+            "electra": _electra,
+            "albert": _albert,
+        }
+    )
+)

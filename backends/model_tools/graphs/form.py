@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 Precision = Literal["fp32", "fp16", "bf16"]
+Output = Literal["pooled", "tokens", "first"]
 Attention = Literal["fused", "heads", "ranges", "gathered", "packed", "packed-qkv", "packed-fused"]
 
 
@@ -23,12 +24,14 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
     - `packed-fused`: without padding, `PackedAttention`.
 
     `bf16` needs `heads` or `ranges`: no other kernel takes it. Outputs are float32 whatever the
-    precision, and `outputs` leaves out those that nobody asks for.
+    precision, and `outputs` leaves out those that nobody asks for. `first`, what the first token of
+    every row becomes, goes with no other: a `gathered` graph then computes nothing else in its last
+    layer.
     """
 
     precision: Precision = "fp32"
     attention: Attention = "fused"
-    outputs: tuple[Literal["pooled", "tokens"], ...] = ("pooled", "tokens")
+    outputs: tuple[Output, ...] = ("pooled", "tokens")
 
     @property
     def packed(self) -> bool:
@@ -39,6 +42,8 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
         """Return why this cannot be built, if it cannot."""
         if not self.outputs:
             return "a graph needs an output"
+        if "first" in self.outputs and len(self.outputs) > 1:
+            return "the output `first` goes with no other"
         if self.attention == "gathered" and self.precision != "fp32":
             return "`gathered` attention is for CPUs, in fp32"
         if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:

@@ -5,6 +5,8 @@ rows of one length, so query, key and value are laid out on a grid, `[batch, seq
 whose free places repeat the last token of their row.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from onnx import TensorProto
 
@@ -41,6 +43,7 @@ class Grid:
         graph.plain("Max", ["grid.last", zero], "grid.token")
         graph.plain("Shape", [mask], "grid.shape")
         self.filled = graph.plain("Reshape", ["grid.token", "grid.shape"], "grid.filled")
+        self._first = first
 
     def take(self, padded: str, output: str) -> str:
         """Add the tokens of `padded` [batch, sequence, ...]: `[tokens, ...]`."""
@@ -49,6 +52,11 @@ class Grid:
     def fill(self, tokens: str, output: str) -> str:
         """Add the grid of `tokens` [tokens, hidden]: `[batch, sequence, hidden]`."""
         return self._graph.plain("Gather", [tokens, self.filled], output)
+
+    def first(self, tokens: str, output: str) -> str:
+        """Add the first token of every row of `tokens`: `[batch, hidden]`."""
+        rows = self._graph.plain("Gather", [self.filled, self._first], f"{output}.rows", axis=1)
+        return self._graph.plain("Gather", [tokens, rows], output)
 
     def positions(self) -> str:
         """Add the position of every token in its row: int32 [tokens]."""
@@ -78,22 +86,41 @@ def embed_tokens(graph: GraphBuilder, grid: Grid, *, epsilon: float) -> str:
     return graph.plain("Squeeze", [state, row], prefix)
 
 
-def attend_gathered(graph: GraphBuilder, prefix: str, state: str, *, heads: int, grid: Grid) -> str:
-    """Add the attention of one layer on `state` [tokens, hidden]; returns the context, as large."""
-    inputs = [
-        _project(graph, f"{prefix}.{name}", state, grid) for name in ("query", "key", "value")
-    ]
-    context = graph.fused(
+def attend_gathered(
+    graph: GraphBuilder, prefix: str, inputs: Sequence[str], *, heads: int, grid: Grid, bias: str
+) -> str:
+    """Add attention on query, key and value [tokens, hidden]; returns the context, as large.
+
+    `bias` names what is added to the scores, `[1, heads, sequence, sequence]`, if anything.
+    """
+    rows = [grid.fill(name, f"{name}.grid") for name in inputs]
+    context = _attend(graph, prefix, [*rows, "", grid.lengths, bias], heads)
+    return grid.take(context, prefix)
+
+
+def attend_first(
+    graph: GraphBuilder, prefix: str, inputs: Sequence[str], *, heads: int, grid: Grid, bias: str
+) -> str:
+    """Do what `attend_gathered` does for the first token of every row: `[batch, hidden]`.
+
+    The query is as large; key and value are of all tokens.
+    """
+    query, *others = inputs
+    axis = graph.constant("first.axis", np.array([1], dtype=np.int64))
+    rows = [graph.plain("Unsqueeze", [query, axis], f"{query}.grid")]
+    rows += [grid.fill(name, f"{name}.grid") for name in others]
+    if bias:
+        place = graph.constant("first.place", np.array([0], dtype=np.int64))
+        bias = graph.plain("Gather", [bias, place], "first.bias", axis=2)
+    context = _attend(graph, prefix, [*rows, "", grid.lengths, bias], heads)
+    return graph.plain("Squeeze", [context, axis], prefix)
+
+
+def _attend(graph: GraphBuilder, prefix: str, inputs: list[str], heads: int) -> str:
+    return graph.fused(
         "MultiHeadAttention",
-        [*inputs, "", grid.lengths],
+        inputs,
         f"{prefix}.grid",
         num_heads=heads,
         mask_filter_value=_FREE,
     )
-    return grid.take(context, prefix)
-
-
-def _project(graph: GraphBuilder, prefix: str, state: str, grid: Grid) -> str:
-    product = graph.matmul(prefix, state)
-    biased = graph.plain("Add", [product, graph.weight(f"{prefix}.bias")], f"{prefix}.biased")
-    return grid.fill(biased, f"{prefix}.grid")

@@ -28,10 +28,21 @@ class GraphBuilder:
         self.precision = precision
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
+        self._added: dict[tuple[int, Precision, bool], str] = {}
 
-    def weight(self, name: str, precision: Precision | None = None) -> str:
-        """Add a weight by its name, in the graph's precision unless another is given."""
-        return self.floats(name, self.weights[name], precision)
+    def weight(
+        self, name: str, precision: Precision | None = None, *, transposed: bool = False
+    ) -> str:
+        """Add a weight by its name, in the graph's precision unless another is given.
+
+        One that several layers share is added once.
+        """
+        tensor = self.weights[name]
+        key = (id(tensor), precision or self.precision, transposed)
+        if key not in self._added:
+            given = tensor.T if transposed else tensor
+            self._added[key] = self.floats(name, given, precision)
+        return self._added[key]
 
     def norm(self, prefix: str, precision: Precision | None = None) -> list[str]:
         """Add the two weights of a layer normalisation."""
@@ -67,8 +78,13 @@ class GraphBuilder:
 
     def matmul(self, prefix: str, inputs: str) -> str:
         """Add a product with a weight, without its bias."""
-        kernel = self.floats(f"{prefix}.weight", self.weights[f"{prefix}.weight"].T)
+        kernel = self.weight(f"{prefix}.weight", transposed=True)
         return self.plain("MatMul", [inputs, kernel], prefix)
+
+    def linear(self, prefix: str, inputs: str) -> str:
+        """Add a product with a weight, and its bias."""
+        bias = self.weight(f"{prefix}.bias")
+        return self.plain("Add", [self.matmul(prefix, inputs), bias], f"{prefix}.biased")
 
     def layer_norm(self, prefix: str, state: str, output: str, *, epsilon: float) -> str:
         """Add a layer normalisation with its weights."""
@@ -77,22 +93,27 @@ class GraphBuilder:
         )
 
     def feed_forward(
-        self, prefix: str, context: str, state: str, output: str, *, epsilon: float
+        self,
+        prefix: str,
+        context: str,
+        state: str,
+        output: str,
+        *,
+        epsilon: float,
+        activation: str = "BiasGelu",
     ) -> str:
         """Add what follows attention in a BERT layer; `context` is what it gave for `state`."""
         attended = f"{prefix}.attention.output"
         state = self._dense_add_norm(attended, context, state, attended, epsilon)
         inner = self.matmul(f"{prefix}.intermediate.dense", state)
         bias = self.weight(f"{prefix}.intermediate.dense.bias")
-        wide = self.fused("BiasGelu", [inner, bias], f"{prefix}.intermediate")
+        wide = self.fused(activation, [inner, bias], f"{prefix}.intermediate")
         return self._dense_add_norm(f"{prefix}.output", wide, state, output, epsilon)
 
     def _dense_add_norm(
         self, prefix: str, inputs: str, residual: str, output: str, epsilon: float
     ) -> str:
-        product = self.matmul(f"{prefix}.dense", inputs)
-        bias = self.weight(f"{prefix}.dense.bias")
-        biased = self.plain("Add", [product, bias], f"{prefix}.dense.biased")
+        biased = self.linear(f"{prefix}.dense", inputs)
         summed = self.plain("Add", [biased, residual], f"{prefix}.sum")
         return self.layer_norm(f"{prefix}.LayerNorm", summed, output, epsilon=epsilon)
 

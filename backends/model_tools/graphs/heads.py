@@ -4,7 +4,8 @@ Whatever the family: one vector a row (that of the first token) or one a token, 
 dense layer with its activation, then a product to as many logits as there are labels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from backends.model_tools.graphs.bert import POOLED, TOKENS
+from backends.model_tools.graphs.form import Output
 from backends.model_tools.graphs.graph_builder import GraphBuilder, copy_model
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling
@@ -27,12 +29,18 @@ _ARCHITECTURES: Mapping[str, Purpose] = {
 
 
 class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes the weights of a head: `dense` (with `activation`) if there is one, then `out`."""
+    """Describes the weights of a head: `dense` (with `activation`) if there is one, then `out`.
+
+    `reads` is the encoder's output that it is applied to; `norm` normalises what `dense` makes.
+    """
 
     out: str
     dense: str | None = None
     activation: Literal["Tanh", "Relu", "Gelu"] = "Tanh"
-    per_token: bool = False
+    reads: Output = "first"
+    norm: str | None = None
+    epsilon: float = 1e-5
+    biased: bool = True
 
 
 def find_head(config: Mapping[str, Any]) -> HeadShape | None:
@@ -41,24 +49,88 @@ def find_head(config: Mapping[str, Any]) -> HeadShape | None:
     Raises:
         WeightsError: it has one that no graph computes.
     """
-    names = config.get("architectures") or [""]
-    purpose = next((p for end, p in _ARCHITECTURES.items() if str(names[0]).endswith(end)), None)
-    if purpose is None:
-        if str(names[0]).endswith(("Model", "ForMaskedLM", "ForPreTraining")) or not names[0]:
-            return None
-        raise WeightsError(f"`architectures` is `{names[0]}`, a head that no graph computes")
+    name = str((config.get("architectures") or [""])[0])
+    purpose = next((p for end, p in _ARCHITECTURES.items() if name.endswith(end)), None)
+    if purpose is not None:
+        return _HEADS.get(str(config.get("model_type")), _bert)(config, purpose)
+    if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining")):
+        raise WeightsError(f"`architectures` is `{name}`, a head that no graph computes")
+    return None
+
+
+def _bert(_: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     if purpose == "tokens":
-        return HeadShape(out="classifier", per_token=True)
-    kind = config.get("model_type")
-    if kind == "distilbert":
-        return HeadShape(dense="pre_classifier", activation="Relu", out="classifier")
-    if kind in {"roberta", "xlm-roberta"} and purpose == "text":
-        return HeadShape(dense="classifier.dense", out="classifier.out_proj")
-    if kind == "deberta-v2":
-        if config.get("pooler_hidden_act", "gelu") != "gelu":
-            raise WeightsError("`pooler_hidden_act` must be `gelu`")
-        return HeadShape(dense="pooler.dense", activation="Gelu", out="classifier")
+        return HeadShape(out="classifier", reads="tokens")
     return HeadShape(dense="pooler.dense", out="classifier")
+
+
+def _distilbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    if purpose == "tokens":
+        return _bert(config, purpose)
+    return HeadShape(dense="pre_classifier", activation="Relu", out="classifier")
+
+
+def _roberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    if purpose != "text":
+        return _bert(config, purpose)
+    return HeadShape(dense="classifier.dense", out="classifier.out_proj")
+
+
+def _electra(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    if purpose == "tokens":
+        return _bert(config, purpose)
+    if purpose == "text":
+        return HeadShape(dense="classifier.dense", activation="Gelu", out="classifier.out_proj")
+    defaults = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
+    _require(config, defaults)
+    return HeadShape(dense="sequence_summary.summary", activation="Gelu", out="classifier")
+
+
+def _albert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    if purpose == "tokens":
+        return _bert(config, purpose)
+    return HeadShape(dense="pooler", out="classifier")
+
+
+def _deberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    if purpose == "tokens":
+        return _bert(config, purpose)
+    _require(config, {"pooler_hidden_act": "gelu"})
+    return HeadShape(dense="pooler.dense", activation="Gelu", out="classifier")
+
+
+def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    _require(config, {"classifier_activation": "gelu"})
+    pooled: Output = "pooled" if config.get("classifier_pooling", "cls") == "mean" else "first"
+    return HeadShape(
+        dense="head.dense",
+        activation="Gelu",
+        out="classifier",
+        reads="tokens" if purpose == "tokens" else pooled,
+        norm="head.norm",
+        epsilon=config.get("norm_eps", 1e-5),
+        biased=config.get("classifier_bias", False),
+    )
+
+
+def _require(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
+    for field, wanted in values.items():
+        if config.get(field, wanted) != wanted:
+            raise WeightsError(f"`{field}` must be `{wanted}`")
+
+
+_HEADS: Mapping[str, Callable[[Mapping[str, Any], Purpose], HeadShape]] = MappingProxyType(
+    {
+        "distilbert": _distilbert,
+        "roberta": _roberta,
+        "xlm-roberta": _roberta,
+        "mpnet": _roberta,
+        "electra": _electra,
+        "albert": _albert,
+        "deberta-v2": _deberta,
+        "modernbert": _modernbert,
+    }
+)
 
 
 def add_head(model: ModelProto, head: HeadShape, weights: Weights) -> ModelProto:
@@ -68,22 +140,30 @@ def add_head(model: ModelProto, head: HeadShape, weights: Weights) -> ModelProto
         WeightsError: a weight of the head is missing or does not fit.
     """
     graph = GraphBuilder(weights, "fp32")
-    state = TOKENS
-    if not head.per_token:
-        first = graph.constant("head.first", np.array(0, dtype=np.int64))
-        state = graph.plain("Gather", [TOKENS, first], "head.token", axis=1)
+    state: str = head.reads
+    if state == POOLED:
+        _pool(graph, "mean")
     if head.dense is not None:
-        dense = _linear(graph, head.dense, state, "head.dense")
+        dense = _linear(graph, head.dense, state, "head.dense", biased=head.biased)
         state = _activate(graph, head.activation, dense)
+    if head.norm is not None:
+        parts = [f"{head.norm}.{part}" for part in ("weight", "bias")]
+        inputs = [state, *(graph.weight(name) for name in parts if name in weights)]
+        state = graph.plain("LayerNormalization", inputs, "head.normed", epsilon=head.epsilon)
     _linear(graph, head.out, state, LOGITS)
     labels = weights[f"{head.out}.bias"].shape[0]
-    rows = ["batch", "sequence"] if head.per_token else ["batch"]
+    rows = ["batch", "sequence"] if head.reads == TOKENS else ["batch"]
     return _extended(model, graph, LOGITS, [*rows, labels])
 
 
 def add_pooling(model: ModelProto, pooling: Pooling, *, hidden: int) -> ModelProto:
     """Return `model` with an output `pooled`, `[batch, hidden]`, of its tokens."""
     graph = GraphBuilder({}, "fp32")
+    _pool(graph, pooling)
+    return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
+
+
+def _pool(graph: GraphBuilder, pooling: Pooling) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
@@ -91,7 +171,6 @@ def add_pooling(model: ModelProto, pooling: Pooling, *, hidden: int) -> ModelPro
         axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
         rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
         (_pool_mean if pooling == "mean" else _pool_max)(graph, axis, rows)
-    return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
 def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
@@ -114,14 +193,17 @@ def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
     graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
 
 
-def _linear(graph: GraphBuilder, prefix: str, state: str, output: str) -> str:
-    for part in ("weight", "bias"):
+def _linear(
+    graph: GraphBuilder, prefix: str, state: str, output: str, *, biased: bool = True
+) -> str:
+    for part in ("weight", *(["bias"] if biased else [])):
         if f"{prefix}.{part}" not in graph.weights:
             raise WeightsError(f"the weight `{prefix}.{part}` of the head is missing")
-    kernel = graph.floats(f"{output}.kernel", graph.weights[f"{prefix}.weight"].T)
-    bias = graph.floats(f"{output}.bias", graph.weights[f"{prefix}.bias"])
+    kernel = graph.weight(f"{prefix}.weight", transposed=True)
+    if not biased:
+        return graph.plain("MatMul", [state, kernel], output)
     graph.plain("MatMul", [state, kernel], f"{output}.product")
-    return graph.plain("Add", [f"{output}.product", bias], output)
+    return graph.plain("Add", [f"{output}.product", graph.weight(f"{prefix}.bias")], output)
 
 
 def _activate(graph: GraphBuilder, activation: str, state: str) -> str:

@@ -6,9 +6,27 @@ from typing import Any, Self
 
 import msgspec
 
+# Names of weights that only some families have.
+PROJECTION = "embeddings_project"
+RELATIVE_BIAS = "encoder.relative_attention_bias.weight"
+# Operators that add a bias and activate, by the names of `hidden_act`; the latter approximate by
+# tanh.
+ACTIVATIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "gelu": "BiasGelu",
+        "gelu_new": "FastGelu",
+        "gelu_fast": "FastGelu",
+        "gelu_pytorch_tanh": "FastGelu",
+    }
+)
+
 
 class BertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the size of a BERT encoder. The defaults are those of every published size."""
+    """Holds the size of a BERT encoder. The defaults are those of every published size.
+
+    Embeddings of another width, `embedding`, are projected to `hidden`. With `buckets` of relative
+    positions each has a bias that is added to the scores of attention.
+    """
 
     layers: int
     hidden: int
@@ -18,6 +36,9 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
     positions: int = 512
     token_types: int = 2
     layer_norm_epsilon: float = 1e-12
+    activation: str = "gelu"
+    embedding: int | None = None
+    buckets: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -26,9 +47,11 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             ValueError: the configuration asks for what the graph does not compute.
         """
-        for field, wanted in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
-            if config.get(field, wanted) != wanted:
-                raise ValueError(f"`{field}` must be `{wanted}`, not `{config[field]}`")
+        known = {"hidden_act": tuple(ACTIVATIONS), "position_embedding_type": ("absolute",)}
+        for field, names in known.items():
+            if config.get(field, names[0]) not in names:
+                wanted = " or ".join(f"`{name}`" for name in names)
+                raise ValueError(f"`{field}` must be {wanted}, not `{config[field]}`")
         return cls(
             layers=config["num_hidden_layers"],
             hidden=config["hidden_size"],
@@ -38,6 +61,7 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
             positions=config["max_position_embeddings"],
             token_types=config["type_vocab_size"],
             layer_norm_epsilon=config["layer_norm_eps"],
+            activation=config.get("hidden_act", "gelu"),
         )
 
 
@@ -52,12 +76,18 @@ PRESETS: Mapping[str, BertShape] = MappingProxyType(
 def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight, by its name in Hugging Face's `BertModel`."""
     hidden, wide = shape.hidden, shape.intermediate
+    embedding = shape.embedding or hidden
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (shape.vocab, hidden),
-        "embeddings.position_embeddings.weight": (shape.positions, hidden),
-        "embeddings.token_type_embeddings.weight": (shape.token_types, hidden),
+        "embeddings.word_embeddings.weight": (shape.vocab, embedding),
+        "embeddings.position_embeddings.weight": (shape.positions, embedding),
+        "embeddings.token_type_embeddings.weight": (shape.token_types, embedding),
     }
-    norms, linears = ["embeddings.LayerNorm"], {}
+    norms = {"embeddings.LayerNorm": embedding}
+    linears: dict[str, tuple[int, int]] = {}
+    if shape.embedding is not None:
+        linears[PROJECTION] = (hidden, embedding)
+    if shape.buckets:
+        shapes[RELATIVE_BIAS] = (shape.buckets, shape.heads)
     for layer in range(shape.layers):
         prefix = f"encoder.layer.{layer}"
         for name in ("query", "key", "value"):
@@ -65,9 +95,12 @@ def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
         linears[f"{prefix}.attention.output.dense"] = (hidden, hidden)
         linears[f"{prefix}.intermediate.dense"] = (wide, hidden)
         linears[f"{prefix}.output.dense"] = (hidden, wide)
-        norms += [f"{prefix}.attention.output.LayerNorm", f"{prefix}.output.LayerNorm"]
+        norms |= {
+            f"{prefix}.attention.output.LayerNorm": hidden,
+            f"{prefix}.output.LayerNorm": hidden,
+        }
     for name, (rows, columns) in linears.items():
         shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-    for name in norms:
-        shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+    for name, width in norms.items():
+        shapes |= {f"{name}.weight": (width,), f"{name}.bias": (width,)}
     return shapes

@@ -11,6 +11,7 @@ from backends.errors import StartProblem
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import VariantReport
 from backends.qualification.certificate import FILE
+from backends.qualification.forms import FORM_FILES
 from backends.repository.model import Model
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
@@ -70,7 +71,9 @@ def _write(
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
         draft = staging / model.name
-        shutil.copytree(source.folder, draft, ignore=shutil.ignore_patterns(".*", *files))
+        # Forms for other devices have the weights of the graph that is replaced.
+        ignored = shutil.ignore_patterns(".*", FORM_FILES, *files)
+        shutil.copytree(source.folder, draft, ignore=ignored)
         for file, content in files.items():
             (draft / file).write_bytes(content)
         written = source.file("model.yaml")

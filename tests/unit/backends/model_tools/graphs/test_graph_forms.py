@@ -11,6 +11,8 @@ from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
 from backends.errors import ModelProblem
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import Attention, GraphForm, Precision
 from backends.model_tools.graphs.shapes import BertShape
@@ -65,6 +67,29 @@ def test_forms_with_kernels_here_equal_the_reference(
         tolerance = TOLERANCE[form.precision]
         np.testing.assert_allclose(tokens[place, : len(row[0])], expected, atol=tolerance)
         np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=tolerance)
+
+
+@pytest.mark.parametrize("attention", ["fused", "heads", "gathered"])
+def test_the_first_tokens_alone_equal_the_reference(
+    attention: Attention, weights: Weights, tmp_path: Path
+) -> None:
+    """Whether the last layer computes the others or not."""
+    form = GraphForm(attention=attention, outputs=("first",))
+    graph = OnnxExecutor(
+        GraphSource(
+            path=write(tmp_path / "model.onnx", weights, form),
+            outputs={OutputKind.POOLED: "first"},
+            dimensions=SHAPE.hidden,
+        ),
+        worker_threads=1,
+    )
+    batch = rows(3, 24, 1, 9)
+
+    first = run_rows(graph, batch, OutputKind.POOLED)
+
+    for place, row in enumerate(batch):
+        expected = reference_tokens(SHAPE, weights, *row)[0]
+        np.testing.assert_allclose(first[place], expected, atol=1e-5)
 
 
 def test_gathered_rows_keep_their_bits_wherever_they_stand(
@@ -175,6 +200,7 @@ def test_a_weight_too_large_for_fp16_is_named(weights: Weights) -> None:
         GraphForm(precision="bf16", attention="packed"),
         GraphForm(precision="fp16", attention="gathered"),
         GraphForm(outputs=()),
+        GraphForm(outputs=("first", "tokens")),
     ],
 )
 def test_a_form_that_cannot_be_is_refused(form: GraphForm, weights: Weights) -> None:

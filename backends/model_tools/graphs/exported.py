@@ -1,0 +1,88 @@
+"""Reads a checkpoint's weights out of a graph that torch or optimum exported of it.
+
+Exporters keep the names of most weights, but replace those of products by transposed copies with
+made-up names. Such a copy is recognised by the bias that is added to its product, or else by the
+path of the layer: TorchScript's exporter makes it the node's name, torch's newer one a property.
+"""
+
+import ast
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from backends.model_tools.graphs.weights import Weights, WeightsError
+
+# Of every family one is there; what is before them is the name of the whole model.
+_EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")
+_MATRIX = 2
+_BIAS = 2
+
+
+def read_exported(model: ModelProto) -> Weights:
+    """Return the weights of a graph, by their names in the checkpoint, as far as they are known.
+
+    Raises:
+        WeightsError: it does not look like an export of a checkpoint.
+    """
+    tensors = {name: numpy_helper.to_array(found) for name, found in _tensors(model.graph)}
+    weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype == np.float32}
+    for node in model.graph.node:
+        if node.op_type == "Identity" and node.input[0] in weights:
+            weights[node.output[0]] = weights[node.input[0]]
+    return _without_wrapper({**weights, **dict(_kernels(model.graph, weights))})
+
+
+def _tensors(graph: GraphProto) -> Iterator[tuple[str, TensorProto]]:
+    for tensor in graph.initializer:
+        yield tensor.name, tensor
+    for node in graph.node:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            yield node.output[0], node.attribute[0].t
+
+
+def _kernels(graph: GraphProto, weights: Weights) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield the weights of products, as `[outputs, inputs]`, by the names they should have."""
+    added = {
+        each: other
+        for node in graph.node
+        if node.op_type == "Add"
+        for each, other in (node.input, reversed(node.input))
+    }
+    for node in graph.node:
+        if node.op_type not in {"MatMul", "Gemm"} or node.input[1] not in weights:
+            continue
+        kernel = weights[node.input[1]]
+        if kernel.ndim != _MATRIX:
+            continue
+        bias = node.input[_BIAS] if len(node.input) > _BIAS else added.get(node.output[0], "")
+        yield _name(node, bias), kernel if _is_transposed(node) else kernel.T
+
+
+def _name(node: NodeProto, bias: str) -> str:
+    """Return the name of a product's weight, by the first that tells it."""
+    given = str(node.input[1])
+    if given.endswith(".weight"):
+        return given
+    if bias.endswith(".bias"):
+        return f"{bias.removesuffix('.bias')}.weight"
+    scopes = [each.value for each in node.metadata_props if each.key.endswith("name_scopes")]
+    if scopes:
+        *_, path, _ = ast.literal_eval(scopes[0])
+    else:
+        path = node.name.strip("/").rpartition("/")[0].replace("/", ".")
+    return f"{path}.weight"
+
+
+def _is_transposed(node: NodeProto) -> bool:
+    return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+
+
+def _without_wrapper(weights: Mapping[str, NDArray[np.float32]]) -> Weights:
+    found = [(name, end) for name in weights for end in _EMBEDDINGS if name.endswith(end)]
+    if not found:
+        raise WeightsError("no weights of embeddings have the names that exporters give them")
+    name, end = found[0]
+    prefix = name.removesuffix(end)
+    return {each.removeprefix(prefix): tensor for each, tensor in weights.items()}

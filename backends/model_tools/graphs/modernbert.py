@@ -1,0 +1,217 @@
+"""Builds a ModernBERT encoder as an ONNX graph of real tokens, without torch.
+
+Warner et al. 2024 (arXiv:2412.13663): rotated queries and keys in the place of position embeddings,
+normalisation before each step, gated feed-forward, and in most layers attention to near tokens
+only. Inputs and outputs are those of `backends.model_tools.graphs.bert`, without `token_type_ids`;
+the form is `gathered`, in fp32.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from onnx import ModelProto, TensorProto
+
+from backends.model_tools.graphs.bert import FIRST, TOKENS
+from backends.model_tools.graphs.families import strip_prefix
+from backends.model_tools.graphs.form import Output
+from backends.model_tools.graphs.gathered import Grid, attend_first, attend_gathered
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.relative import add_distances
+from backends.model_tools.graphs.weights import Weights, WeightsError
+
+_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
+_THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
+# Added to the scores of tokens that are too far: their weight is lost in rounding, and no denormal
+# number, with which a CPU is slow.
+_FAR = -80.0
+
+
+class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the size of a ModernBERT encoder, by the names of its `config.json`."""
+
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    max_position_embeddings: int = 8192
+    norm_eps: float = 1e-5
+    hidden_activation: Literal["gelu"] = "gelu"
+    local_attention: int = 128
+    layer_types: list[Literal["full_attention", "sliding_attention"]] | None = None
+    global_attn_every_n_layers: int = 3
+    rope_parameters: dict[str, dict[str, Any] | None] | None = None
+    rope_scaling: None = None
+    global_rope_theta: float | None = None
+    local_rope_theta: float | None = None
+
+    def attention(self, layer: int) -> str:
+        """Return which tokens a layer attends to."""
+        if self.layer_types is not None:
+            return self.layer_types[layer]
+        return _LOCAL if layer % self.global_attn_every_n_layers else _GLOBAL
+
+    def theta(self, attention: str) -> float:
+        """Return the base of the rotations' frequencies."""
+        found = (self.rope_parameters or {}).get(attention) or {}
+        field, default = _THETAS[attention]
+        return float(found.get("rope_theta", getattr(self, field) or default))
+
+
+def build_modernbert(
+    config: Mapping[str, Any], weights: Weights, output: Output = "tokens"
+) -> ModelProto:
+    """Return the encoder of a ModernBERT checkpoint, with the output `tokens` or `first`.
+
+    Raises:
+        WeightsError: a weight is missing, or the configuration asks for what is not computed.
+    """
+    try:
+        shape = msgspec.convert(config, ModernBertShape)
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"`config.json`: {error}") from None
+    for found in (shape.rope_parameters or {}).values():
+        if found and found.get("rope_type", "default") != "default":
+            raise WeightsError(f"`rope_type` must be `default`, not `{found['rope_type']}`")
+    graph = GraphBuilder(strip_prefix(weights, "model."), "fp32")
+    try:
+        _ModernBertWriter(shape, graph).write(output)
+    except KeyError as error:
+        raise WeightsError(f"the weight {error} is missing") from None
+    rows = ["batch", "sequence"] if output == TOKENS else ["batch"]
+    inputs = ["input_ids", "attention_mask"]
+    return graph.model("modernbert", inputs, {output: [*rows, shape.hidden_size]})
+
+
+class _ModernBertWriter:
+    """Writes the nodes of one encoder, in their order."""
+
+    def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
+        self._shape = shape
+        self._graph = graph
+        self._grid = Grid(graph, "attention_mask")
+
+    def write(self, output: Output) -> None:
+        graph, layers = self._graph, range(self._shape.num_hidden_layers)
+        kinds = {self._shape.attention(layer) for layer in layers}
+        self._write_rotations(kinds)
+        near = self._near() if _LOCAL in kinds else ""
+        ids = self._grid.take("input_ids", "input_ids.real")
+        table = graph.weight("embeddings.tok_embeddings.weight")
+        state = graph.plain("Gather", [table, ids], "embedded.words")
+        state = self._norm("embeddings.norm", state)
+        for layer in layers:
+            prefix = f"layers.{layer}"
+            # Nobody reads what the last layer makes of the other tokens then.
+            only_first = layer == layers[-1] and output == FIRST
+            bias = near if self._shape.attention(layer) == _LOCAL else ""
+            context = self._attend(layer, state, bias, only_first=only_first)
+            if only_first:
+                state = self._grid.first(state, f"{prefix}.first")
+            state = self._add(f"{prefix}.attn.Wo", context, state)
+            inner = self._gated(f"{prefix}.mlp.Wi", self._norm(f"{prefix}.mlp_norm", state))
+            state = self._add(f"{prefix}.mlp.Wo", inner, state)
+        if output == FIRST:
+            self._norm("final_norm", state, FIRST)
+        else:
+            self._grid.fill(self._norm("final_norm", state), TOKENS)
+
+    def _attend(self, layer: int, state: str, bias: str, *, only_first: bool) -> str:
+        graph, prefix, shape = self._graph, f"layers.{layer}.attn", self._shape
+        # The first layer's input is normalised already.
+        normed = self._norm(f"layers.{layer}.attn_norm", state) if layer else state
+        read = self._grid.first(normed, f"{prefix}.first") if only_first else normed
+        query, key, value = (
+            self._part(f"{prefix}.Wqkv", tokens, part, of=3)
+            for part, tokens in enumerate((read, normed, normed))
+        )
+        key = self._rotate(key, shape.attention(layer))
+        if only_first:
+            # The first position is the one that is not rotated.
+            return attend_first(
+                graph,
+                prefix,
+                [query, key, value],
+                heads=shape.num_attention_heads,
+                grid=self._grid,
+                bias=bias,
+            )
+        query = self._rotate(query, shape.attention(layer))
+        return attend_gathered(
+            graph,
+            prefix,
+            [query, key, value],
+            heads=shape.num_attention_heads,
+            grid=self._grid,
+            bias=bias,
+        )
+
+    def _write_rotations(self, kinds: set[str]) -> None:
+        """Add the cosines and sines of all positions, and the position of every token."""
+        graph, shape = self._graph, self._shape
+        width = shape.hidden_size // shape.num_attention_heads
+        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+        places = np.arange(shape.max_position_embeddings, dtype=np.float32)
+        for kind in sorted(kinds):
+            frequencies = np.float32(1) / np.float32(shape.theta(kind)) ** exponents
+            angles = places[:, None] * frequencies[None, :]
+            graph.floats(f"{kind}.cos", np.cos(angles))
+            graph.floats(f"{kind}.sin", np.sin(angles))
+        row = graph.constant("rotation.row", np.array([1], dtype=np.int64))
+        graph.plain("Cast", [self._grid.positions()], "rotation.flat", to=TensorProto.INT64)
+        graph.plain("Unsqueeze", ["rotation.flat", row], "rotation.positions")
+
+    def _rotate(self, tokens: str, kind: str) -> str:
+        """Add the rotation of every token's heads; the kernel takes each as a row of its own."""
+        graph = self._graph
+        rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
+        inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
+        # Its defaults, which not every runtime knows.
+        rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
+        return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
+
+    def _near(self) -> str:
+        """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
+        graph, positions = self._graph, self._shape.max_position_embeddings
+        distances = np.abs(np.arange(1 - positions, positions))
+        far = np.where(distances > self._shape.local_attention // 2, _FAR, 0.0)
+        table = graph.floats("near.table", far.astype(np.float32))
+        axes = graph.constant("near.axes", np.array([0, 1], dtype=np.int64))
+        pairs = graph.plain(
+            "Gather", [table, add_distances(graph, positions=positions)], "near.all"
+        )
+        return graph.plain("Unsqueeze", [pairs, axes], "near")
+
+    def _gated(self, prefix: str, state: str) -> str:
+        graph = self._graph
+        inner, gate = (self._part(prefix, state, part, of=2) for part in range(2))
+        active = graph.fused("Gelu", [inner], f"{prefix}.active")
+        return graph.plain("Mul", [active, gate], f"{prefix}.gated")
+
+    def _part(self, prefix: str, state: str, part: int, *, of: int) -> str:
+        """Add the product with a part of a weight's columns, and that part of its bias."""
+        graph, name = self._graph, f"{prefix}.{part}"
+        kernel = np.split(graph.weights[f"{prefix}.weight"], of)[part].T
+        product = graph.plain("MatMul", [state, graph.floats(f"{name}.weight", kernel)], name)
+        bias = graph.weights.get(f"{prefix}.bias")
+        if bias is None:
+            return product
+        added = graph.floats(f"{name}.bias", np.split(bias, of)[part])
+        return graph.plain("Add", [product, added], f"{name}.biased")
+
+    def _add(self, prefix: str, inputs: str, residual: str) -> str:
+        graph = self._graph
+        product = graph.matmul(prefix, inputs)
+        if f"{prefix}.bias" in graph.weights:
+            bias = graph.weight(f"{prefix}.bias")
+            product = graph.plain("Add", [product, bias], f"{prefix}.biased")
+        return graph.plain("Add", [product, residual], f"{prefix}.sum")
+
+    def _norm(self, prefix: str, state: str, output: str = "") -> str:
+        graph = self._graph
+        parts = [f"{prefix}.{part}" for part in ("weight", "bias")]
+        # Published models have no biases.
+        inputs = [state, *(graph.weight(name) for name in parts if name in graph.weights)]
+        return graph.plain(
+            "LayerNormalization", inputs, output or f"{prefix}.normed", epsilon=self._shape.norm_eps
+        )

@@ -1,0 +1,55 @@
+"""Writes what relative positions add to the scores of attention, as MPNet learns them.
+
+The bias of a pair of tokens depends on their distance, in buckets: near ones exact, farther ones
+in logarithmic steps (Raffel et al. 2020, arXiv:1910.10683). All layers share it.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
+
+# From here on all distances are one.
+_FARTHEST = 128
+
+
+def add_distances(graph: GraphBuilder, *, positions: int) -> str:
+    """Add, for every pair of places, how far the second is after the first, plus `positions - 1`.
+
+    It is `[sequence, sequence]`.
+    """
+    zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
+    one = graph.constant("distance.one", np.array(1, dtype=np.int64))
+    across = graph.constant("distance.across", np.array([1], dtype=np.int64))
+    centre = graph.constant("distance.centre", np.array(positions - 1, dtype=np.int64))
+    graph.plain("Shape", ["input_ids"], "distance.length", start=1, end=2)
+    graph.plain("Squeeze", ["distance.length"], "distance.width")
+    graph.plain("Range", [zero, "distance.width", one], "distance.places")
+    graph.plain("Unsqueeze", ["distance.places", across], "distance.rows")
+    graph.plain("Sub", ["distance.places", "distance.rows"], "distance.signed")
+    return graph.plain("Add", ["distance.signed", centre], "distance")
+
+
+def add_relative_bias(graph: GraphBuilder, shape: BertShape) -> str:
+    """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`."""
+    distances = np.arange(1 - shape.positions, shape.positions)
+    buckets = bucket_distances(distances, buckets=shape.buckets)
+    table = graph.floats("relative.table", graph.weights[RELATIVE_BIAS][buckets].T)
+    pairs = add_distances(graph, positions=shape.positions)
+    row = graph.constant("relative.row", np.array([0], dtype=np.int64))
+    graph.plain("Gather", [table, pairs], "relative.heads", axis=1)
+    return graph.plain("Unsqueeze", ["relative.heads", row], "relative")
+
+
+def bucket_distances(distances: NDArray[np.int64], *, buckets: int) -> NDArray[np.int64]:
+    """Return the bucket of each distance; the upper half are those of tokens that follow."""
+    half = buckets // 2
+    exact = half // 2
+    size = np.abs(distances)
+    # In float32, as where the bias was learned: rounding decides at the edge of a bucket.
+    steps = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
+    steps = steps / np.float32(np.log(_FARTHEST / exact)) * np.float32(half - exact)
+    far = np.minimum(exact + steps.astype(np.int64), half - 1)
+    found: NDArray[np.int64] = np.where(size < exact, size, far) + half * (distances > 0)
+    return found

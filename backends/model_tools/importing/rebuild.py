@@ -1,0 +1,115 @@
+"""Rebuilds an exported graph in the form of our own, and compares the answers of both."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from backends.errors import ModelProblem
+from backends.executors.padded_batch import PaddedBatch, pad
+from backends.executors.provider import DeviceOptions, open_session
+from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from backends.model_tools.graphs.exported import read_exported
+from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.model_tools.importing.source import CheckpointFolder
+from backends.types import OutputKind
+
+# The outputs of exporters, and those of a rebuilt graph that stand for them.
+_OUTPUTS = {
+    "logits": "logits",
+    "last_hidden_state": "tokens",
+    "token_embeddings": "tokens",
+    "tokens": "tokens",
+    "sentence_embedding": "pooled",
+    "pooled": "pooled",
+}
+_LENGTHS = (3, 48, 1, 17, 9)
+_TOLERANCE = 1e-4
+# Ids and positions that a model has which does not say how many.
+_WORDS = 100
+_CPU = DeviceOptions(provider="cpu")
+
+
+def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]:
+    """Return the graph of a known family, rebuilt of its weights, once it answers as before.
+
+    The weights come with it, by their names in the checkpoint.
+
+    Raises:
+        WeightsError: it is of no known family, lacks a weight, or answers otherwise.
+    """
+    kind = str(source.config.get("model_type"))
+    if kind not in FAMILIES:
+        raise WeightsError(f"`{kind}` is no family that graphs are built of")
+    try:
+        weights = read_exported(onnx.load(str(graph)))
+        rebuilt = build_checkpoint(source.config, weights, pooling=source.pooling())
+    except WeightsError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a file that is odd may still be served as it is
+        raise WeightsError(f"it cannot be read: {type(error).__name__}") from None
+    _compare(graph, rebuilt, source.config)
+    return rebuilt, weights
+
+
+def _compare(graph: Path, rebuilt: ModelProto, config: Mapping[str, Any]) -> None:
+    """Run both over the same rows.
+
+    Raises:
+        WeightsError: an answer is apart by more than rounding explains, or cannot be compared.
+    """
+    batch = _batch(config)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(rebuilt.SerializeToString())
+        try:
+            expected, found = _run(graph, batch, config), _run(path, batch, config)
+        except ModelProblem as error:
+            raise WeightsError(str(error)) from None
+    shared = [name for name in expected if _OUTPUTS.get(name) in found]
+    if not shared or any(name in _OUTPUTS and name not in shared for name in expected):
+        raise WeightsError(f"its outputs are {', '.join(expected)}")
+    for name in shared:
+        right, other = expected[name], found[_OUTPUTS[name]]
+        if right.shape != other.shape:
+            raise WeightsError(f"`{name}` would be {other.shape}, not {right.shape}")
+        real = batch.mask.astype(bool) if right.ndim > 2 else ...  # noqa: PLR2004 - tokens of rows
+        apart = float(np.abs(right[real] - other[real]).max())
+        if not apart <= _TOLERANCE * max(1.0, float(np.abs(right[real]).max())):
+            raise WeightsError(f"`{name}` would differ by {apart:.2g}")
+
+
+def _batch(config: Mapping[str, Any]) -> PaddedBatch:
+    """Return random rows of different lengths."""
+    random = np.random.default_rng(0)
+    padding = config.get("pad_token_id") or 0
+    ids = np.delete(np.arange(int(config.get("vocab_size") or _WORDS), dtype=np.int32), padding)
+    longest = int(config.get("max_position_embeddings") or _WORDS) // 2
+    rows = [random.choice(ids, min(length, longest)) for length in _LENGTHS]
+    return pad(rows, OutputKind.POOLED)
+
+
+def _run(
+    path: Path, batch: PaddedBatch, config: Mapping[str, Any]
+) -> dict[str, NDArray[np.float32]]:
+    """Return what a graph makes of a batch, by the names of its outputs.
+
+    Raises:
+        ModelProblem: it cannot be run.
+    """
+    session = open_session(path, _CPU)
+    given = batch.by_input()
+    # Some families count positions by what is not the padding's id.
+    given["input_ids"] = np.where(batch.mask, batch.ids, config.get("pad_token_id") or 0)
+    types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+    names = [node.name for node in session.get_outputs()]
+    try:
+        feeds = {n.name: given[n.name].astype(types[n.type]) for n in session.get_inputs()}
+        return dict(zip(names, session.run(names, feeds), strict=True))
+    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        raise ModelProblem(f"it cannot be run: {type(error).__name__}") from error
