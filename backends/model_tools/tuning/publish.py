@@ -32,7 +32,7 @@ def publish(models: Path, subject: TunedModel, graph: bytes, report: VariantRepo
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
     model, below, profile = subject.model, subject.below, report.profile
-    files = {subject.graph.name: graph, FILE: certificate}
+    files = {subject.manifest.graph: graph, FILE: certificate}
     try:
         if below is model and not (subject.measure == "vectors" and subject.dependents):
             return [_write(models, model, {"profile": profile}, files)]

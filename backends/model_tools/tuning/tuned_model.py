@@ -15,6 +15,7 @@ from backends.model_tools.tuning.texts import GoldenSet
 from backends.pipelines.head import read_head_weights
 from backends.pipelines.scores import softmax
 from backends.protocol import Task
+from backends.qualification.forms import find_quickest
 from backends.qualification.gate import Measure
 from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
@@ -40,6 +41,8 @@ _GPUS = ("cuda", "tensorrt")
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds a `model`, and `below` it the graph's: itself, or the encoder of a head.
 
+    `graph` is the file in fp32 that a backend opens here: the quickest of its forms.
+
     `apply` makes what is judged of the graph's output, by `measure`; with `several` each logit is
     a decision. `dependents` names the models that build on the graph, but for `model`. It is run
     in batches of `rows`.
@@ -48,6 +51,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     model: Model
     below: Model
     manifest: GraphManifest
+    graph: Path
     measure: Measure
     reads_pairs: bool
     labels: list[str]
@@ -57,11 +61,6 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tokenizer: Tokenizer
     apply: Callable[[FloatArray], FloatArray]
     open_executor: OpenExecutor
-
-    @property
-    def graph(self) -> Path:
-        """The graph in fp32, as a backend opens it."""
-        return graph_source(self.below, self.manifest).path
 
     @property
     def output(self) -> OutputKind:
@@ -157,10 +156,19 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         # No thread of it is used: everything is encoded in the calling one.
         file = below.file(graph.tokenizer)
         tokenizer = Tokenizer(file, pool=pool, truncate_to=graph.max_tokens)
+    # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
+    opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
+    served = find_quickest(
+        graph_source(below, graph),
+        provider=settings.provider,
+        profile=graph.profile,
+        open_executor=opener,
+    )
     return TunedModel(
         model=model,
         below=below,
         manifest=graph,
+        graph=served,
         measure=measure,
         reads_pairs=reads_pairs,
         labels=labels,
@@ -173,8 +181,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         rows=_ROWS_GPU if settings.provider in _GPUS else _ROWS_CPU,
         tokenizer=tokenizer,
         apply=_rank_scores if measure == "order" else apply,
-        # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
-        open_executor=executor_opener(msgspec.structs.replace(settings, wide="never")),
+        open_executor=opener,
     )
 
 
