@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -80,6 +81,7 @@ class _TuningSession:
         self._settings = settings
         self._model = model
         self._pool = pool
+        self._executors: dict[Path, ModelExecutor] = {}
         self._executor: ModelExecutor | None = None
         self.shares_batches = True
 
@@ -107,9 +109,10 @@ class _TuningSession:
             yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
-        """Open the graph, the first time."""
-        if self._executor is None:
-            self._executor = executor_opener(self._settings)(source)
+        """Open a form of the graph, the first time; the last that is asked for is served."""
+        if source.path not in self._executors:
+            self._executors[source.path] = executor_opener(self._settings)(source)
+        self._executor = self._executors[source.path]
         return self._executor
 
     @property
