@@ -36,14 +36,19 @@ class Embed(Algorithm):
 
 
 class Rerank(Algorithm):
-    """Scores a document for a query by the cosine of their embeddings."""
+    """Scores a document for a query by the cosine of their embeddings.
 
-    def __init__(self, *, model: str) -> None:
+    `prompts` go before the query and before the document; without any, the model's own does.
+    """
+
+    def __init__(self, *, model: str, prompts: tuple[str, str] | None = None) -> None:
         self._model = model
+        self._prompts = prompts
 
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
-        query, document = normalize(await ask(self._model, [parameters.query, item]))
+        vectors = await ask(self._model, [parameters.query, item], self._prompts)
+        query, document = normalize(vectors)
         return {"score": rounded(query @ document[:, None])[0]}
 
 

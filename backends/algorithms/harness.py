@@ -86,7 +86,9 @@ class _FakeRows(Pipeline):
         self._fake = fake
 
     @override
-    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
+    async def vectors(
+        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+    ) -> FloatArray:
         caller.spend(len(texts))
         caller.rows += len(texts)
         return np.array([self._fake(text) for text in texts], dtype=np.float32)

@@ -15,10 +15,11 @@ from backends.algorithms.classify import Label, rank
 from backends.algorithms.questions import ZeroShotTask, check_choices, hypotheses
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_first, rounded, sigmoid, softmax
+from backends.pipelines.scores import apply_function, best_first, rounded, softmax
 from backends.protocol import (
     ChooseItem,
     ChooseParameters,
+    Function,
     RerankParameters,
     ZeroShotParameters,
 )
@@ -82,14 +83,17 @@ class MultipleChoice(Algorithm):
 class CrossEncode(Algorithm):
     """Scores a document for a query by a model that reads both (Nogueira and Cho 2019).
 
-    The score of one logit is its sigmoid; of several labels, the probability of the last.
+    The `function` makes the score of one logit; of several labels it is the probability of the
+    last.
     """
 
-    def __init__(self, *, model: str) -> None:
+    def __init__(self, *, model: str, function: Function = "sigmoid") -> None:
         self._model = model
+        self._function = function
 
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
         logits = await ask(self._model, [(parameters.query, item)])
-        scores = sigmoid(logits[0]) if logits.shape[1] == 1 else softmax(logits[0])
+        function = self._function if logits.shape[1] == 1 else "softmax"
+        scores = apply_function(logits[0], function)
         return {"score": rounded(scores)[-1]}

@@ -87,7 +87,9 @@ def _multiple_choice(model: Model, below: Sequence[ModelAlgorithms]) -> Algorith
 
 def _cross_encoder(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     _options(model, _NoOptions)
-    return {Task.RERANK: CrossEncode(model=_only(below, Classify, _CLASSIFIER).model)}
+    judge = _only(below, Classify, _CLASSIFIER)
+    # That of the model itself knows how its scores are made.
+    return {Task.RERANK: _find(below, CrossEncode) or CrossEncode(model=judge.model)}
 
 
 def _cascade(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:

@@ -26,7 +26,7 @@ from backends.repository.model import Model
 
 # Of what lies below every algorithm (tokenization, pipelines, batching, executors): raise it with
 # a change there that changes answers.
-_FOUNDATION_VERSION = 1
+_FOUNDATION_VERSION = 2
 _SPLIT = "split"
 
 
@@ -117,9 +117,12 @@ def _serve(
 
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
+    prompts = (manifest.prompts.query, manifest.prompts.document)
+    # Without a prompt of its own for any text, none is asked for.
+    ranked_by = prompts if any((manifest.prompt, *prompts)) else None
     available: Algorithms = {
         Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
-        Task.RERANK: Rerank(model=model.name),
+        Task.RERANK: Rerank(model=model.name, prompts=ranked_by),
     }
     algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
     return _serve(model, algorithms, [], algorithm="embedding", dimensions=manifest.dimensions)
@@ -147,7 +150,8 @@ def _answer_by_logits(
     if task is Task.CHOOSE:
         return MultipleChoice(model=name)
     if task is Task.RERANK:
-        return CrossEncode(model=name)
+        scored_by = manifest.rerank_function if isinstance(manifest, ClassifierManifest) else None
+        return CrossEncode(model=name, function=scored_by or "sigmoid")
     return Classify(model=name, labels=labels, function=function)
 
 

@@ -15,8 +15,13 @@ from backends.types import FloatArray, Text, TokenOffsets
 class Pipeline(Protocol):
     """Turns texts into vectors: embeddings or logits."""
 
-    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
-        """Return one vector per text, or raise `BackendError`."""
+    async def vectors(
+        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+    ) -> FloatArray:
+        """Return one vector per text, or raise `BackendError`.
+
+        One of `prompts` goes before each text, in place of the model's own.
+        """
         ...
 
     async def pairs(
@@ -77,13 +82,17 @@ class AlgorithmContext:
         """Whether `model` has rows of its own, or is an algorithm over those of others."""
         return model in self._pipelines
 
-    async def __call__(self, model: str, texts: Sequence[Text]) -> FloatArray:
+    async def __call__(
+        self, model: str, texts: Sequence[Text], prompts: Sequence[str] | None = None
+    ) -> FloatArray:
         """Return `model`'s raw outputs, one line per text.
+
+        One of `prompts` goes before each text, in place of the model's own.
 
         Raises:
             BackendError: a text is refused or a row failed.
         """
-        return await self._pipelines[model].vectors(texts, self._caller)
+        return await self._pipelines[model].vectors(texts, self._caller, prompts)
 
     async def pairs(
         self, model: str, first: str, seconds: Sequence[str], *, cut_first_only: bool = False

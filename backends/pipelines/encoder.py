@@ -24,9 +24,17 @@ class Encoder:
     """Runs one encoder with its tokenizer; all heads over it share its rows."""
 
     def __init__(
-        self, *, name: str, tokenizer: Tokenizer, rows: SharedRows, max_tokens: int, truncate: bool
+        self,
+        *,
+        name: str,
+        tokenizer: Tokenizer,
+        rows: SharedRows,
+        max_tokens: int,
+        truncate: bool,
+        prompt: str = "",
     ) -> None:
         self._name = name
+        self._prompt = prompt
         self._tokenizer = tokenizer
         self._rows = rows
         self._max_tokens = max_tokens
@@ -38,14 +46,22 @@ class Encoder:
         """What ended its tokenizer, if anything has."""
         return self._tokenizer.failure
 
-    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
+    async def vectors(
+        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+    ) -> FloatArray:
         """Return one pooled vector per text.
+
+        The model's prompt goes before each of them, or the one of `prompts` that is for it.
 
         Raises:
             ItemRefused: a text is empty or too long.
         """
         parts = [self._read(text) for text in texts]
-        encodings = await self._tokenizer.encode(parts)
+        if prompts is None and not self._prompt:
+            encodings = await self._tokenizer.encode(parts)
+        else:
+            given = prompts or [self._prompt] * len(parts)
+            encodings = await self._tokenizer.encode(list(map(_prompted, given, parts)))
         for text, part, encoding in zip(texts, parts, encodings, strict=True):
             self._check(encoding, is_cut=part is not text)
             self._note_cut(encoding, encoding.truncated_from, caller, is_cut=part is not text)
@@ -64,7 +80,8 @@ class Encoder:
         """
         texts = [(first, second) for second in seconds]
         parts = [self._read(text) for text in texts]
-        head, *tails = await self._tokenizer.ids([parts[0][0], *(part[1] for part in parts)])
+        begin = self._prompt + parts[0][0]
+        head, *tails = await self._tokenizer.ids([begin, *(part[1] for part in parts)])
         layout = self._tokenizer.layout
         if self._truncate:
             cut = cut_first if cut_first_only else cut_longest
@@ -84,18 +101,22 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per window of a text, each with `overlap` tokens of the last.
 
-        With fewer than `MAX_WINDOWS` the text is cut after the first `most` of them.
+        With fewer than `MAX_WINDOWS` the text is cut after the first `most` of them. The model's
+        prompt is in every window.
 
         Raises:
             ItemRefused: the text is empty, has more windows than are read, or must not be cut.
         """
         self._check_whole(text)
-        (ids,) = await self._tokenizer.ids([text])
-        layout = self._tokenizer.layout
-        spans = self._spans(len(ids), overlap, most)
-        encodings = [layout.single(ids[start:end]) for start, end in spans]
+        *prompt, ids = await self._tokenizer.ids([self._prompt, text] if self._prompt else [text])
+        layout, taken = self._tokenizer.layout, sum(map(len, prompt))
+        spans = self._spans(len(ids), overlap, most, taken=taken)
+        encodings = [
+            layout.single(np.concatenate([*prompt, ids[start:end]])) for start, end in spans
+        ]
         if spans[-1][1] < len(ids):
-            self._note_cut(encodings[-1], len(ids) + layout.added, caller, is_cut=False)
+            whole = taken + len(ids) + layout.added
+            self._note_cut(encodings[-1], whole, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
     async def token_vectors(
@@ -134,15 +155,20 @@ class Encoder:
                 f"the text has {len(text)} characters; at most {most} are read; send it in parts",
             )
 
-    def _spans(self, tokens: int, overlap: int, most: int = MAX_WINDOWS) -> list[Span]:
+    def _spans(
+        self, tokens: int, overlap: int, most: int = MAX_WINDOWS, *, taken: int = 0
+    ) -> list[Span]:
         """Return where the windows lie; with fewer than `MAX_WINDOWS` the others are left out.
+
+        Of what the model reads, `taken` tokens are a prompt's.
 
         Raises:
             ItemRefused: there is no token, or there are too many windows.
         """
         if not tokens:
             raise ItemRefused("empty_input", _EMPTY)
-        spans = window_spans(tokens, self._max_tokens - self._tokenizer.layout.added, overlap)
+        size = self._max_tokens - self._tokenizer.layout.added - taken
+        spans = window_spans(tokens, size, overlap)
         if most < MAX_WINDOWS:
             return spans[:most]
         if len(spans) > MAX_WINDOWS:
@@ -208,6 +234,11 @@ class Encoder:
             )
         if self._tokenizer.is_empty(encoding):
             raise ItemRefused("empty_input", _EMPTY)
+
+
+def _prompted(prompt: str, text: Text) -> Text:
+    """Return a text, or a pair, with a prompt before it."""
+    return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
 
 
 def _cut(text: str, characters: int) -> str:

@@ -46,9 +46,11 @@ class Head:
         self._encoder = encoder
         self._weights = weights
 
-    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
+    async def vectors(
+        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+    ) -> FloatArray:
         """Return the logits of each text."""
-        return self._weights.apply(await self._encoder.vectors(texts, caller))
+        return self._weights.apply(await self._encoder.vectors(texts, caller, prompts))
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool

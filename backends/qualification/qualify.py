@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from backends.errors import BackendError, ModelProblem
+from backends.errors import BackendError, ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
+from backends.executors.padded_batch import pad
 from backends.qualification.certificate import check_certificate
 from backends.qualification.invariance import Invariance, measure_invariance
 from backends.qualification.records import machine_key, read_record, write_record
@@ -16,14 +18,17 @@ from backends.types import IntArray, OutputKind
 _log = logging.getLogger(__name__)
 RECORD = ".admitted.json"
 # Part of the record's key: another way to measure asks for new measurements.
-_METHOD = "1"
+_METHOD = "2"
 _MAX_TOKENS = 48
 # How far padding and other rows may move an output, as a share of its largest value.
 TOLERANCES = {"fp32": 1e-4, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model whose graph is open and not yet served; `is_remote`: elsewhere."""
+    """Describes a model whose graph is open and not yet served; `is_remote`: elsewhere.
+
+    `last_token` is that of the highest id in the file `tokenizer`.
+    """
 
     name: str
     folder: Path
@@ -33,6 +38,8 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     outputs: tuple[OutputKind, ...]
     executor: ModelExecutor
     encode: Callable[[Sequence[str]], list[IntArray]]
+    tokenizer: Path
+    last_token: tuple[str, int]
     is_remote: bool = False
 
 
@@ -78,6 +85,8 @@ def qualify(candidate: Candidate) -> bool:
 
 
 def _measure(candidate: Candidate) -> Invariance:
+    if not candidate.is_remote:
+        _check_last_token(candidate)
     try:
         check_certificate(candidate.folder, candidate.executor, candidate.encode)
         return measure_invariance(
@@ -88,3 +97,15 @@ def _measure(candidate: Candidate) -> Invariance:
         )
     except BackendError as error:
         raise ModelProblem(f"{candidate.folder}: a trial batch failed: {error}") from error
+
+
+def _check_last_token(candidate: Candidate) -> None:
+    """Refuse a tokenizer with tokens that the graph has no embeddings of."""
+    token, number = candidate.last_token
+    try:
+        candidate.executor.run(pad([np.array([number], dtype=np.int32)], candidate.outputs[0]))
+    except ModelFailed:
+        raise ModelProblem(
+            f"{candidate.tokenizer}: its token `{token}` has the id {number}, and the model has no "
+            "embedding of it; call `model.resize_token_embeddings(len(tokenizer))`, and save both"
+        ) from None

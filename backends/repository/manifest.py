@@ -11,7 +11,8 @@ import yaml
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
 from backends.protocol import Function, Task
-from backends.repository.manifest_defaults import Files, infer
+from backends.repository.manifest_defaults import infer
+from backends.repository.sentence_modules import Files
 from backends.types import Pooling
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -36,10 +37,18 @@ class _Manifest(
     demonstration: bool = False
 
 
+class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Holds what goes before a query and before the documents that it is compared with."""
+
+    query: str = ""
+    document: str = ""
+
+
 class _GraphManifest(_Manifest, frozen=True, kw_only=True):
     """Describes a graph with its tokenizer. `truncate` cuts texts that are too long.
 
-    In place of a `graph`, an `upstream` names the server that runs it.
+    In place of a `graph`, an `upstream` names the server that runs it. `lowercase` lower-cases
+    texts before the tokenizer does what its file says.
     """
 
     graph: File = ""
@@ -48,27 +57,34 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
     max_tokens: Count
     profile: Name = "fp32"
     truncate: bool = False
+    lowercase: bool = False
 
 
 class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
-    """Describes an encoder. `pooling` pools the tokens' vectors if the graph does not."""
+    """Describes an encoder. `pooling` pools the tokens' vectors if the graph does not.
+
+    `prompt` goes before every text of which a vector is made; but to rank documents, `prompts` do.
+    """
 
     dimensions: Count
     tasks: list[Task] = []
     outputs: Outputs = Outputs(pooled="pooled")
     pooling: Pooling | None = None
+    prompt: str = ""
+    prompts: Prompts = Prompts()
 
 
 class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classifier"):
     """Describes a graph that ends in logits: of a text, a pair or every token.
 
-    `function` makes scores of them.
+    `function` makes scores of them, `rerank_function` those of `rerank` where there is one logit.
     """
 
     output: str
     labels: Annotated[list[str], msgspec.Meta(min_length=1)]
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
     function: Function = "softmax"
+    rerank_function: Function = "sigmoid"
 
     @property
     def per_token(self) -> bool:

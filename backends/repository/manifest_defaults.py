@@ -5,19 +5,30 @@ the task from `architectures`, the labels from `id2label`, the function from `pr
 pooling from `1_Pooling/config.json`. A field in no file is an error that names it.
 """
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from backends.errors import ModelProblem
 from backends.protocol import Task
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
+from backends.repository.sentence_modules import (
+    FILE as MODULES,
+    Files,
+    NormalizeModule,
+    read_modules,
+    read_object,
+)
+from backends.repository.sentence_settings import (
+    PROMPT_FILE,
+    read_limits,
+    read_prompts,
+    read_score_function,
+)
+from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG, check_tokenizer
 from backends.repository.triton import FILE as TRITON
 from backends.types import Pooling
 
-Files = Callable[[str], Path]
 _GRAPH, _TOKENIZER, _CONFIG = "model.onnx", "tokenizer.json", "config.json"
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _POOLED = ("pooled", "sentence_embedding")
@@ -27,14 +38,8 @@ _PER_TOKEN = 3
 _NO_LIMIT = 1_000_000
 # RoBERTa's positions begin after that of the padding.
 _OFFSET_TYPES = {"roberta", "xlm-roberta", "camembert", "mpnet"}
-# The flags of sentence transformers' `1_Pooling/config.json`.
-POOLINGS: Mapping[str, Pooling] = MappingProxyType(
-    {
-        "pooling_mode_mean_tokens": "mean",
-        "pooling_mode_cls_token": "cls",
-        "pooling_mode_max_tokens": "max",
-    }
-)
+_INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+_PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
 
 
 def infer(
@@ -72,9 +77,15 @@ class _ManifestInference:
                 raise ModelProblem(f"{path}: the file `{field}` names is missing")
         graph = read_graph_file(self._files(str(self._document["graph"])))
         outputs = {value.name: value for value in graph.outputs}
-        kind = "classifier" if _LOGITS in outputs else "encoder"
+        kind = "classifier" if {_LOGITS, self._document.get("output")} & set(outputs) else "encoder"
         self._set("kind", kind, f"the outputs of {self._document['graph']}")
+        self._check_inputs(graph)
         self._infer_length()
+        check_tokenizer(
+            self._files,
+            str(self._document["tokenizer"]),
+            truncates=bool(self._document.get("truncate")),
+        )
         if self._document["kind"] == "classifier":
             self._infer_classifier(outputs)
         else:
@@ -90,26 +101,44 @@ class _ManifestInference:
     def _infer_length(self) -> None:
         """Use the shortest limit of the model, its tokenizer and its publisher."""
         limits: dict[str, int] = {}
+        published = read_limits(self._files)
         positions = self._config.get("max_position_embeddings")
         if isinstance(positions, int):
             if self._config.get("model_type") in _OFFSET_TYPES:
                 positions -= int(self._config.get("pad_token_id") or 0) + 1
             limits[_CONFIG] = positions
-        for name, field in (
-            ("tokenizer_config.json", "model_max_length"),
-            ("sentence_bert_config.json", "max_seq_length"),
-        ):
-            length = self._json(name).get(field)
+        if published is not None and published.max_tokens:
+            # It takes the place of the tokenizer's, which may be shorter.
+            limits[published.source] = published.max_tokens
+        else:
+            length = self._json(TOKENIZER_CONFIG).get("model_max_length")
             if isinstance(length, int | float) and 0 < length < _NO_LIMIT:
-                limits[name] = int(length)
+                limits[TOKENIZER_CONFIG] = int(length)
         if limits:
             source = min(limits, key=limits.__getitem__)
             self._set("max_tokens", limits[source], source)
         self._require("max_tokens", "how many tokens the model has positions for")
-        published = self._json("sentence_bert_config.json")
-        if published:
+        if published is not None:
             # Sentence transformers cut what is too long; so does what serves them.
-            self._set("truncate", True, "sentence_bert_config.json")
+            self._set("truncate", True, published.source)
+            if published.lowercase:
+                self._set("lowercase", True, published.source)
+
+    def _check_inputs(self, graph: GraphFile) -> None:
+        """Refuse inputs that no batch of an encoder has."""
+        path = self._files(str(self._document["graph"]))
+        names = [value.name for value in graph.inputs]
+        if not {"input_ids"} <= set(names) <= _INPUTS:
+            raise ModelProblem(
+                f"{path}: its inputs are {_quoted(names)}; import it and say which of them are "
+                f"{_quoted(sorted(_INPUTS))}: `models import --input input_ids=NAME`"
+            )
+        for value in graph.inputs:
+            if any(size is not None for size in value.shape):
+                raise ModelProblem(
+                    f"{path}: its input `{value.name}` has a fixed size, {value.shape}; export it "
+                    "with dynamic axes for rows and tokens"
+                )
 
     def _infer_encoder(self, outputs: Mapping[str, GraphValue]) -> None:
         graph = str(self._document["graph"])
@@ -124,7 +153,11 @@ class _ManifestInference:
             "outputs", f"which of {', '.join(outputs)} is `pooled`, a vector a text, or `tokens`"
         )
         written = self._document["outputs"]
-        if isinstance(written, dict) and "pooled" not in written:
+        if (
+            isinstance(written, dict)
+            and "pooled" not in written
+            and "pooling" not in self._document
+        ):
             self._infer_pooling()
         wide = [
             outputs[name].shape[-1]
@@ -138,17 +171,36 @@ class _ManifestInference:
         elif isinstance(hidden, int):
             self._set("dimensions", hidden, _CONFIG)
         self._require("dimensions", "how many values a vector has")
-        self._set("tasks", [Task.EMBED.value, Task.RERANK.value], "the kind")
+        self._infer_prompts()
 
     def _infer_pooling(self) -> None:
-        pooling = self._json("1_Pooling/config.json")
-        chosen = pooling.get("pooling_mode")
-        if not isinstance(chosen, str):
-            modes = [name for name in POOLINGS if pooling.get(name)]
-            chosen = POOLINGS[modes[0]] if len(modes) == 1 else None
-        if chosen is not None:
-            self._set("pooling", chosen, "1_Pooling/config.json")
+        """Infer how the tokens are pooled outside of the graph, where no more than that is to do.
+
+        An import puts whatever else sentence transformers compute into the graph.
+        """
+        modules = read_modules(self._files)
+        if modules is not None:
+            simple = modules.pooling[0] if len(modules.pooling) == 1 else None
+            later = [m for m in modules.after if not isinstance(m, NormalizeModule)]
+            if simple not in get_args(Pooling) or later or not modules.include_prompt:
+                raise ModelProblem(
+                    f"{self._files(MODULES)}: the graph ends before what these modules compute; "
+                    "have `models import` put them into it"
+                )
+            self._set("pooling", simple, "1_Pooling/config.json")
         self._require("pooling", "`mean`, `cls` or `max`: how the tokens' vectors make the text's")
+
+    def _infer_prompts(self) -> None:
+        prompts = read_prompts(self._files)
+        if prompts.default:
+            self._set("prompt", prompts.default, PROMPT_FILE)
+        if prompts.query or prompts.document:
+            named = {"query": prompts.query, "document": prompts.document}
+            self._set("prompts", named, PROMPT_FILE)
+        if prompts.similarity is not None:
+            # Documents are ranked by the cosine here.
+            self._set("tasks", [Task.EMBED.value], f"`similarity_fn_name` in {PROMPT_FILE}")
+        self._set("tasks", [Task.EMBED.value, Task.RERANK.value], "the kind")
 
     def _infer_classifier(self, outputs: Mapping[str, GraphValue]) -> None:
         self._set("output", _LOGITS, f"the outputs of {self._document['graph']}")
@@ -162,10 +214,13 @@ class _ManifestInference:
     def _infer_labels(self, width: int | None) -> None:
         names = self._config.get("id2label")
         if isinstance(names, dict):
-            try:
-                ordered = [str(names[key]) for key in sorted(names, key=int)]
-            except ValueError:
-                raise ModelProblem(f"{self._files(_CONFIG)}: `id2label` is no list") from None
+            numbers = [str(number) for number in range(len(names))]
+            if set(names) != set(numbers):
+                raise ModelProblem(
+                    f"{self._files(_CONFIG)}: `id2label` does not count from 0; name the labels in "
+                    "`model.yaml`"
+                )
+            ordered = [str(names[number]) for number in numbers]
             self._set("labels", ordered, _CONFIG)
         elif self._choices():
             self._set("labels", ["choice"], _CONFIG)
@@ -206,6 +261,8 @@ class _ManifestInference:
     def _infer_function(self) -> None:
         """Choose as transformers' pipelines do."""
         problem = self._config.get("problem_type")
+        if problem not in _PROBLEMS:
+            raise ModelProblem(f"{self._files(_CONFIG)}: there is no `problem_type` `{problem}`")
         tasks = self._document["tasks"]
         several = problem == "multi_label_classification"
         if problem == "regression":
@@ -215,6 +272,15 @@ class _ManifestInference:
             self._set("function", "sigmoid" if several or alone else "softmax", _CONFIG)
         else:
             self._set("function", "softmax", "the task")
+        if Task.RERANK.value in tasks and len(self._document["labels"]) == 1:
+            if read_prompts(self._files).default:
+                raise ModelProblem(
+                    f"{self._files(PROMPT_FILE)}: `default_prompt_name` of a cross-encoder is not "
+                    "computed; take it out, and send the prompt with each query"
+                )
+            found = read_score_function(self._files)
+            if found is not None:
+                self._set("rerank_function", *found)
 
     def _infer_pairs(self, graph: GraphFile) -> None:
         """Infer how two texts become one row: the tokenizer decides it."""
@@ -235,13 +301,8 @@ class _ManifestInference:
             )
 
     def _json(self, name: str) -> dict[str, Any]:
-        path = self._files(name)
-        try:
-            document = json.loads(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        except (OSError, ValueError) as error:
-            raise ModelProblem(f"{path}: it cannot be read as JSON: {error}") from None
-        if not isinstance(document, dict):
-            raise ModelProblem(f"{path}: it is no JSON object")
-        return document
+        return read_object(self._files(name))
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

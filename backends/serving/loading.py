@@ -177,6 +177,7 @@ class _Loader:
             model.file(manifest.tokenizer),
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
+            lowercase=manifest.lowercase,
         )
         source = graph_source(model, manifest)
         executor = open_quickest(
@@ -221,6 +222,7 @@ class _Loader:
             rows=rows,
             max_tokens=manifest.max_tokens,
             truncate=manifest.truncate,
+            prompt=manifest.prompt if isinstance(manifest, EncoderManifest) else "",
         )
         return RunningEncoder(
             name=model.name,
@@ -300,6 +302,8 @@ def _candidate(
         outputs=tuple(graph_source(model, manifest).outputs),
         executor=executor,
         encode=lambda texts: [encoding.ids for encoding in tokenizer.encode_now(texts)],
+        tokenizer=model.file(manifest.tokenizer),
+        last_token=tokenizer.last_token,
         is_remote=model.upstream is not None,
     )
 

@@ -9,6 +9,7 @@ from typing import Self
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
 from backends.repository.catalogue import Catalogue
+from backends.repository.staging import remove_abandoned
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
 from backends.serving.loading import LoadingTools, make_shared
 from backends.serving.recovery import RecoveredModels, load_repository
@@ -35,6 +36,7 @@ class Repository:
         """
         self._tools = tools
         self._settings = settings = tools.settings
+        remove_abandoned(settings.models)
         self._shared = make_shared(tools)
         self._servers = servers(settings)
         loaded = self._load(None, ())

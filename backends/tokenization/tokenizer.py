@@ -43,15 +43,23 @@ class Tokenizer:
     """Encodes with one copy of a tokenizer file per thread (a shared copy is unsafe).
 
     Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
-    refuses what is too long, unless `truncate_to` says how many tokens to keep.
+    refuses what is too long, unless `truncate_to` says how many tokens to keep. `lowercase`
+    lower-cases texts before anything else.
     """
 
     def __init__(
-        self, path: Path, *, pool: ThreadPoolExecutor, truncate_to: int | None = None
+        self,
+        path: Path,
+        *,
+        pool: ThreadPoolExecutor,
+        truncate_to: int | None = None,
+        lowercase: bool = False,
     ) -> None:
         self._truncate_to = truncate_to
         try:
             self._source = path.read_text(encoding="utf-8")
+            if lowercase:
+                self._source = lower_cased(self._source)
             self._copies = threading.local()
             copy = self._copy(self._truncate_to)
             self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
@@ -64,6 +72,12 @@ class Tokenizer:
         self._pending: list[_EncodingRequest] = []
         self._waiting_characters = 0
         self.failure: str | None = None
+
+    @property
+    def last_token(self) -> tuple[str, int]:
+        """The token of the highest id, and that id."""
+        vocabulary = self._copy(None).get_vocab()
+        return max(vocabulary.items(), key=lambda item: item[1])
 
     async def encode(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the encodings of `texts`, in order.
@@ -222,6 +236,23 @@ class Tokenizer:
                 copy.enable_truncation(truncate_to)
             setattr(self._copies, name, copy)
         return copy
+
+
+def lower_cased(source: str) -> str:
+    """Return a tokenizer file that lower-cases first, as sentence transformers change one."""
+    document = json.loads(source)
+    normalizer = document.get("normalizer")
+    if not _lowers(normalizer):
+        parts = [{"type": "Lowercase"}, *([normalizer] if normalizer else [])]
+        document["normalizer"] = {"type": "Sequence", "normalizers": parts}
+    return json.dumps(document)
+
+
+def _lowers(normalizer: Any) -> bool:
+    found = normalizer or {}
+    if found.get("type") == "Lowercase" or found.get("lowercase"):
+        return True
+    return any(map(_lowers, found.get("normalizers", [])))
 
 
 def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:

@@ -7,14 +7,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
+from backends.model_tools.importing.convert import convert
 from backends.protocol import ClassifyParameters, Parameters, RerankParameters, Task
 from backends.qualification.tuned import RECORD
 from backends.repository.catalogue import read_catalogue
 from tests.parity.checkpoints import Checkpoint
+from tests.parity.sentence_checkpoints import (
+    CHECKPOINTS,
+    RANKED,
+    write_sentence_checkpoint,
+)
 from tests.parity.served import write_models
 from tests.parity.texts import pairs, read_texts
 from tests.support.backend_calls import running_backend
@@ -39,7 +46,14 @@ LOOSE = ("--max-flips", 100, "--max-loss", 100, "--min-cosine", -1, "--min-speed
 
 @pytest.fixture
 def models(tmp_path: Path, checkpoint: Checkpoint) -> Path:
-    return write_models(tmp_path / "models", [checkpoint])
+    root = tmp_path / "models"
+    if checkpoint.purpose != "embed":
+        return write_models(root, [checkpoint])
+    # With a dense layer and prompts.
+    dense = next(each for each in CHECKPOINTS if "Dense" in each.name)
+    source = msgspec.structs.replace(dense, prompts=RANKED.prompts)
+    convert(write_sentence_checkpoint(source, tmp_path / "source"), root / checkpoint.name / "1")
+    return root
 
 
 def optimize(models: Path, name: str, report: Path, *options: object) -> Result:
@@ -69,8 +83,10 @@ async def test_every_kind_ends_served_and_reported(
         )
         assert backend.info(checkpoint.name).profile == "int8"
     assert answer
-    served = read_catalogue(models).models[checkpoint.name].folder
-    assert (served / RECORD).exists()
+    served = read_catalogue(models).models[checkpoint.name]
+    assert (served.folder / RECORD).exists()
+    if checkpoint.purpose == "embed":
+        assert "prompt" in served.inferred
     report = page.read_text(encoding="utf-8")
     assert "| int8 | served |" in report
     assert "| fp32 | reference |" in report

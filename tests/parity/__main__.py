@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.parity.checkpoints import Checkpoint, all_checkpoints
 from tests.parity.comparison import TOLERANCE, Difference, compare
 from tests.parity.references import References, read_references, reference_file
+from tests.parity.sentence_served import answer_sentences, write_sentence_models
 from tests.parity.served import MINILM, serving, write_models
 from tests.parity.texts import read_texts
 
@@ -58,7 +59,11 @@ async def _compare_all() -> tuple[list[list[str]], bool]:
             found.scores["embedding"] = await served.embeddings(MINILM, texts)
             (line,) = compare(found, read_references(reference_file(MINILM)))
             rows.append(_cells(_PUBLISHED, "embedding: `SentenceTransformer`", line, 0.0))
-    return rows, equal and line.is_equal
+        expected = read_references(reference_file("sentence"))
+        models = write_sentence_models(Path(folder, "sentences"))
+        lines = compare(await answer_sentences(models), expected)
+        rows += [_cells("bert, sentence modules", each.task, each, 0.0) for each in lines]
+    return rows, equal and all(each.is_equal for each in (line, *lines))
 
 
 def _row(checkpoint: Checkpoint, line: Difference, spread: float) -> list[str]:

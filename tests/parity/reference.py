@@ -22,6 +22,7 @@ from transformers import (
 from backends.model_tools.demo.source import find_source
 from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, all_checkpoints, write_checkpoint
 from tests.parity.references import AGGREGATIONS, Entity, References, reference_file
+from tests.parity.sentence_reference import record_sentences
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, read_texts, searches
 
 _CLASSES = {
@@ -45,6 +46,7 @@ def main() -> None:
     minilm = References()
     _embed(minilm, find_source(), texts)
     minilm.write(reference_file("minilm"))
+    record_sentences()
 
 
 def _answer(checkpoint: Checkpoint, path: Path, texts: list[str]) -> References:

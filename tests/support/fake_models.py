@@ -23,7 +23,9 @@ class FakeModel:
         """How many rows were asked."""
         return sum(map(len, self.questions))
 
-    async def vectors(self, texts: Sequence[Text], caller: RowCaller) -> FloatArray:
+    async def vectors(
+        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+    ) -> FloatArray:
         self.questions.append(list(texts))
         return np.array([self._outputs(text) for text in texts], dtype=np.float32)
 

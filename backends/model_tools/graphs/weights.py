@@ -14,7 +14,14 @@ from backends.model_tools.graphs.shapes import BertShape, weight_shapes
 Weights = Mapping[str, NDArray[np.float32]]
 
 _HEADER_LENGTH_BYTES = 8
-_DTYPES: dict[str, np.dtype[np.floating[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+# Counters and masks, which no graph takes from here.
+_NO_WEIGHTS = ("I", "U", "BOOL")
 
 
 class WeightsError(ValueError):
@@ -34,18 +41,32 @@ def read_safetensors(path: Path) -> Weights:
         length = int.from_bytes(content[:_HEADER_LENGTH_BYTES].tobytes(), "little")
         start = _HEADER_LENGTH_BYTES + length
         header = json.loads(content[_HEADER_LENGTH_BYTES:start].tobytes())
+        header.pop("__metadata__", None)
+        _check_length(len(content), start, header)
         return {
             name: _tensor(content[start:], entry)
             for name, entry in header.items()
-            if name != "__metadata__" and entry["dtype"] in _DTYPES
+            if not entry["dtype"].startswith(_NO_WEIGHTS)
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"cannot read `{path}` as safetensors: {error}") from error
 
 
+def _check_length(length: int, start: int, header: dict[str, Any]) -> None:
+    whole = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if length < whole:
+        raise ValueError(f"it is cut short, with {length} of {whole} bytes; copy it again")
+
+
 def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[np.float32]:
     begin, end = entry["data_offsets"]
-    tensor = content[begin:end].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    kind = entry["dtype"]
+    if kind not in _DTYPES:
+        raise ValueError(f"weights in {kind} are not read; save them in float32 or bfloat16")
+    tensor = content[begin:end].view(_DTYPES[kind]).reshape(entry["shape"])
+    if kind == "BF16":
+        # The upper half of a float32.
+        return (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return tensor.astype(np.float32, copy=False)
 
 

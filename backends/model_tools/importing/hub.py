@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from backends.errors import StartProblem
+from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # What an import reads; weights of other frameworks and of other precisions stay there.
@@ -11,8 +12,12 @@ _FILES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
-    "sentence_bert_config.json",
-    "1_Pooling/config.json",
+    *LIMIT_FILES,
+    PROMPT_FILE,
+    "modules.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+    "adapter_config.json",
     "model.safetensors",
     "model-*.safetensors",
     "model.safetensors.index.json",
@@ -32,6 +37,8 @@ def find_folder(source: str, *, revision: str | None) -> Path:
         if revision is not None:
             raise StartProblem(f"`--revision` is of the hub; `{source}` is a folder")
         return folder
+    if folder.is_file():
+        raise StartProblem(f"`{source}` is a file; name the folder that it lies in")
     if not _NAME.fullmatch(source):
         raise StartProblem(f"there is no folder `{source}`; a name on the hub is `owner/name`")
     return _fetch(source, revision)

@@ -28,6 +28,8 @@ _OUTPUTS = {
     "sentence_embedding": "pooled",
     "pooled": "pooled",
 }
+# Fields of a manifest that name what a rebuilt graph calls otherwise.
+_NAMED = {"inputs", "output", "outputs"}
 _LENGTHS = (3, 48, 1, 17, 9)
 _TOLERANCE = 1e-4
 # Ids and positions that a model has which does not say how many.
@@ -44,6 +46,8 @@ def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]
         WeightsError: it is of no known family, lacks a weight, or answers otherwise.
     """
     kind = str(source.config.get("model_type"))
+    if _NAMED & set(source.fields):
+        raise WeightsError("its inputs or outputs have names of their own")
     if kind not in FAMILIES:
         raise WeightsError(f"`{kind}` is no family that graphs are built of")
     try:

@@ -1,91 +1,276 @@
-"""Reads a Hugging Face folder for an import."""
+"""Reads a Hugging Face folder for an import, and refuses what an import would leave out."""
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+import numpy as np
+import tokenizers
+import yaml
 
 from backends.errors import StartProblem
+from backends.model_tools.graphs.checkpoint import FAMILIES
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
-from backends.repository.manifest_defaults import POOLINGS
+from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
 from backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 _WEIGHTS, _SHARDS = "model.safetensors", "model.safetensors.index.json"
-_POOLING = "1_Pooling/config.json"
+_MANIFEST = "model.yaml"
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+_POINTER = b"version https://git-lfs"
+_HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
+_BARE = ("Model", "ForMaskedLM", "ForPreTraining")
+# What `config.json` may ask for and no graph that is built of weights has.
+_NOT_BUILT = {
+    "auto_map": "names code of its own, which is not run",
+    "quantization_config": "says that the weights are quantized, which are not read",
+    "pruned_heads": "leaves out heads, which is not computed",
+}
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
+_LAYERS = ("num_hidden_layers", "n_layers")
+_ADAPTED = re.compile(r"\.lora_|\.base_layer\.|\.adapters?\.")
+_BASES = {"bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"}
+# The parts of the families that graphs are built of; below, those of their training alone.
+_PARTS = {
+    *("embeddings", "embeddings_project", "encoder", "transformer", "layers", "final_norm"),
+    *("pooler", "head", "pre_classifier", "classifier", "sequence_summary", "qa_outputs"),
+    *("cls", "lm_head", "predictions", "sop_classifier", "lm_predictions", "mask_predictions"),
+    *("vocab_transform", "vocab_layer_norm", "vocab_projector", "decoder"),
+    *("discriminator_predictions", "generator_predictions", "generator_lm_head"),
+}
+_EMBEDDINGS = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
+_HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\.")
 
 
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a folder of `save_pretrained`; `graph` is its ONNX file, if any."""
+    """Describes a folder of `save_pretrained`; `graph` is its ONNX file, if any.
+
+    `modules` is what sentence transformers compute after the encoder, `fields` what the owner
+    wrote: in a `model.yaml` beside the checkpoint, or as options of the command.
+    """
 
     folder: Path
     config: dict[str, Any]
     graph: Path | None
+    modules: SentenceModules | None = None
+    fields: dict[str, Any] = {}
 
     def weights(self) -> Weights:
         """Return the weights, of one file or several.
 
         Raises:
-            StartProblem: there are none, or they cannot be read.
+            StartProblem: there are none, they cannot be read, or the model is not made of them
+                alone.
         """
-        try:
-            if (self.folder / _WEIGHTS).is_file():
-                return read_safetensors(self.folder / _WEIGHTS)
-            if (self.folder / _SHARDS).is_file():
-                shards = set(read_json(self.folder / _SHARDS)["weight_map"].values())
-                return {
-                    name: tensor
-                    for shard in sorted(shards)
-                    for name, tensor in read_safetensors(self.folder / shard).items()
-                }
-        except (WeightsError, KeyError, AttributeError) as error:
-            raise StartProblem(str(error)) from None
-        raise StartProblem(
-            f"`{self.folder}` holds neither `model.onnx` nor `{_WEIGHTS}`; save the model with "
-            "`save_pretrained(folder, safe_serialization=True)`, or export it to ONNX"
-        )
+        for field, what in _NOT_BUILT.items():
+            if self.config.get(field):
+                raise StartProblem(
+                    f"`{self.folder / 'config.json'}`: `{field}` {what}; export the model to ONNX "
+                    "and import that"
+                )
+        weights = self._read_weights()
+        self._check_names(weights)
+        self._check_embeddings(weights)
+        for name, tensor in weights.items():
+            if not np.isfinite(tensor).all():
+                raise StartProblem(
+                    f"`{self.folder}`: its weight `{name}` holds NaN or infinity; train again, or "
+                    "take an earlier checkpoint"
+                )
+        return weights
 
-    def pooling(self) -> Pooling:
-        """Return how sentence transformers pool this encoder; the mean where nothing says it.
+    def module_weights(self, folder: str) -> Weights:
+        """Return the weights of a module of sentence transformers.
 
         Raises:
-            StartProblem: in a way that no graph here computes.
+            StartProblem: there are none, or they cannot be read.
         """
-        if not (self.folder / _POOLING).is_file():
-            return "mean"
-        config = read_json(self.folder / _POOLING)
-        if config.get("pooling_mode") in POOLINGS.values():
-            mode: Pooling = config["pooling_mode"]
-            return mode
-        modes = [mode for name, mode in POOLINGS.items() if config.get(name)]
-        others = [n for n, on in config.items() if n.startswith("pooling_mode_") and on is True]
-        if len(modes) == 1 and len(others) == 1:
-            return modes[0]
-        raise StartProblem(f"`{self.folder / _POOLING}`: only `mean`, `cls` or `max` are computed")
+        path = self.folder / folder / _WEIGHTS
+        if not path.is_file():
+            raise StartProblem(f"`{path}` is missing{_instead(path.parent)}")
+        return self._read(path)
+
+    def pooling(self) -> Pooling:
+        """Return how to pool this encoder; the mean where it is done after the graph is built."""
+        modes = self.modules.pooling if self.modules is not None else ()
+        simple: dict[str, Pooling] = {mode: mode for mode in get_args(Pooling)}
+        return simple.get(modes[0], "mean") if len(modes) == 1 else "mean"
+
+    def _read_weights(self) -> Weights:
+        if (self.folder / _WEIGHTS).is_file():
+            return self._read(self.folder / _WEIGHTS)
+        index = self.folder / _SHARDS
+        if not index.is_file():
+            raise StartProblem(
+                f"`{self.folder}` holds neither `model.onnx` nor `{_WEIGHTS}`"
+                f"{_instead(self.folder)}"
+            )
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(_is_beside(name) for name in places.values()):
+            raise StartProblem(f"`{index}` does not say in which files the weights are")
+        found: dict[str, Any] = {}
+        for shard in sorted(set(places.values())):
+            found |= self._read(self.folder / shard)
+        missing = sorted(set(places) - set(found))
+        if missing:
+            raise StartProblem(
+                f"`{index}` names `{missing[0]}`, which `{places[missing[0]]}` lacks"
+            )
+        return found
+
+    def _read(self, path: Path) -> Weights:
+        check_content(path)
+        try:
+            return read_safetensors(path)
+        except WeightsError as error:
+            raise StartProblem(str(error)) from None
+
+    def _check_names(self, weights: Weights) -> None:
+        """Refuse weights that the layers in `config.json` would not use."""
+        layers = next(
+            (self.config[n] for n in _LAYERS if isinstance(self.config.get(n), int)), None
+        )
+        names = self.config.get("architectures") or ["Model"]
+        is_bare = str(names[0]).endswith(_BARE)
+        for name in weights:
+            found = _LAYER.search(name)
+            if found and layers is not None and int(found[1]) >= layers:
+                raise StartProblem(
+                    f"`{self.folder / 'config.json'}` says {layers} layers, and the weights have "
+                    f"`{name}`; write the number of layers that the model was trained with"
+                )
+            if _ADAPTED.search(name):
+                raise StartProblem(
+                    f"`{self.folder}`: `{name}` is of an adapter, which is not computed; merge it "
+                    "with `merge_and_unload()` and save the model"
+                )
+            if self.config.get("model_type") in FAMILIES and _part(name) not in _PARTS:
+                raise StartProblem(
+                    f"`{self.folder}`: `{name}` is of no layer that a "
+                    f"`{self.config['model_type']}` has; export the model to ONNX and import that"
+                )
+            if is_bare and _HEAD.match(name):
+                raise StartProblem(
+                    f"`{self.folder / 'config.json'}` names no head in `architectures`, and the "
+                    f"weights have `{name}`; write the class that the model was trained as"
+                )
+
+    def _check_embeddings(self, weights: Weights) -> None:
+        """Refuse a tokenizer with tokens beyond the embeddings."""
+        rows = next((len(t) for name, t in weights.items() if name.endswith(_EMBEDDINGS)), None)
+        path = self.folder / str(self.fields.get("tokenizer", "tokenizer.json"))
+        try:
+            vocabulary = tokenizers.Tokenizer.from_file(str(path)).get_vocab()
+        except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
+            raise StartProblem(f"`{path}`: it is no tokenizer file: {error}") from None
+        token, number = max(vocabulary.items(), key=lambda item: item[1])
+        if rows is not None and number >= rows:
+            raise StartProblem(
+                f"`{path}`: its token `{token}` has the id {number}, and the model has {rows} "
+                "embeddings; call `model.resize_token_embeddings(len(tokenizer))`, and save both"
+            )
 
 
-def open_source(folder: Path) -> CheckpointFolder:
-    """Return what a folder holds.
+def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
+    """Return what a folder holds; fields that are `given` win over those of its `model.yaml`.
 
     Raises:
         StartProblem: it is no folder of a model; the message says what is missing.
     """
-    for name, remedy in (
-        ("config.json", "it is no Hugging Face model"),
-        (
-            "tokenizer.json",
-            "save it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`",
-        ),
-    ):
-        if not (folder / name).is_file():
-            raise StartProblem(f"`{folder}` has no `{name}`: {remedy}")
-    graphs = [folder / name for name in _GRAPHS if (folder / name).is_file()]
-    return CheckpointFolder(
+    if not folder.is_dir():
+        raise StartProblem(f"`{folder}` is no folder; name the one that the model lies in")
+    fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
+    tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
+    if not (folder / "config.json").is_file():
+        raise StartProblem(f"`{folder}` has no `config.json`: it is no Hugging Face model")
+    if (folder / "adapter_config.json").is_file():
+        raise StartProblem(
+            f"`{folder / 'adapter_config.json'}`: an adapter is not computed; merge it with "
+            "`merge_and_unload()` and save the model"
+        )
+    if not tokenizer.is_file():
+        slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
+        raise StartProblem(
+            f"`{folder}` has no `{tokenizer.name}`{slow}: save it with "
+            "`AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+        )
+    check_content(tokenizer)
+    source = CheckpointFolder(
         folder=folder,
         config=read_json(folder / "config.json"),
-        graph=graphs[0] if graphs else None,
+        graph=_find_graph(folder, fields.get("graph")),
+        modules=read_modules(lambda name: folder / name),
+        fields=fields,
     )
+    names = source.config.get("architectures") or [""]
+    if source.modules is not None and str(names[0]).endswith(_HEADED):
+        raise StartProblem(
+            f"`{folder / MODULES}` pools the vectors of tokens, and `config.json` names a head, "
+            f"`{names[0]}`; take out the file, or write the encoder's class in `architectures`"
+        )
+    return source
+
+
+def _read_fields(path: Path) -> dict[str, Any]:
+    """Return the fields of the `model.yaml` that may lie beside a checkpoint."""
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise StartProblem(f"cannot read `{path}` as YAML: {reason}") from None
+    if not isinstance(fields or {}, dict):
+        raise StartProblem(f"`{path}` holds no fields")
+    kind = (fields or {}).get("kind", "encoder")
+    if kind not in ("encoder", "classifier") or "upstream" in (fields or {}):
+        raise StartProblem(
+            f"`{path}`: an import is of an `encoder` or a `classifier` with a graph of its own; "
+            "put the folder into the repository as it is"
+        )
+    return fields or {}
+
+
+def _find_graph(folder: Path, named: Any) -> Path | None:
+    if named is not None and not (folder / str(named)).is_file():
+        raise StartProblem(f"`{folder / _MANIFEST}` names `{named}`, which is not there")
+    names = _GRAPHS if named is None else (str(named),)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def check_content(path: Path) -> None:
+    """Refuse a file that only stands for another one.
+
+    Raises:
+        StartProblem: it is a pointer of Git LFS.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise StartProblem(f"`{path}` is a pointer of Git LFS: fetch it with `git lfs pull`")
+
+
+def _instead(folder: Path) -> str:
+    """Return what a folder has in place of weights that can be read, and what to do with it."""
+    remedy = "save the model with `save_pretrained(folder, safe_serialization=True)`"
+    pickle = next((name for name in _PICKLES if (folder / name).is_file()), None)
+    if pickle is not None:
+        return f"; `{pickle}` is a pickle, which runs code when it is read: {remedy}"
+    others = sorted(p.name for p in folder.glob("*") if p.suffix in {".safetensors", ".onnx"})
+    if others:
+        return f"; it has `{others[0]}`: rename it, or name a graph as `graph` in a `{_MANIFEST}`"
+    return f"; {remedy}, or export it to ONNX"
+
+
+def _part(name: str) -> str:
+    """Return the part of a model that a weight is of."""
+    return next((part for part in name.split(".") if part not in _BASES), name)
+
+
+def _is_beside(name: Any) -> bool:
+    return isinstance(name, str) and Path(name).name == name
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,15 +1,17 @@
 """Imports a folder: converts it, runs the result, and publishes it in the repository."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
-import yaml
 
 from backends.app import open_backend
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import convert
+from backends.model_tools.importing.source import open_source
 from backends.model_tools.tuning.profile import Echo
 from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.protocol import ModelInfo
@@ -29,14 +31,15 @@ def import_model(
     settings: BackendSettings,
     *,
     name: str,
-    truncate: bool,
+    given: Mapping[str, Any],
     variant: VariantOptions | None,
     dry_run: bool,
     echo: Echo,
 ) -> bool:
     """Write the next revision of a model, complete before it is seen, and report on it.
 
-    Return whether the `variant` in another precision, if one is named, was accepted.
+    The fields that are `given` win over those that the folder's `model.yaml` has. Return whether
+    the `variant` in another precision, if one is named, was accepted.
 
     Raises:
         StartProblem: the folder holds no model that can be served; nothing is written then.
@@ -47,11 +50,14 @@ def import_model(
     try:
         with open_staging(root, _STAGING) as staging:
             entry = staging / name / "1"
-            origin = convert(folder, entry)
-            if truncate:
-                text = yaml.safe_dump({"truncate": True})
-                (entry / "model.yaml").write_text(text, encoding="utf-8")
-            info = asyncio.run(_try(staging, name))
+            try:
+                origin = convert(folder, entry, given)
+                info = asyncio.run(_try(staging, name))
+            except StartProblem as error:
+                # What is wrong there is wrong in the folder that it was made of.
+                own = open_source(folder, given).graph or folder
+                named = str(error).replace(str(entry / "model.onnx"), str(own))
+                raise StartProblem(named.replace(str(entry), str(folder))) from None
             model = read_catalogue(staging).models[name]
             for line in (f"made of                {origin}", *describe_model(info, model)):
                 echo(line)

@@ -194,7 +194,8 @@ def _fitting(
     texts = list(given if given is not None else default_texts())
     texts = GoldenSet(texts=texts).suited_to(measure, reads_pairs=reads_pairs).texts
     cut = manifest.max_tokens if manifest.truncate else None
-    tokenizer = Tokenizer(model.file(manifest.tokenizer), pool=pool, truncate_to=cut)
+    file = model.file(manifest.tokenizer)
+    tokenizer = Tokenizer(file, pool=pool, truncate_to=cut, lowercase=manifest.lowercase)
     encoded = tokenizer.encode_now(texts)
     fitting = [
         (text, row)

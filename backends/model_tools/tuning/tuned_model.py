@@ -92,15 +92,16 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def encode(self, texts: Sequence[Text]) -> list[Encoding]:
         """Return the rows of texts, each cut to what the graph reads."""
-        # An encoder may have text of its own before every other.
-        prompt: str = getattr(self.manifest, "prompt", "")
-        if prompt:
-            texts = [f"{prompt}{text}" if isinstance(text, str) else text for text in texts]
-        return self.tokenizer.encode_now(texts)
+        prompt = ""
+        if isinstance(self.manifest, EncoderManifest) and self.output is OutputKind.POOLED:
+            prompt = self.manifest.prompt
+        return self.tokenizer.encode_now(
+            [prompt + text if isinstance(text, str) else text for text in texts]
+        )
 
     def encode_ids(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the token ids of texts, each cut to what the graph reads."""
-        return [encoding.ids for encoding in self.encode(texts)]
+        """Return the token ids of texts without a prompt, as qualification runs them."""
+        return [encoding.ids for encoding in self.tokenizer.encode_now(texts)]
 
     def places(self, golden: GoldenSet) -> list[int] | None:
         """Return the column of each text's label, where labels are known and a text has one.
@@ -155,7 +156,9 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     with ThreadPoolExecutor(1) as pool:
         # No thread of it is used: everything is encoded in the calling one.
         file = below.file(graph.tokenizer)
-        tokenizer = Tokenizer(file, pool=pool, truncate_to=graph.max_tokens)
+        tokenizer = Tokenizer(
+            file, pool=pool, truncate_to=graph.max_tokens, lowercase=graph.lowercase
+        )
     # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
     served = find_quickest(

@@ -42,6 +42,8 @@ def candidate(folder: Path, executor: ModelExecutor, **changes: object) -> Candi
         outputs=tuple(OUTPUTS),
         executor=executor,
         encode=encode,
+        tokenizer=folder / "tokenizer.json",
+        last_token=("z", 60),
     )
     return msgspec.structs.replace(given, **changes)
 

@@ -22,7 +22,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -
         assert holder.stdout is not None
         held = Path(holder.stdout.readline().decode().strip())
 
-        remove_abandoned(tmp_path, ".importing-")
+        remove_abandoned(tmp_path)
         while_it_lives = held.exists()
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait()
@@ -37,7 +37,7 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -
 def test_a_folder_of_the_same_name_that_somebody_made_stays(tmp_path: Path) -> None:
     (tmp_path / ".importing-mine").mkdir()
 
-    remove_abandoned(tmp_path, ".importing-")
+    remove_abandoned(tmp_path)
 
     assert (tmp_path / ".importing-mine").is_dir()
 

@@ -1,0 +1,188 @@
+"""Finishes the graph of an import: names of inputs, modules after the encoder, its numbers."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import tokenizers
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
+
+from backends.errors import ModelProblem, StartProblem
+from backends.executors.padded_batch import INPUTS
+from backends.model_tools.importing.sentence_graph import POOLED, complete_graph
+from backends.model_tools.importing.source import CheckpointFolder, check_content
+from backends.repository.sentence_modules import DenseModule
+from backends.repository.sentence_settings import read_limits, read_prompts
+from backends.tokenization.tokenizer import lower_cased
+from backends.types import Pooling
+
+_TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
+_VECTORS = ("sentence_embedding", POOLED)
+# Graphs that were built here pool as they were told, and no more than that.
+_PRODUCER = "sluicegate"
+_PLAIN: tuple[Pooling, ...] = ("mean", "cls", "max")
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
+
+
+def copy_graph(graph: Path, target: Path) -> None:
+    """Copy a graph as `model.onnx`, and the files that its weights are kept in.
+
+    Raises:
+        StartProblem: it cannot be read, or one of those files is missing or cut short.
+    """
+    model = _load(graph)
+    copied = set()
+    for tensor in _external(model):
+        entry = external_data_helper.ExternalDataInfo(tensor)
+        beside = graph.parent / entry.location
+        if Path(entry.location).name != entry.location or not beside.is_file():
+            raise StartProblem(f"`{graph}` keeps weights in `{beside}`, which is missing")
+        end = (entry.offset or 0) + (entry.length or 0)
+        if beside.stat().st_size < end:
+            raise StartProblem(f"`{beside}` is cut short: `{graph}` reads {end} bytes of it")
+        copied.add(beside)
+    for path in (graph, *copied):
+        name = "model.onnx" if path == graph else path.name
+        (target / name).write_bytes(path.read_bytes())
+
+
+def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -> None:
+    """Rewrite a graph so that its inputs have the names of an encoder's and it does all there is.
+
+    Of `fields`, those of the manifest, `outputs` is completed and `inputs` is taken out.
+
+    Raises:
+        StartProblem: it names what is not there, holds NaN, or cannot be completed.
+    """
+    model = _load(path)
+    if source.graph is not None:
+        _check_numbers(model, path, source.graph)
+    inputs = fields.pop("inputs", None) or {}
+    if not isinstance(inputs, dict):
+        raise StartProblem("`inputs` holds no names; write `inputs: {input_ids: NAME}`")
+    changed = _rename_inputs(model, inputs, source)
+    changed |= _add_modules(model, source, fields)
+    if changed:
+        path.write_bytes(model.SerializeToString())
+
+
+def _load(path: Path) -> ModelProto:
+    check_content(path)
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise StartProblem(f"`{path}` is no ONNX file, or is cut short: {error}") from None
+    if not model.graph.output:
+        raise StartProblem(f"`{path}` is no ONNX file, or is cut short")
+    return model
+
+
+def _external(model: ModelProto) -> Iterator[TensorProto]:
+    return (t for t in model.graph.initializer if external_data_helper.uses_external_data(t))
+
+
+def _check_numbers(model: ModelProto, path: Path, graph: Path) -> None:
+    for tensor in model.graph.initializer:
+        if tensor.data_type in _FLOATS:
+            values = numpy_helper.to_array(tensor, base_dir=str(path.parent))
+            if np.isnan(values).any():
+                raise StartProblem(f"`{graph}`: its weight `{tensor.name}` holds NaN")
+
+
+def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: CheckpointFolder) -> bool:
+    """Give the inputs that are named the names that every encoder's have."""
+    found = [value.name for value in model.graph.input]
+    for ours, theirs in inputs.items():
+        if ours not in INPUTS or theirs not in found:
+            raise StartProblem(
+                f"`{source.graph or source.folder}`: there is no input `{theirs}` that could be "
+                f"`{ours}`; its inputs are {', '.join(found)}, and those of an encoder "
+                f"{', '.join(INPUTS)}"
+            )
+    new = {theirs: ours for ours, theirs in inputs.items() if ours != theirs}
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = new.get(name, name)
+    for value in model.graph.input:
+        value.name = new.get(value.name, value.name)
+    return bool(new)
+
+
+def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
+    """Add what sentence transformers compute after the encoder, unless the graph does it."""
+    modules = source.modules
+    if modules is None:
+        return False
+    outputs = {value.name for value in model.graph.output}
+    named = fields.get("outputs") or {}
+    pooled = next((name for name in (named.get("pooled"), *_VECTORS) if name in outputs), None)
+    if model.producer_name != _PRODUCER and pooled is not None:
+        _check_width(model, pooled, source)
+        return False
+    tokens = next((name for name in (named.get("tokens"), *_TOKENS) if name in outputs), None)
+    if tokens is None:
+        raise StartProblem(
+            f"`{source.graph or source.folder}`: none of its outputs {', '.join(sorted(outputs))} "
+            "is known as the vectors of tokens; name it: `--output tokens=NAME`"
+        )
+    skipped = _skipped(source, fields)
+    is_plain = modules.pooling == (source.pooling(),) and not skipped
+    try:
+        complete_graph(
+            model,
+            modules,
+            source.module_weights,
+            tokens=tokens,
+            is_pooled=pooled is not None and is_plain,
+            skipped=skipped,
+        )
+    except ModelProblem as error:
+        raise StartProblem(f"`{source.folder}`: {error}") from None
+    if named:
+        fields["outputs"] = {**named, "pooled": POOLED}
+    return True
+
+
+def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> None:
+    """Refuse a graph whose vectors are not as wide as those of the last module."""
+    dense = (
+        [m for m in source.modules.after if isinstance(m, DenseModule)] if source.modules else []
+    )
+    value = next(value for value in model.graph.output if value.name == pooled)
+    sizes = value.type.tensor_type.shape.dim
+    width = sizes[-1].dim_value if sizes else 0
+    if dense and width and width != dense[-1].outputs:
+        raise StartProblem(
+            f"`{source.graph}`: its output `{pooled}` is {width} wide, and `{dense[-1].folder}` "
+            f"makes {dense[-1].outputs} values; export the whole model"
+        )
+
+
+def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
+    """Return how many tokens of the prompt, and before it, are not pooled.
+
+    Their number is part of the graph, so texts with another prompt cannot be asked of it: documents
+    are then not ranked.
+    """
+
+    def find(name: str) -> Path:
+        return source.folder / name
+
+    prompts, limits = read_prompts(find), read_limits(find)
+    prompt = str(fields.get("prompt", prompts.default))
+    if source.modules is None or source.modules.include_prompt:
+        return 0
+    if any((prompt, prompts.query, prompts.document)):
+        fields.setdefault("tasks", ["embed"])
+    if not prompt:
+        return 0
+    text = find(str(fields.get("tokenizer", "tokenizer.json"))).read_text(encoding="utf-8")
+    lowers = limits is not None and limits.lowercase
+    tokenizer = tokenizers.Tokenizer.from_str(lower_cased(text) if lowers else text)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    found = tokenizer.encode(prompt)
+    return len(found.ids) - found.special_tokens_mask[-1]

@@ -1,0 +1,260 @@
+"""Puts what sentence transformers compute after an encoder into its graph, as an output `pooled`.
+
+Operators are written as far back as opset 11, so that graphs of older exporters are completed too.
+The formulas are those of `sentence_transformers` 6 (Apache-2.0): `Pooling`, `Dense`, `LayerNorm`
+and `Normalize`. Rows are padded on the right.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper
+
+from backends.errors import ModelProblem
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.weights import Weights
+from backends.repository.sentence_modules import (
+    DenseModule,
+    LayerNormModule,
+    PoolingMode,
+    SentenceModules,
+)
+
+POOLED = "pooled"
+# What an output of that name is called once there is another.
+_BEFORE = "sentence.pooled"
+_MASK = "attention_mask"
+# The first opset in which an operator takes its axes as an input.
+_AXES_AS_INPUT = MappingProxyType(
+    {"ReduceSum": 13, "Unsqueeze": 13, "ReduceMax": 18, "ReduceMean": 18}
+)
+_OLDEST_OPSET = 11
+_EPSILON = 1e-5
+_LINEAR = {"linear.weight", "linear.bias"}
+_ACTIVATIONS: Mapping[str, Callable[["_SentenceWriter", str], str]] = MappingProxyType(
+    {
+        "Identity": lambda _, state: state,
+        "Tanh": lambda writer, state: writer.add("Tanh", state),
+        "ReLU": lambda writer, state: writer.add("Relu", state),
+        "Sigmoid": lambda writer, state: writer.add("Sigmoid", state),
+        "SiLU": lambda writer, state: writer.add("Mul", state, writer.add("Sigmoid", state)),
+        "GELU": lambda writer, state: writer.gelu(state),
+    }
+)
+
+
+def complete_graph(
+    model: ModelProto,
+    modules: SentenceModules,
+    read_weights: Callable[[str], Weights],
+    *,
+    tokens: str,
+    is_pooled: bool,
+    skipped: int = 0,
+) -> None:
+    """Add an output `pooled` of the output `tokens`, through all modules.
+
+    Where the graph `is_pooled` already, its output of that name is what later modules take. Of each
+    row the first `skipped` tokens are left out of pooling.
+
+    Raises:
+        ModelProblem: the weights of a module do not fit, or its activation is not computed.
+    """
+    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    if opset < _OLDEST_OPSET or _MASK not in {value.name for value in model.graph.input}:
+        raise ModelProblem(
+            f"nothing can be added to a graph of opset {opset}, or without `{_MASK}`; export it "
+            "again with a recent version of optimum"
+        )
+    writer = _SentenceWriter(opset)
+    _rename_value(model, POOLED, _BEFORE)
+    if is_pooled:
+        state, width = _BEFORE, _width(model, _BEFORE)
+    else:
+        width = _width(model, tokens)
+        state = writer.pool(tokens, modules.pooling, skipped)
+        width = width and width * len(modules.pooling)
+    for module in modules.after:
+        if isinstance(module, DenseModule):
+            state = writer.dense(state, module, read_weights(module.folder), width)
+            width = module.outputs
+        elif isinstance(module, LayerNormModule):
+            state = writer.layer_norm(state, module, read_weights(module.folder))
+        else:
+            state = writer.normalize(state)
+    writer.graph.plain("Identity", [state], POOLED)
+    _extend(model, writer.graph, width)
+
+
+def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
+    """Add what was written to a model, its output before all others of the same width."""
+    model.graph.node.extend(graph.nodes)
+    model.graph.initializer.extend(graph.initializers)
+    # What serves a graph expects one width of all its outputs.
+    kept = [
+        value
+        for value in model.graph.output
+        if value.name != _BEFORE and width in (None, _width(model, value.name))
+    ]
+    del model.graph.output[:]
+    size: list[int | str] = ["batch", width or "width"]
+    made = helper.make_tensor_value_info(POOLED, TensorProto.FLOAT, size)
+    model.graph.output.extend([made, *kept])
+    _prune(model)
+
+
+def _prune(model: ModelProto) -> None:
+    """Take out the nodes that no output needs any more."""
+    needed = {value.name for value in model.graph.output}
+    kept = []
+    for node in reversed(model.graph.node):
+        if needed & set(node.output):
+            kept.append(node)
+            needed.update(node.input)
+            # Branches of a node read values from around it.
+            graphs = [a.g for a in node.attribute if a.HasField("g")]
+            needed.update(name for graph in graphs for inner in graph.node for name in inner.input)
+    del model.graph.node[:]
+    model.graph.node.extend(reversed(kept))
+
+
+def _width(model: ModelProto, output: str) -> int | None:
+    found = next(value for value in model.graph.output if value.name == output)
+    sizes = found.type.tensor_type.shape.dim
+    return (sizes[-1].dim_value if sizes else 0) or None
+
+
+def _rename_value(model: ModelProto, old: str, new: str) -> None:
+    for node in model.graph.node:
+        node.name = new if node.name == old else node.name
+        for names in (node.input, node.output):
+            for place, name in enumerate(names):
+                if name == old:
+                    names[place] = new
+    for value in model.graph.output:
+        if value.name == old:
+            value.name = new
+
+
+class _SentenceWriter:
+    """Writes the nodes after an encoder, in their order."""
+
+    def __init__(self, opset: int) -> None:
+        self.graph = GraphBuilder({}, "fp32")
+        self._opset = opset
+        self._values = 0
+
+    def add(self, operator: str, *inputs: str, **attributes: int) -> str:
+        """Add an operator and return the name of its output."""
+        self._values += 1
+        return self.graph.plain(
+            operator, list(inputs), f"sentence.value.{self._values}", **attributes
+        )
+
+    def number(self, value: float) -> str:
+        return self.array(np.array(value, dtype=np.float32))
+
+    def array(self, value: "np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]") -> str:
+        self._values += 1
+        return self.graph.constant(f"sentence.constant.{self._values}", value)
+
+    def over(self, operator: str, state: str, axis: int, **attributes: int) -> str:
+        """Add an operator over one axis."""
+        if self._opset >= _AXES_AS_INPUT[operator]:
+            return self.add(operator, state, self.array(np.array([axis])), **attributes)
+        name = self.add(operator, state, **attributes)
+        self.graph.nodes[-1].attribute.append(helper.make_attribute("axes", [axis]))
+        return name
+
+    def pool(self, tokens: str, modes: tuple[PoolingMode, ...], skipped: int) -> str:
+        """Return one vector a row, of the tokens after those that are skipped."""
+        mask = self.add("Cast", _MASK, to=TensorProto.FLOAT)
+        # From 1 on, for tokens; padding has the place of the last one.
+        places = self.add("CumSum", mask, self.array(np.array(1)))
+        if skipped:
+            later = self.add("Greater", places, self.number(skipped))
+            mask = self.add("Mul", mask, self.add("Cast", later, to=TensorProto.FLOAT))
+        is_real = self.over("Unsqueeze", self.add("Cast", mask, to=TensorProto.BOOL), -1)
+        # What the graph leaves at padding may be no number.
+        real = self.add("Where", is_real, tokens, self.number(0.0))
+        count = self.over("ReduceSum", mask, 1, keepdims=1)
+        vectors = []
+        for mode in modes:
+            if mode == "cls":
+                first = self.add("Equal", places, self.number(skipped + 1))
+                vectors.append(self._weighted_sum(real, self._chosen(first, mask)))
+            elif mode == "max":
+                least = self.number(float(np.finfo(np.float32).min))
+                masked = self.add("Where", is_real, tokens, least)
+                vectors.append(self.over("ReduceMax", masked, 1, keepdims=0))
+            elif mode == "lasttoken":
+                end = self.over("ReduceMax", places, 1, keepdims=1)
+                last = self.add("Equal", places, end)
+                vectors.append(self._weighted_sum(real, self._chosen(last, mask)))
+            elif mode == "weightedmean":
+                weights = self.add("Mul", mask, places)
+                total = self.over("ReduceSum", weights, 1, keepdims=1)
+                vectors.append(self._divided(self._weighted_sum(real, weights), total))
+            else:
+                by = self.add("Sqrt", count) if mode == "mean_sqrt_len_tokens" else count
+                vectors.append(self._divided(self.over("ReduceSum", real, 1, keepdims=0), by))
+        return vectors[0] if len(vectors) == 1 else self.add("Concat", *vectors, axis=-1)
+
+    def dense(self, state: str, module: DenseModule, weights: Weights, width: int | None) -> str:
+        """Return a product with a matrix, and its activation."""
+        matrix, bias = weights.get("linear.weight"), weights.get("linear.bias")
+        shape = (module.outputs, module.inputs)
+        fits = width in (None, module.inputs) and (bias is not None) is module.bias
+        if not fits or matrix is None or matrix.shape != shape or set(weights) - _LINEAR:
+            raise ModelProblem(
+                f"`{module.folder}`: its weights are not those of a `Dense` from {width or 'some'} "
+                f"values to {module.outputs}"
+            )
+        path, _, name = module.activation.rpartition(".")
+        if not path.startswith("torch.") or name not in _ACTIVATIONS:
+            raise ModelProblem(
+                f"`{module.folder}/config.json`: the activation `{module.activation}` is not "
+                f"computed; there are those of torch named {', '.join(_ACTIVATIONS)}"
+            )
+        product = self.add("MatMul", state, self.array(np.ascontiguousarray(matrix.T)))
+        if bias is not None:
+            product = self.add("Add", product, self.array(np.asarray(bias)))
+        return _ACTIVATIONS[name](self, product)
+
+    def layer_norm(self, state: str, module: LayerNormModule, weights: Weights) -> str:
+        """Return a layer normalisation."""
+        parts = [weights.get("norm.weight"), weights.get("norm.bias")]
+        if any(part is None or part.shape != (module.width,) for part in parts):
+            raise ModelProblem(
+                f"`{module.folder}`: its weights are not those of a `LayerNorm` of {module.width}"
+            )
+        scale, shift = (self.array(np.asarray(part)) for part in parts)
+        centred = self.add("Sub", state, self.over("ReduceMean", state, -1, keepdims=1))
+        squares = self.add("Mul", centred, centred)
+        variance = self.over("ReduceMean", squares, -1, keepdims=1)
+        spread = self.add("Sqrt", self.add("Add", variance, self.number(_EPSILON)))
+        return self.add("Add", self.add("Mul", self.add("Div", centred, spread), scale), shift)
+
+    def normalize(self, state: str) -> str:
+        """Return vectors of length one; a zero vector stays zero."""
+        squares = self.over("ReduceSum", self.add("Mul", state, state), -1, keepdims=1)
+        length = self.add("Max", self.add("Sqrt", squares), self.number(1e-12))
+        return self.add("Div", state, length)
+
+    def gelu(self, state: str) -> str:
+        """Return the exact form of GELU."""
+        error = self.add("Erf", self.add("Mul", state, self.number(2.0**-0.5)))
+        half = self.add("Mul", state, self.number(0.5))
+        return self.add("Mul", half, self.add("Add", error, self.number(1.0)))
+
+    def _chosen(self, places: str, mask: str) -> str:
+        """Return one for a token at one of the places, and zero for all others."""
+        return self.add("Mul", mask, self.add("Cast", places, to=TensorProto.FLOAT))
+
+    def _weighted_sum(self, tokens: str, weights: str) -> str:
+        weighted = self.add("Mul", tokens, self.over("Unsqueeze", weights, -1))
+        return self.over("ReduceSum", weighted, 1, keepdims=0)
+
+    def _divided(self, total: str, count: str) -> str:
+        return self.add("Div", total, self.add("Max", count, self.number(1e-9)))

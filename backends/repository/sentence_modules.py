@@ -1,0 +1,212 @@
+"""Reads what sentence transformers compute after an encoder, from the files they save.
+
+`modules.json` lists the modules in their order, and each has a folder with its `config.json`. What
+is not computed here is refused by its name: left out, it would change every answer.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from backends.errors import ModelProblem
+
+Files = Callable[[str], Path]
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+FILE = "modules.json"
+_POOLING = "1_Pooling"
+_CONFIG = "config.json"
+_PREFIX = "sentence_transformers."
+_REMEDY = "export the whole model to ONNX, with an output `sentence_embedding`, and import that"
+# As older versions save them, in the order in which their vectors are joined.
+_FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
+    {
+        "pooling_mode_cls_token": "cls",
+        "pooling_mode_max_tokens": "max",
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens": "weightedmean",
+        "pooling_mode_lasttoken": "lasttoken",
+    }
+)
+_WIDTH = ("embedding_dimension", "word_embedding_dimension")
+_VECTOR = "sentence_embedding"
+_OF_VECTORS = ("module_input_name", "module_output_name")
+
+
+class DenseModule(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a product with a matrix, with a bias or without, and its activation."""
+
+    folder: str
+    inputs: int
+    outputs: int
+    bias: bool
+    activation: str
+
+
+class LayerNormModule(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a layer normalisation."""
+
+    folder: str
+    width: int
+
+
+class NormalizeModule(msgspec.Struct, frozen=True, kw_only=True):
+    """Brings vectors to length one."""
+
+
+VectorModule = DenseModule | LayerNormModule | NormalizeModule
+
+
+class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds how the vectors of tokens are pooled (joined, where in several ways), and what follows.
+
+    Without `include_prompt` the tokens of a prompt are not pooled.
+    """
+
+    pooling: tuple[PoolingMode, ...] = ("mean",)
+    include_prompt: bool = True
+    after: tuple[VectorModule, ...] = ()
+
+
+def read_modules(files: Files) -> SentenceModules | None:
+    """Return the modules of a folder; `None` where no file describes any.
+
+    Raises:
+        ModelProblem: a file cannot be read, or asks for what is not computed.
+    """
+    path = files(FILE)
+    if path.is_file():
+        return _Reader(files).read(_listed(path))
+    later = sorted(each.parent.name for each in path.parent.glob("[2-9]_*/config.json"))
+    if later:
+        raise ModelProblem(f"{path}: the file is missing, which `{later[0]}` belongs to")
+    if not files(f"{_POOLING}/{_CONFIG}").is_file():
+        return None
+    return _Reader(files).read([("Transformer", ""), ("Pooling", _POOLING)])
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; an empty one where there is no file.
+
+    Raises:
+        ModelProblem: it cannot be read, or is none.
+    """
+    document = _read_json(path, {})
+    if not isinstance(document, dict):
+        raise ModelProblem(f"{path}: it is no JSON object")
+    return document
+
+
+def _read_json(path: Path, default: Any) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return default
+    except (OSError, ValueError) as error:
+        raise ModelProblem(f"{path}: it cannot be read as JSON: {error}") from None
+
+
+def _listed(path: Path) -> list[tuple[str, str]]:
+    """Return the kind and the folder of each module."""
+    found = []
+    document = _read_json(path, [])
+    for entry in document if isinstance(document, list) else [None]:
+        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
+            raise ModelProblem(f"{path}: it is no list of modules")
+        kind, folder = str(entry["type"]), str(entry.get("path") or "")
+        if not kind.startswith(_PREFIX):
+            raise ModelProblem(f"{path}: `{kind}` is code of its own, which is not run; {_REMEDY}")
+        if ".." in Path(folder).parts or Path(folder).is_absolute():
+            raise ModelProblem(f"{path}: the module `{folder}` lies outside of the folder")
+        found.append((kind.rpartition(".")[2], folder))
+    return found
+
+
+class _Reader:
+    """Reads the modules of one folder, in their order."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._pooling: dict[str, Any] = {}
+        self._after: list[VectorModule] = []
+
+    def read(self, listed: list[tuple[str, str]]) -> SentenceModules | None:
+        path = self._files(FILE)
+        if not listed or listed[0][0] != "Transformer":
+            raise ModelProblem(f"{path}: its first module is no `Transformer`; {_REMEDY}")
+        if listed[0][1]:
+            raise ModelProblem(
+                f"{path}: the model lies in the folder `{listed[0][1]}`; load it with "
+                "sentence-transformers and save it again"
+            )
+        if len(listed) == 1:
+            return None
+        if listed[1][0] != "Pooling":
+            raise ModelProblem(
+                f"{path}: `{listed[1][0]}` before pooling is not computed; {_REMEDY}"
+            )
+        self._read_pooling(listed[1][1])
+        for kind, folder in listed[2:]:
+            self._read_later(kind, folder)
+        return SentenceModules(**self._pooling, after=tuple(self._after))
+
+    def _read_pooling(self, folder: str) -> None:
+        path, config = self._config(folder)
+        if not config:
+            raise ModelProblem(f"{path}: the file is missing; it says how tokens are pooled")
+        modes: Any = config.pop("pooling_mode", None)
+        flags = {name: config.pop(name, False) for name in _FLAGS}
+        include_prompt = config.pop("include_prompt", True)
+        _refuse_others(path, config, known=_WIDTH)
+        if modes is None:
+            modes = [_FLAGS[name] for name, is_on in flags.items() if is_on] or ["mean"]
+        modes = [modes] if isinstance(modes, str) else modes
+        for mode in modes:
+            if mode not in get_args(PoolingMode):
+                raise ModelProblem(f"{path}: pooling by `{mode}` is not computed; {_REMEDY}")
+        self._pooling = {"pooling": tuple(modes), "include_prompt": bool(include_prompt)}
+
+    def _read_later(self, kind: str, folder: str) -> None:
+        if kind == "Dropout":
+            return
+        if kind not in {"Dense", "LayerNorm", "Normalize"}:
+            raise ModelProblem(f"{self._files(FILE)}: `{kind}` is not computed; {_REMEDY}")
+        path, config = self._config(folder)
+        for name in _OF_VECTORS:
+            if config.pop(name, None) not in (None, _VECTOR):
+                raise ModelProblem(f"{path}: a `{name}` other than `{_VECTOR}` is not computed")
+        try:
+            if kind == "Dense":
+                self._after.append(
+                    DenseModule(
+                        folder=folder,
+                        inputs=int(config.pop("in_features")),
+                        outputs=int(config.pop("out_features")),
+                        bias=bool(config.pop("bias", True)),
+                        activation=str(config.pop("activation_function", "torch.nn.Tanh")),
+                    )
+                )
+            elif kind == "LayerNorm":
+                width = int(config.pop("dimension"))
+                self._after.append(LayerNormModule(folder=folder, width=width))
+            else:
+                self._after.append(NormalizeModule())
+        except KeyError as error:
+            raise ModelProblem(f"{path}: it lacks {error}") from None
+        _refuse_others(path, config)
+
+    def _config(self, folder: str) -> tuple[Path, dict[str, Any]]:
+        path = self._files(f"{folder}/{_CONFIG}")
+        # Of a `Normalize` older versions save nothing but the folder.
+        return path, read_object(path)
+
+
+def _refuse_others(path: Path, config: Mapping[str, Any], known: tuple[str, ...] = ()) -> None:
+    """Refuse fields that change what is computed and that nothing here reads."""
+    for name, value in config.items():
+        if name not in known and value not in (None, False, [], {}):
+            raise ModelProblem(f"{path}: `{name}` is not computed; {_REMEDY}")

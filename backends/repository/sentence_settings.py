@@ -1,0 +1,126 @@
+"""Reads what sentence transformers do with texts before a model, and with scores after it.
+
+`sentence_bert_config.json` has the limits of texts, `config_sentence_transformers.json` prompts and
+the activation of a cross-encoder. What is not computed here is refused by its name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from backends.errors import ModelProblem
+from backends.protocol import Function
+from backends.repository.sentence_modules import Files, read_object
+
+# Older versions name the file by the family.
+LIMIT_FILES = tuple(
+    f"sentence_{family}_config.json"
+    for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+PROMPT_FILE = "config_sentence_transformers.json"
+_CONFIG = "config.json"
+_KNOWN_LIMITS = {"max_seq_length", "do_lower_case", "unpad_inputs", "module_output_name"}
+_TASKS = {"feature-extraction", "sequence-classification"}
+_COSINE = {None, "cosine"}
+_FUNCTIONS: Mapping[str, Function] = MappingProxyType({"Identity": "none", "Sigmoid": "sigmoid"})
+_TORCH = "torch."
+
+
+class TextLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds how long texts may be, and whether they are lower-cased; `source` is the file."""
+
+    source: str
+    max_tokens: int | None
+    lowercase: bool
+
+
+class SentencePrompts(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the prompt that goes before every text, and those of queries and documents.
+
+    `similarity` is that of the model, where it is not the cosine.
+    """
+
+    default: str = ""
+    query: str = ""
+    document: str = ""
+    similarity: str | None = None
+
+
+def read_limits(files: Files) -> TextLimits | None:
+    """Return the limits that a model was published with; `None` where there are none.
+
+    Raises:
+        ModelProblem: the file cannot be read, or asks for what is not computed.
+    """
+    name = next((name for name in LIMIT_FILES if files(name).is_file()), None)
+    if name is None:
+        return None
+    path = files(name)
+    config = read_object(path)
+    modalities = config.pop("modality_config", None) or {"text": {}}
+    task = config.pop("transformer_task", "feature-extraction")
+    if task not in _TASKS or set(modalities) != {"text"}:
+        raise ModelProblem(f"{path}: a model of `{task}` for {', '.join(modalities)} is not served")
+    for field, value in config.items():
+        if field not in _KNOWN_LIMITS and value not in (None, False, {}, []):
+            raise ModelProblem(f"{path}: `{field}` is not computed; take it out if you need it not")
+    length = config.get("max_seq_length")
+    return TextLimits(
+        source=name,
+        max_tokens=length if isinstance(length, int) else None,
+        lowercase=bool(config.get("do_lower_case")),
+    )
+
+
+def read_prompts(files: Files) -> SentencePrompts:
+    """Return the prompts of a model, as `encode`, `encode_query` and `encode_document` use them.
+
+    Raises:
+        ModelProblem: the file cannot be read, or names a prompt that it has not.
+    """
+    path = files(PROMPT_FILE)
+    config = read_object(path)
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
+        raise ModelProblem(f"{path}: `prompts` holds what is no text")
+    default = config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise ModelProblem(
+            f"{path}: `default_prompt_name` is `{default}`, which `prompts` has not; add it there, "
+            "or take out the name"
+        )
+    similarity = config.get("similarity_fn_name")
+    return SentencePrompts(
+        default=prompts[default] if default is not None else "",
+        query=prompts.get("query", ""),
+        document=prompts.get("document", ""),
+        similarity=None if similarity in _COSINE else str(similarity),
+    )
+
+
+def read_score_function(files: Files) -> tuple[Function, str] | None:
+    """Return what a cross-encoder makes scores of its logit by, and the file that says so.
+
+    Raises:
+        ModelProblem: it is a function that is not computed.
+    """
+    own, config = read_object(files(PROMPT_FILE)), read_object(files(_CONFIG))
+    nested = config.get("sentence_transformers")
+    named: list[tuple[Path, Any]] = [
+        (files(PROMPT_FILE), own.get("activation_fn")),
+        (files(_CONFIG), nested.get("activation_fn") if isinstance(nested, dict) else None),
+        (files(_CONFIG), config.get("sbert_ce_default_activation_function")),
+    ]
+    path, name = next(((path, name) for path, name in named if name), (None, None))
+    if path is None:
+        return None
+    function = _FUNCTIONS.get(str(name).rpartition(".")[2])
+    if function is None or not str(name).startswith(_TORCH):
+        raise ModelProblem(
+            f"{path}: the activation `{name}` is not computed; there are those of torch named "
+            f"{', '.join(f'`{known}`' for known in _FUNCTIONS)}"
+        )
+    return function, path.name
