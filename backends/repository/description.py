@@ -9,6 +9,9 @@ from backends.repository.model import Model
 
 _WIDTH = 22
 _MOST_LABELS = 8
+_SHOWN = ("outputs", "output", "function", "pooling", "truncate")
+# Where nothing asks for them, they are not worth a line.
+_RARE = ("prompt", "prompts", "lowercase", "token_types", "rerank_function")
 
 
 def describe_model(info: ModelInfo, model: Model) -> list[str]:
@@ -23,7 +26,7 @@ def describe_model(info: ModelInfo, model: Model) -> list[str]:
     if info.dimensions is not None:
         fields["dimensions"] = str(info.dimensions)
     written: dict[str, Any] = msgspec.to_builtins(model.manifest)
-    for field in ("outputs", "output", "function", "pooling", "truncate"):
+    for field in (*_SHOWN, *(field for field in _RARE if field in model.inferred)):
         if written.get(field) is not None:
             fields[field] = _value(written[field])
     if model.shadow is not None:

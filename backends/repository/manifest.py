@@ -48,7 +48,8 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
     """Describes a graph with its tokenizer. `truncate` cuts texts that are too long.
 
     In place of a `graph`, an `upstream` names the server that runs it. `lowercase` lower-cases
-    texts before the tokenizer does what its file says.
+    texts before the tokenizer does what its file says; without `token_types` the texts of a pair
+    are of the same type.
     """
 
     graph: File = ""
@@ -58,6 +59,7 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
     profile: Name = "fp32"
     truncate: bool = False
     lowercase: bool = False
+    token_types: bool = True
 
 
 class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):

@@ -286,6 +286,9 @@ class _ManifestInference:
         """Infer how two texts become one row: the tokenizer decides it."""
         names = [value.name for value in graph.inputs]
         types = "with" if "token_type_ids" in names else "without"
+        given = self._json(TOKENIZER_CONFIG).get("model_input_names")
+        if isinstance(given, list) and {"token_type_ids"} & set(names) - set(given):
+            self._set("token_types", False, TOKENIZER_CONFIG)
         self._sources["pairs"] = f"{self._document['tokenizer']}, {types} token types"
 
     def _set(self, field: str, value: Any, source: str) -> None:

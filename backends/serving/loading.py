@@ -178,14 +178,10 @@ class _Loader:
             pool=tools.tokenizer_pool,
             truncate_to=manifest.max_tokens if manifest.truncate else None,
             lowercase=manifest.lowercase,
+            token_types=manifest.token_types,
         )
         source = graph_source(model, manifest)
-        executor = open_quickest(
-            source,
-            provider=settings.provider,
-            profile=manifest.profile,
-            open_executor=tools.open_executor,
-        )
+        executor = self._open_executor(source, manifest)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # The graph that the upstream should run is opened for this comparison alone.
@@ -232,6 +228,14 @@ class _Loader:
             rows=rows,
             upstream=model.upstream,
             is_well=is_well,
+        )
+
+    def _open_executor(self, source: GraphSource, manifest: GraphManifest) -> ModelExecutor:
+        return open_quickest(
+            source,
+            provider=self._tools.settings.provider,
+            profile=manifest.profile,
+            open_executor=self._tools.open_executor,
         )
 
     def _load_head(

@@ -76,16 +76,21 @@ def cut_longest(first: IntArray, second: IntArray, room: int) -> tuple[IntArray,
     return first[: kept[0]], second[: kept[1]]
 
 
-def learn_layout(tokenizer: tokenizers.Tokenizer) -> Layout:
-    """Return the layout of a tokenizer that cuts nothing.
+def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -> Layout:
+    """Return the layout of a tokenizer that cuts nothing; without `token_types` all are 0.
 
     Raises:
         ValueError: its rows do not hold one text, or two in their order, between special tokens.
     """
     for probe in (*_PROBES, *itertools.islice(tokenizer.get_vocab(), _MOST_PROBES)):
-        parts = _parts(tokenizer.encode(probe)), _parts(tokenizer.encode(probe, probe))
+        parts = [_parts(tokenizer.encode(probe)), _parts(tokenizer.encode(probe, probe))]
         texts = [[part.text for part in found if part.text is not None] for found in parts]
         if texts == [[0], [0, 1]]:
+            if not token_types:
+                parts = [
+                    [msgspec.structs.replace(part, types=part.types * 0) for part in found]
+                    for found in parts
+                ]
             return Layout(*parts)
     raise ValueError("its rows are none of a text, or a pair, between special tokens")
 

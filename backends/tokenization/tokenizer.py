@@ -44,7 +44,7 @@ class Tokenizer:
 
     Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
     refuses what is too long, unless `truncate_to` says how many tokens to keep. `lowercase`
-    lower-cases texts before anything else.
+    lower-cases texts before anything else. Without `token_types` the texts of a pair are of one.
     """
 
     def __init__(
@@ -54,8 +54,10 @@ class Tokenizer:
         pool: ThreadPoolExecutor,
         truncate_to: int | None = None,
         lowercase: bool = False,
+        token_types: bool = True,
     ) -> None:
         self._truncate_to = truncate_to
+        self._token_types = token_types
         try:
             self._source = path.read_text(encoding="utf-8")
             if lowercase:
@@ -65,7 +67,7 @@ class Tokenizer:
             self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
-            self.layout = learn_layout(self._copy(None))
+            self.layout = learn_layout(self._copy(None), token_types=token_types)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
@@ -208,7 +210,12 @@ class Tokenizer:
         """Return the encodings of `texts`, in the calling thread, before calls are served."""
         encodings = self._copy(self._truncate_to).encode_batch_fast(texts)
         return [
-            _encoding(encoding, text, truncated_from=self._truncated_from(encoding, text))
+            _encoding(
+                encoding,
+                text,
+                truncated_from=self._truncated_from(encoding, text),
+                token_types=self._token_types,
+            )
             for encoding, text in zip(encodings, texts, strict=True)
         ]
 
@@ -280,11 +287,13 @@ def _settle(batch: list[_EncodingRequest], answers: list[Any]) -> None:
             request.future.set_result(answer)
 
 
-def _encoding(encoding: tokenizers.Encoding, text: Text, *, truncated_from: int) -> Encoding:
+def _encoding(
+    encoding: tokenizers.Encoding, text: Text, *, truncated_from: int, token_types: bool
+) -> Encoding:
     ids = np.array(encoding.ids, dtype=np.int32)
     key, type_ids = ids.tobytes(), None
     if not isinstance(text, str):
-        type_ids = np.array(encoding.type_ids, dtype=np.int32)
+        type_ids = np.array(encoding.type_ids, dtype=np.int32) * np.int32(token_types)
         key += b"|" + type_ids.tobytes()
     return Encoding(ids=ids, type_ids=type_ids, key=key, truncated_from=truncated_from)
 

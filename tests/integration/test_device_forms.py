@@ -78,6 +78,21 @@ def test_forms_answer_as_the_graph_whose_weights_they_share(tmp_path: Path, fami
     assert (folder / HEADS).stat().st_size < (folder / OWN).stat().st_size / 4
 
 
+def test_forms_of_an_encoder_end_in_the_same_modules(tmp_path: Path) -> None:
+    """Here vectors of length one, as its `modules.json` says."""
+    source = write_checkpoint(Checkpoint(family="bert", purpose="embed"), tmp_path / "source")
+    convert(source, tmp_path / "model")
+    outputs = {OutputKind.POOLED: "pooled"}
+    graph = GraphSource(path=tmp_path / "model" / OWN, outputs=outputs, dimensions=32)
+    form = msgspec.structs.replace(graph, path=tmp_path / "model" / HEADS)
+    batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 12, 1)], OutputKind.POOLED)
+
+    own, found = (OnnxExecutor(each, worker_threads=1).run(batch) for each in (graph, form))
+
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(found, own, atol=1e-5)
+
+
 def test_the_quickest_form_that_runs_is_taken_and_remembered(tmp_path: Path) -> None:
     folder = written(tmp_path)
     first, later = Opening(heads=0.5, packed=0.1), Opening()

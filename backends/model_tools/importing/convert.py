@@ -42,7 +42,13 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     fields = dict(source.fields)
     finish_graph(target / _GRAPH, source, fields)
     if weights is not None:
-        write_forms(target / _GRAPH, source.config, weights, source.pooling())
+        write_forms(
+            target / _GRAPH,
+            source.config,
+            weights,
+            source.pooling(),
+            finish=lambda path: finish_graph(path, source, dict(source.fields)),
+        )
     fields.pop("graph", None)
     shutil.copyfile(folder / str(fields.pop("tokenizer", _TOKENIZER)), target / _TOKENIZER)
     for name in _KEPT:

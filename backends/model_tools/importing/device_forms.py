@@ -5,7 +5,7 @@ graph itself, by ONNX's way to name external data. So a form takes some hundred 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,26 +26,32 @@ _LEAST_BYTES = 1024
 _Place = tuple[int, int]
 
 
-def write_forms(graph: Path, config: Mapping[str, Any], weights: Weights, pooling: Pooling) -> None:
-    """Write `model.cuda-heads.onnx` and so on beside `graph`, if it is built of `weights` alone.
+def write_forms(
+    graph: Path,
+    config: Mapping[str, Any],
+    weights: Weights,
+    pooling: Pooling,
+    finish: Callable[[Path], None],
+) -> None:
+    """Write `model.cuda-heads.onnx` and so on beside `graph`, which is made of the same weights.
 
-    Nothing is written where it computes more, which the forms would lack.
+    `finish` adds to a graph in a file what comes after the encoder, as was done with `graph`.
     """
     if str(config.get("model_type")) not in PREFIXES:
         return
-    content = graph.read_bytes()
-    if content != build_checkpoint(config, weights, pooling=pooling).SerializeToString():
-        return
-    places = _places(content)
+    places = _places(graph.read_bytes())
     for provider, kinds in _FORMS.items():
         for attention in kinds:
             try:
                 form = build_checkpoint(config, weights, pooling=pooling, attention=attention)
             except WeightsError:
                 continue  # no kernel computes it so
+            path = graph.with_name(f"{graph.stem}.{provider}-{attention}.onnx")
+            path.write_bytes(form.SerializeToString())
+            finish(path)
+            form = ModelProto.FromString(path.read_bytes())
             for tensor in form.graph.initializer:
                 _share(tensor, graph.name, places)
-            path = graph.with_name(f"{graph.stem}.{provider}-{attention}.onnx")
             path.write_bytes(form.SerializeToString())
 
 

@@ -39,7 +39,7 @@ class WatchedTokenizer(Tokenizer):
 
 
 @asynccontextmanager
-async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
+async def truncating(folder: Path, *, prompt: str = "") -> AsyncIterator[tuple[Encoder, list[int]]]:
     """Open an encoder that truncates; the list is of the characters that were tokenized."""
     tokenized: list[int] = []
     path = folder / "tokenizer.json"
@@ -60,6 +60,7 @@ async def truncating(folder: Path) -> AsyncIterator[tuple[Encoder, list[int]]]:
                     rows=SharedRows(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher),
                     max_tokens=MAX_TOKENS,
                     truncate=True,
+                    prompt=prompt,
                 ),
                 tokenized,
             )
@@ -97,3 +98,24 @@ async def test_words_far_beyond_what_is_no_word_are_not_looked_for(
 
         assert caught.value.code == "input_too_long"
         assert max(tokenized) <= CHARACTERS
+
+
+async def test_a_prompt_goes_before_each_text_unless_another_is_given(tmp_path: Path) -> None:
+    async with truncating(tmp_path, prompt="about ") as (encoder, _):
+        own, other = await encoder.vectors(["film"], caller()), ["bad "]
+        others = await encoder.vectors(["film"], caller(), other)
+    async with truncating(tmp_path) as (plain, _):
+        expected = await plain.vectors(["about film", "bad film"], caller())
+
+    assert [own[0].tolist(), others[0].tolist()] == expected.tolist()
+
+
+async def test_a_prompt_is_in_every_window_of_a_long_text(tmp_path: Path) -> None:
+    async with truncating(tmp_path, prompt="about ") as (encoder, _):
+        windows = await encoder.windows("film " * MAX_TOKENS, caller(), overlap=0)
+    room = MAX_TOKENS - len(["[CLS]", "about", "[SEP]"])
+    async with truncating(tmp_path) as (plain, _):
+        expected = await plain.vectors(["about " + "film " * room], caller())
+
+    assert len(windows) == -(-MAX_TOKENS // room)
+    assert windows[0].tolist() == expected[0].tolist()

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from backends.model_tools.importing.convert import convert
@@ -171,3 +172,63 @@ def test_a_graph_file_that_is_cut_is_refused_or_read(tmp_path: Path, length: int
     path.write_bytes(path.read_bytes()[:length])
 
     assert "it is no ONNX file" in read_catalogue(tmp_path).problems["m"]
+
+
+def test_the_length_of_the_publisher_goes_before_that_of_the_tokenizer(tmp_path: Path) -> None:
+    entry = write_entry(tmp_path, "embed")
+    edit(entry / "tokenizer_config.json", model_max_length=20)
+    edit(entry / "sentence_bert_config.json", max_seq_length=40)
+
+    manifest = read_catalogue(tmp_path).models["m"].manifest
+
+    assert isinstance(manifest, EncoderManifest)
+    assert manifest.max_tokens == 40
+
+
+def test_documents_are_ranked_by_the_cosine_or_not_at_all(tmp_path: Path) -> None:
+    entry = write_entry(tmp_path, "embed")
+    prompts = {"prompts": {"query": "q: "}, "similarity_fn_name": "euclidean"}
+    (entry / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+
+    manifest = read_catalogue(tmp_path).models["m"].manifest
+
+    assert isinstance(manifest, EncoderManifest)
+    assert (manifest.tasks, manifest.prompts.query) == ([Task.EMBED], "q: ")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "function"),
+    [
+        ("config.json", "sentence_transformers", "none"),
+        ("config.json", "sbert_ce_default_activation_function", "none"),
+        ("config_sentence_transformers.json", "activation_fn", "none"),
+        ("config.json", "unknown", "sigmoid"),
+    ],
+)
+def test_a_cross_encoder_scores_as_it_was_saved(
+    tmp_path: Path, where: str, name: str, function: str
+) -> None:
+    entry = write_entry(tmp_path, "cross")
+    identity = "torch.nn.modules.linear.Identity"
+    value = {"activation_fn": identity} if name == "sentence_transformers" else identity
+    (entry / where).touch()
+    document = json.loads((entry / where).read_bytes() or "{}") | {name: value}
+    (entry / where).write_text(json.dumps(document))
+
+    manifest = classifier(read_catalogue(tmp_path))
+
+    assert (manifest.function, manifest.rerank_function) == ("sigmoid", function)
+
+
+def test_modules_that_need_an_import_are_named(tmp_path: Path) -> None:
+    entry = write_entry(tmp_path, "embed")
+    model = onnx.load(str(entry / "model.onnx"))
+    del model.graph.output[0]
+    (entry / "model.onnx").write_bytes(model.SerializeToString())
+    (entry / "1_Pooling").mkdir()
+    modes = {"pooling_mode": "weightedmean"}
+    (entry / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+
+    problem = read_catalogue(tmp_path).problems["m"]
+
+    assert "have `models import` put them into it" in problem

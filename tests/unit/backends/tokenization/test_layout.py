@@ -77,6 +77,18 @@ async def test_a_row_of_ids_and_one_of_texts_are_known_as_one(tmp_path: Path) ->
     assert tokenizer.layout.pair(first, second).key == expected.key
 
 
+async def test_without_token_types_both_texts_of_a_pair_are_of_one(tmp_path: Path) -> None:
+    make_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with ThreadPoolExecutor(1) as pool:
+        tokenizer = Tokenizer(tmp_path / "tokenizer.json", pool=pool, token_types=False)
+        (row,) = await tokenizer.encode([("good film", "bad")])
+        first, second = await tokenizer.ids(["good film", "bad"])
+
+    assert row.type_ids is not None
+    assert not row.type_ids.any()
+    assert tokenizer.layout.pair(first, second).key == row.key
+
+
 @pytest.mark.parametrize("text", [pair[0] for pair in PAIRS])
 async def test_ids_alone_are_the_row_of_the_text(tokenizer: Tokenizer, text: str) -> None:
     (expected,) = await tokenizer.encode([text])
