@@ -195,7 +195,13 @@ def _fitting(
     texts = GoldenSet(texts=texts).suited_to(measure, reads_pairs=reads_pairs).texts
     cut = manifest.max_tokens if manifest.truncate else None
     file = model.file(manifest.tokenizer)
-    tokenizer = Tokenizer(file, pool=pool, truncate_to=cut, lowercase=manifest.lowercase)
+    tokenizer = Tokenizer(
+        file,
+        pool=pool,
+        truncate_to=cut,
+        lowercase=manifest.lowercase,
+        token_types=manifest.token_types,
+    )
     encoded = tokenizer.encode_now(texts)
     fitting = [
         (text, row)

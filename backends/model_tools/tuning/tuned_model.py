@@ -157,7 +157,11 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         # No thread of it is used: everything is encoded in the calling one.
         file = below.file(graph.tokenizer)
         tokenizer = Tokenizer(
-            file, pool=pool, truncate_to=graph.max_tokens, lowercase=graph.lowercase
+            file,
+            pool=pool,
+            truncate_to=graph.max_tokens,
+            lowercase=graph.lowercase,
+            token_types=graph.token_types,
         )
     # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
