@@ -16,8 +16,10 @@ from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
+from backends.model_tools.comparing.command import compare_command
 from backends.model_tools.importing.command import import_command
 from backends.model_tools.tuning.command import tune_command
+from backends.model_tools.tuning.optimize_command import optimize_command
 from backends.open_inference.address import servers
 from backends.protocol import ModelInfo
 from backends.repository.catalogue import Catalogue, read_catalogue
@@ -85,7 +87,9 @@ def models_group() -> None:
 
 
 models_group.add_command(tune_command)
+models_group.add_command(compare_command)
 models_group.add_command(import_command)
+models_group.add_command(optimize_command)
 
 
 @models_group.command("list")

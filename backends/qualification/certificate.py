@@ -27,14 +27,17 @@ Encode = Callable[[Sequence[str]], list[IntArray]]
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the expected answers that a model is checked against when it is loaded."""
+    """Holds expected answers, of one `output`: a model is checked against them when loaded."""
 
     expected: list[list[float]]
+    output: OutputKind = OutputKind.POOLED
 
 
-def answer(executor: ModelExecutor, encode: Encode) -> list[list[float]]:
-    """Return the answers of a variant to a few texts, each alone."""
-    return [_pooled(executor, row).round(_DECIMALS).tolist() for row in encode(ORDINARY)]
+def answer(
+    executor: ModelExecutor, encode: Encode, output: OutputKind = OutputKind.POOLED
+) -> list[list[float]]:
+    """Return the answers of a variant to a few texts, each alone; of tokens one after the other."""
+    return [_run(executor, row, output).round(_DECIMALS).tolist() for row in encode(ORDINARY)]
 
 
 def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> None:
@@ -49,8 +52,13 @@ def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> 
         return
     except (OSError, msgspec.DecodeError) as error:
         raise ModelProblem(f"{folder / FILE}: it is no certificate: {error}") from None
-    for row, expected in zip(encode(ORDINARY), certificate.expected, strict=False):
-        cosine = _cosine(_pooled(executor, row), np.array(expected, dtype=np.float32))
+    found = [_run(executor, row, certificate.output) for row in encode(ORDINARY)]
+    expected = [np.array(numbers, dtype=np.float32) for numbers in certificate.expected]
+    if all(len(numbers) == 1 for numbers in expected):
+        # A single number has no direction: those of all texts together have one.
+        found, expected = [np.concatenate(found)], [np.concatenate(expected)]
+    for here, there in zip(found, expected, strict=False):
+        cosine = _cosine(here, there)
         if not cosine >= _LEAST_COSINE:
             raise ModelProblem(
                 f"{folder}: it answers otherwise than where it was judged (cosine {cosine:.3f}); "
@@ -58,9 +66,9 @@ def check_certificate(folder: Path, executor: ModelExecutor, encode: Encode) -> 
             )
 
 
-def _pooled(executor: ModelExecutor, row: IntArray) -> FloatArray:
-    result: FloatArray = executor.run(pad([row[:_TOKENS]], OutputKind.POOLED))[0]
-    return result
+def _run(executor: ModelExecutor, row: IntArray, output: OutputKind) -> FloatArray:
+    result: FloatArray = executor.run(pad([row[:_TOKENS]], output))[0]
+    return result.ravel()
 
 
 def _cosine(one: FloatArray, other: FloatArray) -> float:

@@ -6,6 +6,7 @@ One is taken only if it answers as `model.onnx` does, within what its precision 
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -40,17 +41,29 @@ def open_quickest(
     profile: str,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> ModelExecutor:
-    """Return the executor of the quickest form, measured once per digest and kind of machine."""
+    """Return the executor of the quickest form."""
+    path = find_quickest(source, provider=provider, profile=profile, open_executor=open_executor)
+    return open_executor(msgspec.structs.replace(source, path=path))
+
+
+def find_quickest(
+    source: GraphSource,
+    *,
+    provider: str,
+    profile: str,
+    open_executor: Callable[[GraphSource], ModelExecutor],
+) -> Path:
+    """Return the file of the quickest form, measured once per digest and kind of machine."""
     folder, stem = source.path.parent, source.path.stem
     names = sorted(path.name for path in folder.glob(f"{stem}.{provider}-*.onnx"))
     if not names or source.upstream is not None:
-        return open_executor(source)
+        return source.path
     record, key = folder / RECORD, machine_key(source.digest, provider, *names)
     found = read_record(record, key, QuickestForm)
     if found is None:
         found = _measure(source, names, TOLERANCES.get(profile, TOLERANCES["fp32"]), open_executor)
         write_record(record, key, found)
-    return open_executor(msgspec.structs.replace(source, path=folder / found.file))
+    return folder / found.file
 
 
 def _measure(

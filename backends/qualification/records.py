@@ -5,7 +5,9 @@ The files are hidden: what is measured here belongs to no model's digest, and so
 
 import hashlib
 import importlib.metadata
+import os
 import platform
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,22 +15,55 @@ import msgspec
 
 from backends.repository.publishing import replace_file
 
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino")
 _CPU_INFO = Path("/proc/cpuinfo")
+_GPUS = Path("/proc/driver/nvidia/gpus")
 _CPU_FIELDS = ("model name", "flags", "Features", "CPU part")
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Says where and when something was measured: devices, versions of runtimes, and the date."""
+
+    devices: list[str] = []
+    runtimes: list[str] = []
+    date: str = ""
+
+
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
     key: str
+    machine: MachineInfo = MachineInfo()
     measured: msgspec.Raw
 
 
 def machine_key(*parts: str) -> str:
-    """Return a key of this kind of machine, the runtime's version and `parts`."""
-    versions = [_version(name) for name in _RUNTIMES]
-    text = "\n".join([platform.machine(), _cpu(), *versions, *parts])
+    """Return a key of this kind of machine, its devices, the runtimes' versions and `parts`."""
+    text = "\n".join([platform.machine(), _cpu(), *_gpus(), *_runtimes(), *parts])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def describe_machine() -> MachineInfo:
+    """Return what this machine and its runtimes are called, and today's date."""
+    lines = [line for line in _cpu().splitlines() if line.startswith("model name")]
+    cpu = lines[0].partition(":")[2].strip() if lines else platform.machine()
+    return MachineInfo(
+        devices=[f"{cpu}, {count_cores()} cores", *_gpus()],
+        runtimes=_runtimes(),
+        date=datetime.now(tz=UTC).date().isoformat(),
+    )
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def read_machine(path: Path) -> MachineInfo | None:
+    """Return where a record was measured, here or elsewhere."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Record).machine
+    except (OSError, msgspec.DecodeError):
+        return None
 
 
 def read_record(path: Path, key: str, kind: type[T]) -> T | None:
@@ -42,15 +77,29 @@ def read_record(path: Path, key: str, kind: type[T]) -> T | None:
 
 def write_record(path: Path, key: str, measured: msgspec.Struct) -> bool:
     """Keep what was measured; `False` where the folder cannot be written."""
-    record = _Record(key=key, measured=msgspec.Raw(msgspec.json.encode(measured)))
+    raw = msgspec.Raw(msgspec.json.encode(measured))
+    record = _Record(key=key, machine=describe_machine(), measured=raw)
     return replace_file(path, msgspec.json.encode(record))
 
 
-def _version(name: str) -> str:
+def _runtimes() -> list[str]:
+    found = []
+    for name in _RUNTIMES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _gpus() -> list[str]:
+    """Return the models of the NVIDIA GPUs that the driver knows."""
     try:
-        return f"{name} {importlib.metadata.version(name)}"
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+        texts = [path.read_text(encoding="utf-8") for path in sorted(_GPUS.glob("*/information"))]
+    except (OSError, UnicodeDecodeError):
+        return []
+    lines = [line for text in texts for line in text.splitlines()]
+    return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
 def _cpu() -> str:

@@ -291,6 +291,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,
         digest=model.digest,
+        profile=manifest.profile,
         upstream=model.upstream,
     )
 

@@ -13,8 +13,10 @@ _TIMEOUT = 90.0
 _BROKEN = "models_broken"
 _BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
+    "compare": "Compare answers with transformers on a checkpoint.",
     "import": "Import a Hugging Face folder.",
     "list": "List what a backend would serve.",
+    "optimize": "Make a model as quick as this machine allows, and report.",
     "tune": "Measure a model, or make a faster variant of it.",
 }
 

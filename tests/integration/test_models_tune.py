@@ -1,5 +1,6 @@
 """`models tune` as an operator calls it: a setting that is read, a variant that is served."""
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -8,10 +9,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
+from backends.model_tools.tuning.sweep_report import NO_PLOT
 from backends.protocol import Done, Task
-from backends.qualification.tuned import RECORD, TunedBatching, write_tuned
+from backends.qualification import tuned
+from backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import WORDS, write_repository
+from loadtests.harness.model_repository import DIMENSIONS, WORDS, write_repository
+from tests.parity.checkpoints import Checkpoint, Purpose
+from tests.parity.served import write_models
 from tests.support.backend_calls import running_backend
 
 LABELS = ("negative", "positive")
@@ -61,8 +66,12 @@ def test_a_sweep_prints_a_table_draws_a_plot_and_keeps_the_setting(
 
     assert result.exit_code == 0, result.output
     assert "clients  rows/s" in result.output
-    assert plot.read_text(encoding="utf-8").startswith("<svg")
-    assert (models / "tiny" / "1" / RECORD).exists()
+    assert plot.exists() or NO_PLOT in result.output
+    record = msgspec.json.decode((models / "tiny" / "1" / RECORD).read_bytes())
+    assert set(record["measured"]) == {"rows", "threads"}
+    assert "cores" in record["machine"]["devices"][0]
+    assert record["machine"]["runtimes"][0].startswith("onnxruntime")
+    assert record["machine"]["date"]
 
 
 def test_a_dry_run_keeps_nothing(models: Path, texts: Path, golden: Path, tmp_path: Path) -> None:
@@ -125,7 +134,7 @@ def test_a_variant_that_fails_the_gate_is_refused_with_the_numbers(
     result = make_int8(models, texts, golden, "--min-speedup", 1000)
 
     assert result.exit_code == 1
-    assert "labels that flip" in result.output
+    assert "of labels flip" in result.output
     assert "times as fast as fp32, 1000 is asked for" in result.output
     assert read_catalogue(models) == before
 
@@ -143,7 +152,10 @@ def test_a_variant_is_made_once(models: Path, texts: Path, golden: Path) -> None
     ("name", "message"),
     [
         ("nothing", "`nothing` cannot be tuned: it is not in the repository"),
-        ("reviewer", "`reviewer` has no encoder of its own"),
+        (
+            "reviewer",
+            "has no graph of its own; tune those it builds on: `mood`, `topics`, `intents`",
+        ),
     ],
 )
 def test_what_cannot_be_tuned_is_told_in_one_line(models: Path, name: str, message: str) -> None:
@@ -154,13 +166,114 @@ def test_what_cannot_be_tuned_is_told_in_one_line(models: Path, name: str, messa
     assert len(result.output.splitlines()) == 1
 
 
-def test_only_a_classifier_has_a_precision(models: Path, texts: Path, golden: Path) -> None:
-    options = ("--precision", "int8", "--calibrate", texts, "--judge", golden)
+@pytest.mark.anyio
+async def test_a_head_of_tokens_gets_an_encoder_of_its_own(
+    models: Path, texts: Path, golden: Path
+) -> None:
+    given = ("--precision", "int8", "--calibrate", texts, "--judge", golden, "--min-speedup", 0)
 
-    assert "is no classifier" in tune(models, "names", *options).output
-    assert "needs `--judge`" in tune(models, "mood", "--precision", "int8").output
+    result = tune(models, "names", *given, "--max-flips", 100)
+
+    assert result.exit_code == 0, result.output
+    assert "of a text's tokens flip" in result.output
+    async with running_backend(models) as backend:
+        infos = {info.name: info.profile for info in backend.engine.state().models}
+        answer = await backend.answer("names", Task.ENTITIES, "paris is good", profile="int8")
+    assert infos["names"] == infos["tiny-int8-names"] == "int8"
+    assert infos["mood"] == "fp32"
+    assert "entities" in answer
+
+
+@pytest.mark.anyio
+async def test_an_encoder_that_has_heads_stays_and_its_variant_has_a_name_of_its_own(
+    models: Path, texts: Path, golden: Path
+) -> None:
+    before = read_catalogue(models).models
+    given = ("--precision", "int8", "--calibrate", texts, "--judge", golden, "--min-speedup", 0)
+
+    result = tune(models, "tiny", *given, "--max-flips", 100, "--min-cosine", -1)
+
+    assert result.exit_code == 0, result.output
+    assert "cosine to fp32" in result.output
+    after = read_catalogue(models).models
+    assert {name: after[name].digest for name in before} == {
+        name: model.digest for name, model in before.items()
+    }
+    async with running_backend(models) as backend:
+        answer = await backend.answer("tiny-int8", Task.EMBED, "good film", profile="int8")
+    assert len(answer["embedding"]) == DIMENSIONS
+
+
+@pytest.mark.parametrize("purpose", ["text", "tokens", "cross"])
+def test_imports_of_every_kind_are_measured(tmp_path: Path, purpose: Purpose) -> None:
+    checkpoint = Checkpoint(family="bert", purpose=purpose)
+    models = write_models(tmp_path / "models", [checkpoint])
+
+    result = tune(models, checkpoint.name, "--seconds", 0.01, "--plot", tmp_path / "plot.svg")
+
+    assert result.exit_code == 0, result.output
+    assert "best: " in result.output
+    assert (models / checkpoint.name / "1" / RECORD).exists()
+
+
+def test_a_setting_of_another_device_is_not_used(
+    models: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = read_catalogue(models).models["tiny"]
+    where = {"digest": model.digest, "provider": "CPUExecutionProvider"}
+    assert write_tuned(model.folder, TunedBatching(rows=2, threads=1), **where)
+    assert read_tuned(model.folder, **where) is not None
+
+    monkeypatch.setattr(tuned, "count_cores", lambda: 96)
+    with caplog.at_level(logging.INFO):
+        found = read_tuned(model.folder, **where)
+
+    assert found is None
+    assert "a tuning of another device" in caplog.text
+
+
+def test_a_variant_needs_texts(models: Path, golden: Path) -> None:
     without = tune(models, "mood", "--precision", "int8", "--judge", golden)
+
+    assert "needs `--judge`" in tune(models, "mood", "--precision", "int8").output
     assert "needs `--calibrate`" in without.output
+
+
+def test_texts_that_the_model_would_refuse_judge_nothing(
+    models: Path, texts: Path, tmp_path: Path
+) -> None:
+    golden = tmp_path / "long.txt"
+    golden.write_text(f"{'good film ' * 40}\ngood film\nbad film", encoding="utf-8")
+
+    some = make_int8(models, texts, golden)
+    golden.write_text("good film " * 40, encoding="utf-8")
+    none = make_int8(models, texts, golden)
+
+    assert "2 texts are too few to know" in some.output
+    assert none.exit_code == 2
+    assert "holds too few texts that `mood` reads" in none.output
+
+
+def test_bf16_is_for_openvino(models: Path, golden: Path) -> None:
+    result = tune(models, "mood", "--precision", "bf16", "--judge", golden)
+
+    assert result.exit_code == 2
+    assert "SLUICEGATE_BACKEND_PROVIDER=openvino" in result.output
+
+
+def test_an_algorithm_has_no_variant(models: Path, texts: Path, golden: Path) -> None:
+    result = tune(models, "reviewer", "--precision", "fp16", "--judge", golden)
+
+    assert result.exit_code == 2
+    assert "tune those it builds on: `mood`, `topics`, `intents`" in result.output
+
+
+def test_a_few_texts_show_nothing(models: Path, texts: Path, golden: Path) -> None:
+    """None of sixty labels flips, and still four per cent of all might."""
+    result = make_int8(models, texts, golden, "--max-loss", 100)
+
+    assert result.exit_code == 1
+    assert "60 texts are too few to know: it may be 4.31%; judge by 268 or more" in result.output
 
 
 def test_labels_the_model_does_not_know_are_named(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import click
 
-from backends.errors import StartProblem
 from backends.model_tools.tuning.texts import read_golden
 from backends.model_tools.tuning.variant_options import (
     VariantOptions,
@@ -13,6 +12,7 @@ from backends.model_tools.tuning.variant_options import (
     variant_options,
 )
 from backends.settings import BackendSettings, quiet_libraries, read_settings
+from backends.types import Text
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -39,8 +39,8 @@ def tune_command(
 ) -> None:
     """Find the best batches and threads for MODEL on this machine.
 
-    With --precision, make a variant of the classifier MODEL: it becomes the newest revision if it
-    stays within the bounds, and is refused with its numbers (exit code 1) if it does not.
+    With --precision, make a variant of MODEL: it becomes the newest revision if it stays within
+    the bounds, and is refused with its numbers (exit code 1) if it does not.
     """
     settings = read_settings(models=models, threads=threads)
     if wanted is None:
@@ -59,7 +59,7 @@ def tune_batches(
     settings: BackendSettings,
     name: str,
     *,
-    texts: list[str] | None,
+    texts: list[Text] | None,
     seconds: float,
     plot: Path,
     dry_run: bool,
@@ -71,15 +71,15 @@ def tune_batches(
     """
     quiet_libraries()
     from backends.model_tools.tuning.speed import keep, tune_speed  # noqa: PLC0415
-    from backends.model_tools.tuning.sweep_report import describe_sweep, draw_sweep  # noqa: PLC0415
+    from backends.model_tools.tuning.sweep_report import (  # noqa: PLC0415
+        NO_PLOT,
+        describe_sweep,
+        draw_sweep,
+    )
 
     sweep = tune_speed(settings, name, texts=texts, seconds=seconds)
     for line in describe_sweep(sweep):
         click.echo(line)
-    try:
-        plot.write_text(draw_sweep(sweep), encoding="utf-8")
-    except OSError as error:
-        raise StartProblem(f"cannot write `{plot}`: {error.strerror}") from None
-    click.echo(f"plot: {plot}")
+    click.echo(f"plot: {plot}" if draw_sweep(sweep, plot) else NO_PLOT)
     if not dry_run and not keep(settings, sweep):
         click.echo("the setting was not kept: the model's folder cannot be written", err=True)

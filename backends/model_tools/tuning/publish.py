@@ -8,8 +8,8 @@ import msgspec
 import yaml
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.precision import PrecisionReport
 from backends.model_tools.tuning.tuned_model import TunedModel
+from backends.model_tools.tuning.variant_gate import VariantReport
 from backends.qualification.certificate import FILE
 from backends.qualification.forms import FORM_FILES
 from backends.repository.model import Model
@@ -20,11 +20,12 @@ _LONGEST_NAME = 64
 _STAGING = ".tuning-"
 
 
-def publish(models: Path, subject: TunedModel, graph: bytes, report: PrecisionReport) -> list[Path]:
+def publish(models: Path, subject: TunedModel, graph: bytes, report: VariantReport) -> list[Path]:
     """Write the model's next revision, complete before it is seen; return what was written.
 
     Below a head that is an encoder as well. Its name holds the head's: it was judged for that
-    head's labels and for no other.
+    head's labels and for no other. An encoder that has heads stays as it is for them, and the
+    variant gets a name of its own.
 
     Raises:
         StartProblem: the repository cannot be written, or the encoder's name is another model's.
@@ -33,8 +34,13 @@ def publish(models: Path, subject: TunedModel, graph: bytes, report: PrecisionRe
     model, below, profile = subject.model, subject.below, report.profile
     files = {subject.manifest.graph: graph, FILE: certificate}
     try:
-        if below is model:
+        if below is model and not (subject.measure == "vectors" and subject.dependents):
             return [_write(models, model, {"profile": profile}, files)]
+        if below is model:
+            name = f"{model.name}-{profile}"[:_LONGEST_NAME]
+            described = {"description": f"`{model.name}` in {profile}.", "profile": profile}
+            _check_name(models / name, described["description"])
+            return [_write(models, model, described, files, name=name)]
         name = f"{below.name}-{profile}-{model.name}"[:_LONGEST_NAME]
         encoder = {
             "description": f"`{below.name}` in {profile}, judged for `{model.name}`.",

@@ -1,10 +1,11 @@
-"""Tunes the batching of an encoder's rows on this machine, and reports it."""
+"""Tunes the batching of a model's rows on this machine, and reports it."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
@@ -13,35 +14,41 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.opening import executor_opener
+from backends.executors.pooling import PoolingExecutor
 from backends.model_tools.tuning.sweep import (
-    BATCH_SIZES,
     CLIENTS,
     Point,
+    batch_sizes,
     choose,
     default_texts,
     sweep_batches,
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.tuned_model import find_model
+from backends.model_tools.tuning.texts import GoldenSet
+from backends.model_tools.tuning.tuned_model import find_graph_model, kind_of
 from backends.pipelines.ask import Pipeline
 from backends.qualification.qualify import Candidate, qualify
+from backends.qualification.records import MachineInfo, describe_machine
 from backends.qualification.tuned import TunedBatching, write_tuned
 from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.repository.manifest import EncoderManifest, HeadManifest
+from backends.repository.manifest import EncoderManifest, GraphManifest
 from backends.repository.model import Model
-from backends.serving.loading import LoadingTools, load_models, make_shared
+from backends.serving.loading import LoadingTools, graph_source, load_models, make_shared
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
+from backends.types import Encoding, OutputKind, Text
 
 _DEADLINE = 60.0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all measurements, and the best of them."""
+    """Holds all measurements of the graph of `model`, the best of them, and where they are from."""
 
-    encoder: str
+    model: str
+    provider: str
+    machine: MachineInfo
     shares_batches: bool
     batches: list[Point]
     clients: list[Point]
@@ -49,52 +56,38 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tune_speed(
-    settings: BackendSettings, name: str, *, texts: Sequence[str] | None, seconds: float
+    settings: BackendSettings, name: str, *, texts: Sequence[Text] | None, seconds: float
 ) -> Sweep:
-    """Measure the encoder of a model, each setting for `seconds`.
+    """Measure the graph of a model, each setting for `seconds`.
 
     Raises:
-        StartProblem: the model is not there or cannot be loaded.
+        StartProblem: the model is not there, cannot be loaded or has no graph of its own.
     """
-    model = find_encoder(read_catalogue(settings.models), name)
-    return asyncio.run(_tune(settings, model, texts or default_texts(), seconds))
-
-
-def find_encoder(catalogue: Catalogue, name: str) -> Model:
-    """Return the encoder that a model's rows go through.
-
-    Raises:
-        StartProblem: it has none of its own.
-    """
-    model = find_model(catalogue, name)
-    if isinstance(model.manifest, HeadManifest):
-        return find_model(catalogue, model.manifest.encoder)
-    if not isinstance(model.manifest, EncoderManifest):
-        raise StartProblem(f"`{name}` has no encoder of its own; tune those it builds on")
-    return model
+    model = find_graph_model(read_catalogue(settings.models), name)
+    return asyncio.run(_tune(settings, model, texts, seconds))
 
 
 def keep(settings: BackendSettings, sweep: Sweep) -> bool:
     """Write the best setting beside the model; backends of this kind of machine read it."""
-    model = find_encoder(read_catalogue(settings.models), sweep.encoder)
+    model = find_graph_model(read_catalogue(settings.models), sweep.model)
     tuned = TunedBatching(rows=sweep.best.batch_size, threads=sweep.best.threads)
-    provider = "CUDAExecutionProvider" if settings.provider == "cuda" else "CPUExecutionProvider"
-    return write_tuned(model.folder, tuned, digest=model.digest, provider=provider)
+    return write_tuned(model.folder, tuned, digest=model.digest, provider=sweep.provider)
 
 
 class _TuningSession:
-    """Serves one encoder, its graph opened once, with different settings."""
+    """Serves one model, its graph opened once, with different settings."""
 
     def __init__(self, settings: BackendSettings, model: Model, pool: ThreadPoolExecutor) -> None:
         self._settings = settings
         self._model = model
         self._pool = pool
+        self._executors: dict[Path, ModelExecutor] = {}
         self._executor: ModelExecutor | None = None
         self.shares_batches = True
 
     @asynccontextmanager
     async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
-        """Serve the encoder in batches of `rows` rows in `threads` threads, without a row cache."""
+        """Serve the model in batches of `rows` rows in `threads` threads, without a row cache."""
         settings = msgspec.structs.replace(
             self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
         )
@@ -116,9 +109,10 @@ class _TuningSession:
             yield model_set.pipelines[self._model.name]
 
     def open(self, source: GraphSource) -> ModelExecutor:
-        """Open the graph, the first time."""
-        if self._executor is None:
-            self._executor = executor_opener(self._settings)(source)
+        """Open a form of the graph, the first time; the last that is asked for is served."""
+        if source.path not in self._executors:
+            self._executors[source.path] = executor_opener(self._settings)(source)
+        self._executor = self._executors[source.path]
         return self._executor
 
     @property
@@ -126,6 +120,9 @@ class _TuningSession:
         """What runs the graph, once it was served."""
         if self._executor is None:
             raise StartProblem(f"`{self._model.name}` was not opened")
+        manifest = self._model.manifest
+        if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
+            return PoolingExecutor(self._executor, manifest.pooling)
         return self._executor
 
     def _qualify(self, candidate: Candidate) -> bool:
@@ -134,43 +131,83 @@ class _TuningSession:
 
 
 async def _tune(
-    settings: BackendSettings, model: Model, texts: Sequence[str], seconds: float
+    settings: BackendSettings, model: Model, given: Sequence[Text] | None, seconds: float
 ) -> Sweep:
     manifest = model.manifest
-    if not isinstance(manifest, EncoderManifest) or manifest.outputs.pooled is None:
-        raise StartProblem(f"`{model.name}` has no pooled output to measure")
+    if not isinstance(manifest, GraphManifest):
+        raise StartProblem(f"`{model.name}` has no graph of its own")
+    output = _output(model, manifest)
     with ThreadPoolExecutor(settings.tokenizer_threads) as pool:
-        tokenizer = Tokenizer(model.file(manifest.tokenizer), pool=pool)
-        encoded = zip(texts, tokenizer.encode_now(texts), strict=True)
-        fitting = [(text, e.ids) for text, e in encoded if len(e.ids) <= manifest.max_tokens]
-        if not fitting:
-            raise StartProblem(f"every text is longer than `{model.name}` reads")
+        fitting = _fitting(model, manifest, given, pool)
         session = _TuningSession(settings, model, pool)
         async with session.serve(1, threads=settings.worker_threads):
+            executor, rows = session.executor, [row for _, row in fitting]
+            sizes = batch_sizes(executor.provider, rows, max_tokens=settings.max_batch_tokens)
             batches = sweep_batches(
-                session.executor,
-                [ids for _, ids in fitting],
-                sizes=BATCH_SIZES if session.shares_batches else (1,),
-                threads=thread_counts(settings.worker_threads),
+                executor,
+                rows,
+                output=output,
+                sizes=sizes if session.shares_batches else [1],
+                threads=thread_counts(executor.worker_threads),
                 seconds=seconds,
             )
         best = choose(batches)
         async with session.serve(best.batch_size, threads=best.threads) as pipeline:
 
-            async def ask(text: str, client: int) -> object:
+            async def ask(text: Text, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
                 # A scope of its own: clients that ask the same are not to be answered together.
-                return await pipeline.vectors(
-                    [text], RowCaller(scope=f"client-{client}", deadline=deadline)
-                )
+                caller = RowCaller(scope=f"client-{client}", deadline=deadline)
+                if output is OutputKind.TOKENS and isinstance(text, str):
+                    return await pipeline.token_vectors(text, caller)
+                return await pipeline.vectors([text], caller)
 
-            clients = await sweep_clients(
-                ask, [text for text, _ in fitting], clients=CLIENTS, best=best, seconds=seconds
-            )
+            texts = [text for text, _ in fitting]
+            clients = await sweep_clients(ask, texts, clients=CLIENTS, best=best, seconds=seconds)
     return Sweep(
-        encoder=model.name,
+        model=model.name,
+        provider=executor.provider,
+        machine=describe_machine(),
         shares_batches=session.shares_batches,
         batches=batches,
         clients=clients,
         best=best,
     )
+
+
+def _output(model: Model, manifest: GraphManifest) -> OutputKind:
+    """Return the output that most rows ask for."""
+    if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
+        return OutputKind.POOLED
+    return graph_source(model, manifest).first_output
+
+
+def _fitting(
+    model: Model, manifest: GraphManifest, given: Sequence[Text] | None, pool: ThreadPoolExecutor
+) -> list[tuple[Text, Encoding]]:
+    """Return texts with their rows, those that the model reads whole.
+
+    Raises:
+        StartProblem: there is none.
+    """
+    measure, reads_pairs = kind_of(manifest)
+    texts = list(given if given is not None else default_texts())
+    texts = GoldenSet(texts=texts).suited_to(measure, reads_pairs=reads_pairs).texts
+    cut = manifest.max_tokens if manifest.truncate else None
+    file = model.file(manifest.tokenizer)
+    tokenizer = Tokenizer(
+        file,
+        pool=pool,
+        truncate_to=cut,
+        lowercase=manifest.lowercase,
+        token_types=manifest.token_types,
+    )
+    encoded = tokenizer.encode_now(texts)
+    fitting = [
+        (text, row)
+        for text, row in zip(texts, encoded, strict=True)
+        if len(row.ids) <= manifest.max_tokens
+    ]
+    if not fitting:
+        raise StartProblem(f"every text is longer than `{model.name}` reads")
+    return fitting

@@ -10,12 +10,14 @@ from itertools import cycle
 import msgspec
 import numpy as np
 
+from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.runs import make_batches
+from backends.model_tools.tuning.runs import TextBatch, make_batches
 from backends.qualification.invariance import ORDINARY
-from backends.types import IntArray
+from backends.types import Encoding, OutputKind, Text
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32)
+# A CPU gains nothing beyond; a GPU is filled by hundreds of short rows.
+_SIZES_CPU, _SIZES_DEVICE = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
 _TEXTS = 512
 _ROUNDS = 3
@@ -34,7 +36,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # Answers one text for one of several clients, which have numbers.
-AskOne = Callable[[str, int], Awaitable[object]]
+AskOne = Callable[[Text, int], Awaitable[object]]
 
 
 def default_texts() -> list[str]:
@@ -43,6 +45,13 @@ def default_texts() -> list[str]:
     words = np.array(" ".join(ORDINARY).split())
     lengths = np.clip(random.lognormal(2.2, 0.6, _TEXTS), 1, 60).astype(int)
     return [" ".join(random.choice(words, length)) for length in lengths]
+
+
+def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:
+    """Return the sizes to measure: as many rows of the usual length as a backend batches."""
+    sizes = _SIZES_CPU if provider.startswith("CPU") else _SIZES_DEVICE
+    usual = max(1, int(np.median([len(row.ids) for row in rows])))
+    return [size for size in sizes if size == 1 or size * usual <= max_tokens]
 
 
 def thread_counts(most: int) -> list[int]:
@@ -55,8 +64,9 @@ def thread_counts(most: int) -> list[int]:
 
 def sweep_batches(
     executor: ModelExecutor,
-    rows: Sequence[IntArray],
+    rows: Sequence[Encoding],
     *,
+    output: OutputKind,
     sizes: Sequence[int],
     threads: Sequence[int],
     seconds: float,
@@ -64,16 +74,25 @@ def sweep_batches(
     """Run batches of every size in every number of threads, `seconds` each.
 
     Every setting has several turns, so that a machine that is busy for a while is so for all.
+    Sizes that the device has no memory for, or that the graph does not take, are left out.
     """
-    rounds = [
-        [
-            _measure(executor, rows, size=size, threads=count, seconds=seconds / _ROUNDS)
-            for count in threads
-            for size in sizes
-        ]
-        for _ in range(_ROUNDS)
-    ]
-    return [_median(points) for points in zip(*rounds, strict=True)]
+    found: dict[tuple[int, int], list[Point]] = {}
+    left = list(sizes)
+    for _ in range(_ROUNDS):
+        for count in threads:
+            for size in list(left):
+                batches = make_batches(rows, size=size, output=output)
+                try:
+                    point = _measure(
+                        executor, batches, size=size, threads=count, seconds=seconds / _ROUNDS
+                    )
+                except ModelFailed:
+                    if size == min(sizes):
+                        raise
+                    left = [smaller for smaller in left if smaller < size]
+                    break
+                found.setdefault((count, size), []).append(point)
+    return [_median(points) for (_, size), points in found.items() if size in left]
 
 
 def choose(points: Sequence[Point]) -> Point:
@@ -85,7 +104,7 @@ def choose(points: Sequence[Point]) -> Point:
 
 async def sweep_clients(
     ask: AskOne,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     clients: Sequence[int],
     best: Point,
@@ -115,9 +134,13 @@ def _median(points: Sequence[Point]) -> Point:
 
 
 def _measure(
-    executor: ModelExecutor, rows: Sequence[IntArray], *, size: int, threads: int, seconds: float
+    executor: ModelExecutor,
+    batches: Sequence[TextBatch],
+    *,
+    size: int,
+    threads: int,
+    seconds: float,
 ) -> Point:
-    batches = make_batches(rows, size=size)
     # In no order of length, so that a short measurement sees all of them alike.
     order = np.random.default_rng(0).permutation(len(batches))
     source = cycle([batches[place] for place in order])
@@ -149,7 +172,7 @@ def _measure(
 
 async def _ask_all(
     ask: AskOne,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     *,
     count: int,
     best: Point,

@@ -1,7 +1,15 @@
-"""Formats the report of a sweep: tables and a plot."""
+"""Formats the report of a sweep: tables, and a plot where matplotlib is installed."""
 
-from backends.model_tools.tuning.plot import Chart, draw_page
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.errors import StartProblem
 from backends.model_tools.tuning.speed import Sweep
+from backends.model_tools.tuning.sweep import Point
+
+NO_PLOT = "no plot: it needs the package `matplotlib`: install it with `pip install matplotlib`"
+_MILLISECONDS = 1000
 
 
 def describe_sweep(sweep: Sweep) -> list[str]:
@@ -22,23 +30,78 @@ def describe_sweep(sweep: Sweep) -> list[str]:
     return lines
 
 
-def draw_sweep(sweep: Sweep) -> str:
-    """Return the plot: throughput and p95 against rows of a batch, and against clients."""
-    sizes = sorted({point.batch_size for point in sweep.batches})
-    by_threads = {
-        f"{threads} threads": [p for p in sweep.batches if p.threads == threads]
-        for threads in sorted({point.threads for point in sweep.batches})
-    }
-    rate = {name: [p.rows_per_second for p in points] for name, points in by_threads.items()}
-    late = {name: [1000 * p.p95 for p in points] for name, points in by_threads.items()}
-    counts = [point.clients for point in sweep.clients]
-    client_rate = {"": [p.rows_per_second for p in sweep.clients]}
-    client_late = {"": [1000 * p.p95 for p in sweep.clients]}
-    return draw_page(
-        [
-            Chart(title="rows a second", across="rows of a batch", steps=sizes, series=rate),
-            Chart(title="p95 of a batch, ms", across="rows of a batch", steps=sizes, series=late),
-            Chart(title="rows a second", across="clients", steps=counts, series=client_rate),
-            Chart(title="p95 of an answer, ms", across="clients", steps=counts, series=client_late),
-        ]
+def draw_sweep(sweep: Sweep, path: Path) -> bool:
+    """Draw throughput and p95 against rows of a batch and clients; `False` without matplotlib.
+
+    The ending of `path` is the format: `.svg`, `.png` or `.pdf`.
+
+    Raises:
+        StartProblem: the file cannot be written, or matplotlib knows no such format.
+    """
+    try:
+        # An optional package, which takes half a second to import.
+        from matplotlib.figure import Figure  # noqa: PLC0415
+    except ImportError:
+        return False
+    # A figure of its own draws with Agg or by the file's format, and needs no display.
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    (rates, delays), (client_rates, client_delays) = figure.subplots(2, 2)
+    machine, best = sweep.machine, sweep.best
+    figure.suptitle(
+        f"{sweep.model}: {best.batch_size} rows a batch in {best.threads} threads\n"
+        f"{', '.join([*machine.devices, *machine.runtimes])}, {machine.date}"
     )
+    threads = {
+        f"{count} threads": [point for point in sweep.batches if point.threads == count]
+        for count in sorted({point.threads for point in sweep.batches})
+    }
+    clients = {"": sweep.clients}
+    _draw(rates, threads, _size, _rate, ("rows a batch", "rows a second"))
+    _draw(delays, threads, _size, _delay, ("rows a batch", "p95 of a batch, ms"))
+    _draw(client_rates, clients, _clients, _rate, ("clients", "rows a second"))
+    _draw(client_delays, clients, _clients, _delay, ("clients", "p95 of an answer, ms"))
+    for axes, value in ((rates, _rate), (delays, _delay)):
+        axes.scatter([best.batch_size], [value(best)], s=160, facecolors="none", edgecolors="red")
+        axes.annotate("chosen", (best.batch_size, value(best)), (6, 8), textcoords="offset points")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StartProblem(f"cannot write `{path}`: {reason}") from None
+    return True
+
+
+def _draw(
+    axes: Any,  # matplotlib's types come with it, and it may be absent
+    series: Mapping[str, Sequence[Point]],
+    across: Callable[[Point], int],
+    upwards: Callable[[Point], float],
+    titles: tuple[str, str],
+) -> None:
+    for name, points in series.items():
+        places = [across(point) for point in points]
+        axes.plot(places, [upwards(point) for point in points], marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [str(place) for place in places])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(titles[0])
+    axes.set_title(titles[1])
+    axes.grid(visible=True, alpha=0.3)
+    if len(series) > 1:
+        axes.legend()
+
+
+def _size(point: Point) -> int:
+    return point.batch_size
+
+
+def _clients(point: Point) -> int:
+    return point.clients
+
+
+def _rate(point: Point) -> float:
+    return point.rows_per_second
+
+
+def _delay(point: Point) -> float:
+    return _MILLISECONDS * point.p95

@@ -1,25 +1,79 @@
-"""Reads the texts that calibrate and evaluate: one a line, or a CSV with labels."""
+"""Reads the texts that calibrate and evaluate: one a line, or a CSV with pairs and labels."""
 
 import csv
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from backends.errors import StartProblem
+from backends.qualification.gate import Measure
+from backends.types import Text
 
-_TEXT = ("text", "sentence")
+_TEXT = ("text", "sentence", "query", "prompt", "premise")
+_PAIR = ("text_pair", "pair", "document", "choice", "hypothesis")
 _LABEL = ("label", "category", "intent")
+# Documents of a query made of plain texts, and the most queries.
+_DOCUMENTS, _QUERIES = 4, 1000
 
 
 class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds texts, and their labels where they are known."""
+    """Holds texts or pairs of them, and their labels where they are known.
 
-    texts: list[str]
+    `groups` numbers the query of each pair, in their order, where documents are ranked.
+    """
+
+    texts: list[Text]
     labels: list[str] | None = None
+    groups: list[int] | None = None
+
+    def suited_to(self, measure: Measure, *, reads_pairs: bool) -> Self:
+        """Return it as a model of this kind reads it.
+
+        Of plain texts pairs are made for a model that reads pairs: each with the next ones.
+        Of pairs a model that reads single texts gets both.
+        """
+        if measure in ("tokens", "vectors"):
+            parts = [[text] if isinstance(text, str) else text for text in self.texts]
+            texts = list(dict.fromkeys(part for both in parts for part in both))
+            return msgspec.structs.replace(self, texts=list(texts), labels=None)
+        single = [text for text in self.texts if isinstance(text, str)]
+        if single and reads_pairs:
+            made = _searches(single, documents=_DOCUMENTS if measure == "order" else 1)
+            return msgspec.structs.replace(self, texts=made, labels=None).suited_to(
+                measure, reads_pairs=reads_pairs
+            )
+        if measure != "order":
+            return self
+        queries = [text[0] for text in self.texts]
+        several = {query for query, documents in Counter(queries).items() if documents > 1}
+        kept = [text for text in self.texts if text[0] in several]
+        numbers = {query: number for number, query in enumerate(dict.fromkeys(t[0] for t in kept))}
+        groups = [numbers[text[0]] for text in kept]
+        return msgspec.structs.replace(self, texts=kept, groups=groups, labels=None)
+
+    def split(self) -> tuple[Self, Self]:
+        """Return a third of the texts to calibrate on, and the others to judge by."""
+        places = range(len(self.texts))
+        first, second = (
+            [place for place in places if (place % 3 == 0) is third] for third in (True, False)
+        )
+        return self.take(first), self.take(second)
+
+    def take(self, places: Sequence[int]) -> Self:
+        """Return the texts of these places."""
+        return msgspec.structs.replace(
+            self,
+            texts=[self.texts[place] for place in places],
+            labels=self.labels and [self.labels[place] for place in places],
+            groups=self.groups and [self.groups[place] for place in places],
+        )
 
 
 def read_golden(path: Path) -> GoldenSet:
-    """Read a `.csv` with a header that names a text and maybe a label, or a file of lines.
+    """Read a `.csv` with a header that names a text and maybe a pair or label, or lines.
 
     Raises:
         StartProblem: the file cannot be read, or holds no text.
@@ -41,10 +95,25 @@ def read_golden(path: Path) -> GoldenSet:
 def _csv(lines: list[str], path: Path) -> GoldenSet:
     rows = csv.DictReader(lines)
     columns = rows.fieldnames or []
-    text = next((name for name in _TEXT if name in columns), None)
-    label = next((name for name in _LABEL if name in columns), None)
+    text, pair, label = (
+        next((name for name in names if name in columns), None) for names in (_TEXT, _PAIR, _LABEL)
+    )
     if text is None:
         raise StartProblem(f"`{path}` needs a column `text`; it has {', '.join(columns)}")
     found = [row for row in rows if (row[text] or "").strip()]
     labels = [row[label] or "" for row in found] if label is not None else None
-    return GoldenSet(texts=[row[text] for row in found], labels=labels)
+    texts: list[Text] = [
+        row[text] if pair is None else (row[text], row[pair] or "") for row in found
+    ]
+    return GoldenSet(texts=texts, labels=labels)
+
+
+def _searches(texts: list[str], *, documents: int) -> list[Text]:
+    """Return queries with documents: each text, up to a thousand, with the ones after it."""
+    unique = list(dict.fromkeys(texts))
+    reach = min(documents, len(unique) - 1)
+    return [
+        (query, unique[(place + step) % len(unique)])
+        for place, query in enumerate(unique[:_QUERIES])
+        for step in range(1, reach + 1)
+    ]

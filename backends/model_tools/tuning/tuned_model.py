@@ -1,4 +1,4 @@
-"""Finds the classifier that a variant is made of, and the graph below it."""
+"""Finds the model that a variant is made of, the graph below it, and how answers are judged."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,113 +10,185 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.runs import TextBatch, pooled
+from backends.model_tools.tuning.runs import TextBatch, make_batches, run_texts
+from backends.model_tools.tuning.texts import GoldenSet
 from backends.pipelines.head import read_head_weights
+from backends.pipelines.scores import softmax
 from backends.protocol import Task
+from backends.qualification.forms import find_quickest
+from backends.qualification.gate import Measure
 from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
     GraphManifest,
     HeadManifest,
+    Manifest,
+    builds_on,
 )
 from backends.repository.model import Model
 from backends.serving.loading import OpenExecutor, graph_source
 from backends.settings import BackendSettings
 from backends.tokenization.tokenizer import Tokenizer
-from backends.types import FloatArray, IntArray
+from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 
 _EITHER_OR = 2
+# Eight rows of like length cost a CPU the least per row; a GPU is idle with so few.
+_ROWS_CPU, _ROWS_GPU = 8, 64
+_GPUS = ("cuda", "tensorrt")
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a classifier `model`, and `below` it the graph's: itself, or its encoder.
+    """Holds a `model`, and `below` it the graph's: itself, or the encoder of a head.
 
-    `apply` makes logits of the graph's vectors; with `several` each of them is a decision.
+    `graph` is the file in fp32 that a backend opens here: the quickest of its forms.
+
+    `apply` makes what is judged of the graph's output, by `measure`; with `several` each logit is
+    a decision. `dependents` names the models that build on the graph, but for `model`. It is run
+    in batches of `rows`.
     """
 
     model: Model
     below: Model
     manifest: GraphManifest
+    graph: Path
+    measure: Measure
+    reads_pairs: bool
     labels: list[str]
     several: bool
+    dependents: list[str]
+    rows: int
+    tokenizer: Tokenizer
     apply: Callable[[FloatArray], FloatArray]
     open_executor: OpenExecutor
 
     @property
-    def graph(self) -> Path:
-        """The graph in fp32."""
-        return self.below.file(self.manifest.graph)
+    def output(self) -> OutputKind:
+        """The output of the graph that answers are made of."""
+        return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
 
-    def open(self, graph: Path) -> ModelExecutor:
-        """Open a graph in the place of the one in fp32."""
+    def open(self, graph: Path, profile: str = "fp32") -> ModelExecutor:
+        """Open a graph in the place of the one in fp32, to be run in `profile`."""
         source = graph_source(self.below, self.manifest)
         # Without a digest nothing is kept beside a file that will be gone.
-        executor = self.open_executor(msgspec.structs.replace(source, path=graph, digest=""))
+        source = msgspec.structs.replace(source, path=graph, digest="", profile=profile)
+        executor = self.open_executor(source)
         if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
             return PoolingExecutor(executor, self.manifest.pooling)
         return executor
 
-    def logits(self, executor: ModelExecutor, batches: Sequence[TextBatch]) -> FloatArray:
-        """Return the logits of every text over `executor`."""
-        return self.apply(pooled(executor, batches))
+    def batches(self, texts: Sequence[Text]) -> list[TextBatch]:
+        """Return the rows of texts in batches."""
+        return make_batches(self.encode(texts), size=self.rows, output=self.output)
 
-    def encode(self, texts: Sequence[str]) -> list[IntArray]:
-        """Return the token ids of texts, each cut to what the graph reads."""
-        with ThreadPoolExecutor(1) as pool:
-            path = self.below.file(self.manifest.tokenizer)
-            tokenizer = Tokenizer(path, pool=pool, truncate_to=self.manifest.max_tokens)
-            return [encoding.ids for encoding in tokenizer.encode_now(texts)]
+    def answers(
+        self, executor: ModelExecutor, batches: Sequence[TextBatch]
+    ) -> tuple[FloatArray, IntArray]:
+        """Return what is judged of every text over `executor`, and the text of each line."""
+        layout = self.tokenizer.layout
+        trim = (layout.before, layout.added - layout.before)
+        found, owners = run_texts(executor, batches, trim=trim)
+        return self.apply(found), owners
 
-    def places(self, labels: Sequence[str]) -> list[int]:
-        """Return the column of each label.
+    def encode(self, texts: Sequence[Text]) -> list[Encoding]:
+        """Return the rows of texts, each cut to what the graph reads."""
+        prompt = ""
+        if isinstance(self.manifest, EncoderManifest) and self.output is OutputKind.POOLED:
+            prompt = self.manifest.prompt
+        return self.tokenizer.encode_now(
+            [prompt + text if isinstance(text, str) else text for text in texts]
+        )
+
+    def encode_ids(self, texts: Sequence[str]) -> list[IntArray]:
+        """Return the token ids of texts without a prompt, as qualification runs them."""
+        return [encoding.ids for encoding in self.tokenizer.encode_now(texts)]
+
+    def places(self, golden: GoldenSet) -> list[int] | None:
+        """Return the column of each text's label, where labels are known and a text has one.
 
         Raises:
             StartProblem: the model knows no such label.
         """
+        if golden.labels is None or self.several or self.measure != "labels":
+            return None
         columns = {label: place for place, label in enumerate(self.labels)}
-        unknown = next((label for label in labels if label not in columns), None)
+        unknown = next((label for label in golden.labels if label not in columns), None)
         if unknown is not None:
             raise StartProblem(f"`{self.model.name}` has no label `{unknown}`")
-        return [columns[label] for label in labels]
+        return [columns[label] for label in golden.labels]
+
+    def suited(self, golden: GoldenSet, file: Path) -> GoldenSet:
+        """Return the texts of a file as this model reads them, without those it would refuse.
+
+        Raises:
+            StartProblem: none is left.
+        """
+        suited = golden.suited_to(self.measure, reads_pairs=self.reads_pairs)
+        if not self.manifest.truncate:
+            rows = enumerate(self.encode(suited.texts))
+            suited = suited.take([place for place, row in rows if not row.truncated_from])
+        if not suited.texts:
+            raise StartProblem(
+                f"`{file}` holds too few texts that `{self.model.name}` reads: give hundreds, of a "
+                "ranking several documents for each query"
+            )
+        return suited
 
 
 def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings) -> TunedModel:
-    """Return the classifier `name` of a repository.
+    """Return the model `name` of a repository.
 
     Raises:
-        StartProblem: it is not there, or is no classifier of texts in fp32.
+        StartProblem: it is not there, runs no graph of its own, or none in fp32.
     """
     model = find_model(catalogue, name)
+    below, graph, apply = _find_graph(catalogue, model)
     manifest = model.manifest
-    graph: GraphManifest
-    apply: Callable[[FloatArray], FloatArray]
-    if isinstance(manifest, ClassifierManifest) and Task.CLASSIFY in manifest.tasks:
-        below, graph, apply = model, manifest, lambda logits: logits
-    elif isinstance(manifest, HeadManifest) and manifest.task is Task.CLASSIFY:
-        below = find_model(catalogue, manifest.encoder)
-        if not isinstance(below.manifest, EncoderManifest):
-            raise StartProblem(f"`{below.name}`, which `{name}` builds on, is no encoder")
-        graph = below.manifest
-        apply = read_head_weights(model, manifest, inputs=graph.dimensions).apply
-    else:
-        raise StartProblem(f"`{name}` is no classifier: a precision is judged by labels that flip")
-    if len(manifest.labels) < _EITHER_OR:
+    measure, reads_pairs = kind_of(manifest)
+    labels = [] if isinstance(manifest, EncoderManifest) else list(getattr(manifest, "labels", []))
+    if measure == "labels" and len(labels) < _EITHER_OR:
         raise StartProblem(f"`{name}` has one label, which cannot flip: nothing could be judged")
     if graph.profile != "fp32":
         raise StartProblem(
             f"`{name}` runs in `{graph.profile}` already; remove the folder `{model.folder}` to go "
             "back to the revision before"
         )
+    with ThreadPoolExecutor(1) as pool:
+        # No thread of it is used: everything is encoded in the calling one.
+        file = below.file(graph.tokenizer)
+        tokenizer = Tokenizer(
+            file,
+            pool=pool,
+            truncate_to=graph.max_tokens,
+            lowercase=graph.lowercase,
+            token_types=graph.token_types,
+        )
+    # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
+    opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
+    served = find_quickest(
+        graph_source(below, graph),
+        provider=settings.provider,
+        profile=graph.profile,
+        open_executor=opener,
+    )
     return TunedModel(
         model=model,
         below=below,
         manifest=graph,
-        labels=manifest.labels,
-        several=manifest.function == "sigmoid",
-        apply=apply,
-        # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
-        open_executor=executor_opener(msgspec.structs.replace(settings, wide="never")),
+        graph=served,
+        measure=measure,
+        reads_pairs=reads_pairs,
+        labels=labels,
+        several=getattr(manifest, "function", "") == "sigmoid",
+        dependents=[
+            other.name
+            for other in catalogue.models.values()
+            if below.name in builds_on(other.manifest) and other.name != name
+        ],
+        rows=_ROWS_GPU if settings.provider in _GPUS else _ROWS_CPU,
+        tokenizer=tokenizer,
+        apply=_rank_scores if measure == "order" else apply,
+        open_executor=opener,
     )
 
 
@@ -132,3 +204,56 @@ def find_model(catalogue: Catalogue, name: str) -> Model:
     if catalogue.models[name].upstream is not None:
         raise StartProblem(f"`{name}` is run by another server, and tuned there")
     return catalogue.models[name]
+
+
+def find_graph_model(catalogue: Catalogue, name: str) -> Model:
+    """Return the model whose graph a model's rows go through: itself, or the one it builds on.
+
+    Raises:
+        StartProblem: it is not there, or builds on several.
+    """
+    model = find_model(catalogue, name)
+    if isinstance(model.manifest, GraphManifest):
+        return model
+    below = list(dict.fromkeys(builds_on(model.manifest)))
+    if len(below) != 1:
+        named = ", ".join(f"`{each}`" for each in below)
+        raise StartProblem(f"`{name}` has no graph of its own; tune those it builds on: {named}")
+    return find_graph_model(catalogue, below[0])
+
+
+def _find_graph(
+    catalogue: Catalogue, model: Model
+) -> tuple[Model, GraphManifest, Callable[[FloatArray], FloatArray]]:
+    """Return the model of the graph below, its manifest, and what makes logits of its output."""
+    manifest = model.manifest
+    if isinstance(manifest, GraphManifest):
+        return model, manifest, lambda output: output
+    if not isinstance(manifest, HeadManifest):
+        named = ", ".join(f"`{each}`" for each in dict.fromkeys(builds_on(manifest)))
+        raise StartProblem(
+            f"`{model.name}` has no graph of its own; tune those it builds on: {named}"
+        )
+    below = find_model(catalogue, manifest.encoder)
+    if not isinstance(below.manifest, EncoderManifest):
+        raise StartProblem(f"`{below.name}`, which `{model.name}` builds on, is no encoder")
+    weights = read_head_weights(model, manifest, inputs=below.manifest.dimensions)
+    return below, below.manifest, weights.apply
+
+
+def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
+    """Return what a model's answers are judged by, and whether it reads pairs of texts."""
+    if isinstance(manifest, HeadManifest):
+        return ("tokens" if manifest.task is Task.ENTITIES else "labels"), False
+    if not isinstance(manifest, ClassifierManifest):
+        return "vectors", False
+    if manifest.per_token:
+        return "tokens", False
+    tasks = set(manifest.tasks)
+    ranks = bool({Task.RERANK, Task.CHOOSE} & tasks)
+    return ("order" if ranks else "labels"), ranks or Task.ZERO_SHOT in tasks
+
+
+def _rank_scores(logits: FloatArray) -> FloatArray:
+    """Return what documents are ranked by: the logit, or the probability of the last label."""
+    return logits if logits.shape[1] == 1 else softmax(logits)[:, -1:]

@@ -1,7 +1,8 @@
 """Declares the options of commands that make a variant in another precision."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,7 +10,7 @@ import click
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.profile import Echo, Profile
+from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
 from backends.model_tools.tuning.texts import read_golden
 from backends.qualification.gate import Bounds
 from backends.repository.catalogue import read_catalogue
@@ -20,20 +21,42 @@ _OPTIONS = (
     click.option("--precision", type=click.Choice(get_args(Profile)), help="Make this variant."),
     click.option("--calibrate", type=_FILE, help="Texts that int8's ranges are taken from."),
     click.option("--judge", type=_FILE, help="Other texts, with labels, that decide on it."),
-    click.option("--max-flips", default=1.0, show_default=True, help="Per cent of labels."),
+)
+_BOUNDS = (
+    click.option("--max-flips", default=1.0, show_default=True, help="Per cent of answers."),
     click.option("--max-loss", default=0.3, show_default=True, help="Points of accuracy."),
+    click.option("--min-cosine", default=0.99, show_default=True, help="Of vectors to fp32's."),
     click.option("--min-speedup", default=1.0, show_default=True, help="Times as fast as fp32."),
 )
 
 
+class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what a variant must keep to."""
+
+    bounds: Bounds
+    min_speedup: float
+
+
 class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a variant's options: its texts, and the bounds it must keep."""
+    """Holds a variant's options: its texts, and what it must keep to."""
 
     precision: Profile
     calibrate: Path | None
     judge: Path
-    bounds: Bounds
-    min_speedup: float
+    gate: GateOptions
+
+
+def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the bounds of a variant, which it takes as one: `gate`."""
+
+    @functools.wraps(command)
+    def with_gate(
+        *, max_flips: float, max_loss: float, min_cosine: float, min_speedup: float, **others: Any
+    ) -> Any:
+        bounds = Bounds(flips=max_flips / 100, accuracy_loss=max_loss / 100, cosine=min_cosine)
+        return command(gate=GateOptions(bounds=bounds, min_speedup=min_speedup), **others)
+
+    return _with_options(with_gate, _BOUNDS)
 
 
 def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,9 +68,7 @@ def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
         precision: Profile | None,
         calibrate: Path | None,
         judge: Path | None,
-        max_flips: float,
-        max_loss: float,
-        min_speedup: float,
+        gate: GateOptions,
         **others: Any,
     ) -> Any:
         if precision is None:
@@ -56,19 +77,18 @@ def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise StartProblem("`--precision` needs `--judge`, a file of texts that decide on it")
         if precision == "int8" and calibrate is None:
             raise StartProblem("`--precision int8` needs `--calibrate`, a file of other texts")
-        wanted = VariantOptions(
-            precision=precision,
-            calibrate=calibrate,
-            judge=judge,
-            bounds=Bounds(flips=max_flips / 100, accuracy_loss=max_loss / 100),
-            min_speedup=min_speedup,
-        )
+        wanted = VariantOptions(precision=precision, calibrate=calibrate, judge=judge, gate=gate)
         return command(wanted=wanted, **others)
 
-    decorated: Callable[..., Any] = with_wanted
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+    return _with_options(gate_options(with_wanted), _OPTIONS)
+
+
+def _with_options(
+    command: Callable[..., Any], options: Sequence[Callable[..., Any]]
+) -> Callable[..., Any]:
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def make_variant(
@@ -80,27 +100,44 @@ def make_variant(
         StartProblem: there is nothing to make it of.
     """
     quiet_libraries()
-    try:
-        # Only making a graph needs `onnx`; serving one does not.
-        from backends.model_tools.tuning.precision import Precision, describe  # noqa: PLC0415
+    with needs_onnx("--precision"):
+        from backends.model_tools.tuning.precision import Precision  # noqa: PLC0415
         from backends.model_tools.tuning.publish import publish  # noqa: PLC0415
         from backends.model_tools.tuning.tuned_model import find_tuned_model  # noqa: PLC0415
-    except ImportError as error:
-        raise StartProblem(
-            f"`--precision` needs the package `{error.name}`: install it with "
-            f"`pip install {error.name}`"
-        ) from None
+        from backends.model_tools.tuning.variant_gate import (  # noqa: PLC0415
+            VariantGate,
+            describe_report,
+        )
+    if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
+        raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
-    golden = read_golden(wanted.judge)
-    work = Precision(subject, bounds=wanted.bounds, least_speedup=wanted.min_speedup, echo=echo)
-    if wanted.calibrate is None or wanted.precision == "fp16":
-        graph, report = work.halve(golden)
-    else:
-        graph, report = work.make(read_golden(wanted.calibrate), golden)
-    for line in describe(report):
+    golden = subject.suited(read_golden(wanted.judge), wanted.judge)
+    work = Precision(subject, bounds=wanted.gate.bounds, echo=echo)
+    limits = wanted.gate
+    gate = VariantGate(subject, golden, bounds=limits.bounds, min_speedup=limits.min_speedup)
+    calibrate = None
+    if wanted.calibrate is not None:
+        calibrate = subject.suited(read_golden(wanted.calibrate), wanted.calibrate)
+    graph, report = work.make(wanted.precision, gate, calibrate=calibrate)
+    for line in describe_report(report):
         echo(line)
     if report.reasons:
         echo(f"Refused: {'; '.join(report.reasons)}")
         return None
     echo("Accepted")
     return [] if dry_run else publish(settings.models, subject, graph, report)
+
+
+@contextmanager
+def needs_onnx(what: str) -> Iterator[None]:
+    """Name the package that making a graph needs, and serving one does not.
+
+    Raises:
+        StartProblem: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise StartProblem(
+            f"`{what}` needs the package `{error.name}`: install it with `pip install {error.name}`"
+        ) from None

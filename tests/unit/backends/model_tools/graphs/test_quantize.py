@@ -14,7 +14,7 @@ from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.runs import make_batches
-from backends.types import FloatArray, OutputKind
+from backends.types import Encoding, FloatArray, OutputKind
 from tests.support.graph_runs import Row, open_graph, run_rows
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
@@ -44,7 +44,8 @@ def model(attention: Attention) -> ModelProto:
 @pytest.fixture(scope="module")
 def plans(model: ModelProto) -> dict[str, ProductPlan]:
     random = np.random.default_rng(8)
-    rows = [random.integers(1, 50, n).astype(np.int32) for n in random.integers(2, 24, 60)]
+    ids = [random.integers(1, 50, n).astype(np.int32) for n in random.integers(2, 24, 60)]
+    rows = [Encoding(ids=row, type_ids=None, key=row.tobytes()) for row in ids]
     products = find_products(model)
     samples = collect(model, products, make_batches(rows))
     return {p.name: plan_product(samples[p.name], p.kernel) for p in products}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.texts import read_golden
+from backends.model_tools.tuning.texts import GoldenSet, read_golden
 
 
 def test_a_text_file_holds_one_text_a_line(tmp_path: Path) -> None:
@@ -49,3 +49,40 @@ def test_what_is_no_golden_set_is_refused(
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartProblem, match=r"cannot read .*nothing\.txt"):
         read_golden(tmp_path / "nothing.txt")
+
+
+def test_a_csv_holds_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    path.write_text("query,document\na,one\na,two\nb,three\n", encoding="utf-8")
+
+    golden = read_golden(path).suited_to("order", reads_pairs=True)
+
+    # A query with one document has no order.
+    assert golden.texts == [("a", "one"), ("a", "two")]
+    assert golden.groups == [0, 0]
+
+
+def test_searches_are_made_of_plain_texts() -> None:
+    texts = [f"text {number}" for number in range(10)]
+
+    golden = GoldenSet(texts=list(texts)).suited_to("order", reads_pairs=True)
+    pairs = GoldenSet(texts=list(texts)).suited_to("labels", reads_pairs=True)
+
+    assert golden.groups == [query for query in range(10) for _ in range(4)]
+    assert golden.texts[:4] == [("text 0", f"text {number}") for number in range(1, 5)]
+    assert [text[0] for text in pairs.texts] == texts
+
+
+def test_a_model_of_single_texts_reads_both_of_a_pair() -> None:
+    golden = GoldenSet(texts=[("a", "b"), ("a", "c")], labels=["x", "y"])
+
+    assert golden.suited_to("vectors", reads_pairs=False).texts == ["a", "b", "c"]
+
+
+def test_a_third_of_the_texts_calibrates_and_none_of_them_judges() -> None:
+    whole = GoldenSet(texts=list("abcdef"), labels=list("uvwxyz"))
+
+    calibrate, judging = whole.split()
+
+    assert (calibrate.texts, calibrate.labels) == (["a", "d"], ["u", "x"])
+    assert (judging.texts, judging.labels) == (["b", "c", "e", "f"], ["v", "w", "y", "z"])

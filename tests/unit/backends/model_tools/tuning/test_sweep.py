@@ -1,16 +1,19 @@
 """A sweep measures every setting, and chooses the fastest that answers soon."""
 
+import sys
 from itertools import count
-from xml.etree import ElementTree as ET
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from backends.executors.dummy import DummyExecutor
-from backends.model_tools.tuning.runs import make_batches, pooled
+from backends.errors import OutOfMemory, StartProblem
+from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.model_tools.tuning.runs import make_batches, run_texts
 from backends.model_tools.tuning.speed import Sweep
 from backends.model_tools.tuning.sweep import (
     Point,
+    batch_sizes,
     choose,
     default_texts,
     sweep_batches,
@@ -18,15 +21,17 @@ from backends.model_tools.tuning.sweep import (
     thread_counts,
 )
 from backends.model_tools.tuning.sweep_report import describe_sweep, draw_sweep
-from backends.types import IntArray
+from backends.qualification.records import MachineInfo
+from backends.types import Encoding, OutputKind, Text
 
 
 def point(size: int, rate: float, **changes: int) -> Point:
     return Point(batch_size=size, rows_per_second=rate, p95=0.01, **({"threads": 1} | changes))
 
 
-def rows(*lengths: int) -> list[IntArray]:
-    return [np.arange(1, length + 1, dtype=np.int32) for length in lengths]
+def rows(*lengths: int) -> list[Encoding]:
+    ids = [np.arange(1, length + 1, dtype=np.int32) for length in lengths]
+    return [Encoding(ids=row, type_ids=None, key=row.tobytes()) for row in ids]
 
 
 @pytest.mark.parametrize(
@@ -55,28 +60,61 @@ def test_vectors_come_back_in_the_order_of_the_texts() -> None:
     given = rows(9, 2, 8, 3, 1)
     executor = DummyExecutor(worker_threads=2)
 
-    together = pooled(executor, make_batches(given, size=2))
-    apart = [pooled(executor, make_batches([row]))[0] for row in given]
+    together, owners = run_texts(executor, make_batches(given, size=2))
+    apart = [run_texts(executor, make_batches([row]))[0][0] for row in given]
 
     assert np.array_equal(together, np.stack(apart))
+    assert owners.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_every_size_is_run_in_every_number_of_threads() -> None:
     executor = DummyExecutor()
 
-    points = sweep_batches(executor, rows(4, 5, 6), sizes=(1, 2), threads=(1, 2), seconds=0.01)
+    points = sweep_batches(
+        executor,
+        rows(4, 5, 6),
+        output=OutputKind.POOLED,
+        sizes=(1, 2),
+        threads=(1, 2),
+        seconds=0.01,
+    )
 
     assert [(p.threads, p.batch_size) for p in points] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     assert all(p.rows_per_second > 0 and p.p95 > 0 for p in points)
     assert {shape[0] for shape in executor.shapes} == {1, 2}
 
 
+def test_a_gpu_is_given_as_many_rows_as_a_backend_batches() -> None:
+    given = rows(*[16] * 5)
+
+    assert batch_sizes("CPUExecutionProvider", given, max_tokens=4096)[-1] == 32
+    assert batch_sizes("CUDAExecutionProvider", given, max_tokens=4096)[-1] == 256
+    assert batch_sizes("CUDAExecutionProvider", rows(8000), max_tokens=4096) == [1]
+
+
+def test_sizes_that_the_device_has_no_memory_for_are_left_out() -> None:
+    def refuse(rows: int, _: int) -> None:
+        if rows > 2:
+            raise OutOfMemory("there was no memory for the batch")
+
+    points = sweep_batches(
+        PacedExecutor(refuse),
+        rows(*[4] * 8),
+        output=OutputKind.POOLED,
+        sizes=(1, 2, 4, 8),
+        threads=(1,),
+        seconds=0.01,
+    )
+
+    assert [point.batch_size for point in points] == [1, 2]
+
+
 @pytest.mark.anyio
 async def test_clients_ask_one_text_after_the_other() -> None:
     ticks = count()
-    asked: list[tuple[str, int]] = []
+    asked: list[tuple[Text, int]] = []
 
-    async def ask(text: str, client: int) -> object:
+    async def ask(text: Text, client: int) -> object:
         asked.append((text, client))
         return None
 
@@ -102,19 +140,41 @@ def test_texts_have_the_lengths_of_sentences() -> None:
     assert default_texts() == default_texts()
 
 
-def test_a_sweep_is_told_and_drawn() -> None:
-    sweep = Sweep(
-        encoder="tiny",
-        shares_batches=False,
-        batches=[point(1, 300), point(8, 600), point(1, 500, threads=2), point(8, 900, threads=2)],
-        clients=[point(8, 200, clients=1), point(8, 800, clients=8)],
-        best=point(8, 900, threads=2),
-    )
+SWEEP = Sweep(
+    model="tiny",
+    provider="CPUExecutionProvider",
+    machine=MachineInfo(devices=["A CPU, 2 cores"], runtimes=["onnxruntime 1"], date="2026-11-22"),
+    shares_batches=False,
+    batches=[point(1, 300), point(8, 600), point(1, 500, threads=2), point(8, 900, threads=2)],
+    clients=[point(8, 200, clients=1), point(8, 800, clients=8)],
+    best=point(8, 900, threads=2),
+)
 
-    lines = describe_sweep(sweep)
-    page = ET.fromstring(draw_sweep(sweep))  # noqa: S314 - drawn by ourselves
+
+def test_a_sweep_is_told() -> None:
+    lines = describe_sweep(SWEEP)
 
     assert "best: 8 rows a batch, 2 threads" in lines
     assert any("run alone" in line for line in lines)
-    words = [element.text for element in page.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"1 threads", "2 threads", "clients", "rows of a batch"} <= set(words)
+
+
+def test_a_plot_names_the_model_the_machine_and_the_chosen_point(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `tools` is not installed")
+
+    assert draw_sweep(SWEEP, tmp_path / "plot.svg")
+
+    page = (tmp_path / "plot.svg").read_text(encoding="utf-8")
+    # Matplotlib draws letters as outlines, and says in a comment what they spell.
+    for words in ("tiny: 8 rows a batch in 2 threads", "A CPU, 2 cores", "chosen", "clients"):
+        assert words in page
+    with pytest.raises(StartProblem, match="cannot write"):
+        draw_sweep(SWEEP, tmp_path / "plot.doc")
+
+
+def test_without_matplotlib_there_is_no_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    assert not draw_sweep(SWEEP, tmp_path / "plot.svg")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,93 @@
+"""Answers texts with the reference libraries, as their own pipelines do."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from backends.errors import StartProblem
+from backends.model_tools.comparing.answers import Answers, Entity
+from backends.protocol import Task
+from backends.types import Text
+
+
+def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answers:
+    """Return what transformers, or sentence-transformers, answers with a checkpoint.
+
+    Raises:
+        StartProblem: the libraries are not installed, or cannot answer with this folder.
+    """
+    if not folder.is_dir():
+        raise StartProblem(f"`--folder {folder}`: there is no such folder")
+    try:
+        return _ANSWERERS[task](str(folder), texts)
+    except ImportError as error:
+        raise StartProblem(
+            f"`models compare` asks the reference library `{error.name}`, which is not installed: "
+            "install it with `pip install sentence-transformers`, which brings transformers and "
+            "torch"
+        ) from None
+    except Exception as error:  # noqa: BLE001 - whatever the libraries raise is the reason
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StartProblem(f"`{folder}`: the reference cannot answer: {reason[0]}") from None
+
+
+def _classify(folder: str, texts: Sequence[Text]) -> Answers:
+    classify = _pipeline("text-classification", folder)
+    scores = []
+    for text in texts:
+        item = text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
+        found = classify(item, top_k=None, truncation=True)
+        scores.append({label["label"]: float(label["score"]) for label in found})
+    return Answers(scores=scores)
+
+
+def _find_entities(folder: str, texts: Sequence[Text]) -> Answers:
+    find = _pipeline("token-classification", folder, aggregation_strategy="simple")
+    return Answers(
+        entities=[
+            [
+                Entity(
+                    label=entity["entity_group"],
+                    start=entity["start"],
+                    end=entity["end"],
+                    score=float(entity["score"]),
+                )
+                for entity in find(text)
+            ]
+            for text in texts
+        ]
+    )
+
+
+def _embed(folder: str, texts: Sequence[Text]) -> Answers:
+    library = importlib.import_module("sentence_transformers")
+    model = library.SentenceTransformer(folder, device="cpu")
+    vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
+    return Answers(vectors=np.asarray(vectors, dtype=np.float32))
+
+
+def _rank(folder: str, texts: Sequence[Text]) -> Answers:
+    library = importlib.import_module("sentence_transformers")
+    model = library.CrossEncoder(folder, device="cpu")
+    scores = model.predict([tuple(text) for text in texts], show_progress_bar=False)
+    return Answers(scores=[{"score": float(score)} for score in np.ravel(scores)])
+
+
+def _pipeline(task: str, folder: str, **options: Any) -> Any:
+    return importlib.import_module("transformers").pipeline(
+        task, model=folder, tokenizer=folder, device="cpu", **options
+    )
+
+
+_ANSWERERS: Mapping[Task, Callable[[str, Sequence[Text]], Answers]] = MappingProxyType(
+    {
+        Task.CLASSIFY: _classify,
+        Task.ENTITIES: _find_entities,
+        Task.EMBED: _embed,
+        Task.RERANK: _rank,
+    }
+)

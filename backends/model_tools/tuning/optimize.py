@@ -1,0 +1,141 @@
+"""Makes the quickest variant of a model that answers alike, serves it, and measures the result."""
+
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from backends.errors import StartProblem
+from backends.model_tools.tuning.memory import measure_memory
+from backends.model_tools.tuning.precision import Precision
+from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
+from backends.model_tools.tuning.publish import publish
+from backends.model_tools.tuning.runs import SpeedSample, measure_speed
+from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
+from backends.model_tools.tuning.texts import read_golden
+from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
+from backends.model_tools.tuning.variant_gate import (
+    VariantGate,
+    VariantReport,
+    describe_report,
+    written,
+)
+from backends.model_tools.tuning.variant_options import GateOptions
+from backends.repository.catalogue import read_catalogue
+from backends.settings import BackendSettings
+
+
+class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what is known of one variant; without a `report` it was not judged, and says why."""
+
+    name: str
+    speed: SpeedSample | None = None
+    report: VariantReport | None = None
+    memory_bytes: int | None = None
+    reasons: list[str] = []
+
+
+class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what `models optimize` did: every variant, the one that is served, and its sweep.
+
+    `written` names the folders of new revisions; `sweep` is of the model that is served.
+    """
+
+    model: str
+    calibrated: int
+    judged: int
+    variants: list[VariantEntry]
+    chosen: str
+    written: list[Path]
+    sweep: Sweep
+
+
+def optimize(
+    settings: BackendSettings,
+    name: str,
+    *,
+    texts: Path,
+    limits: GateOptions,
+    seconds: float,
+    dry_run: bool,
+    echo: Echo,
+) -> OptimizeResult:
+    """Judge every precision that the device has, publish the quickest accepted, tune its batches.
+
+    A third of the texts calibrates int8, the others judge.
+
+    Raises:
+        StartProblem: the model is not there, is not in fp32 or cannot be measured.
+    """
+    subject = find_tuned_model(read_catalogue(settings.models), name, settings)
+    calibrate, judging = (subject.suited(part, texts) for part in read_golden(texts).split())
+    gate = VariantGate(subject, judging, bounds=limits.bounds, min_speedup=limits.min_speedup)
+    work = Precision(subject, bounds=limits.bounds, echo=echo)
+    graphs: dict[str, bytes] = {}
+    variants: list[VariantEntry] = []
+    for profile in get_args(Profile):
+        echo(f"{profile}:")
+        if settings.provider not in PROVIDERS[profile]:
+            variants.append(VariantEntry(name=profile, reasons=[ELSEWHERE[profile]]))
+        else:
+            try:
+                graphs[profile], report = work.make(profile, gate, calibrate=calibrate)
+            except StartProblem as error:
+                variants.append(VariantEntry(name=profile, reasons=[str(error)]))
+            else:
+                with written(graphs[profile]) as path:
+                    memory = _memory(settings, subject, path)
+                variants.append(_judged(report, memory))
+        _tell(variants[-1], echo)
+    best = max((v for v in variants if v.report and not v.reasons), key=_gain, default=None)
+    folders: list[Path] = []
+    if best is not None and best.report is not None and not dry_run:
+        folders = publish(settings.models, subject, graphs[best.name], best.report)
+    served = folders[-1].parent.name if folders else name
+    sweep = tune_speed(settings, served, texts=judging.texts, seconds=seconds)
+    if not dry_run and not keep(settings, sweep):
+        echo("the setting was not kept: the model's folder cannot be written")
+    return OptimizeResult(
+        model=name,
+        calibrated=len(calibrate.texts),
+        judged=len(judging.texts),
+        variants=[_fp32(gate, variants, _memory(settings, subject, subject.graph)), *variants],
+        chosen=best.name if best is not None else "fp32",
+        written=folders,
+        sweep=sweep,
+    )
+
+
+def _gain(entry: VariantEntry) -> float:
+    return entry.report.least_speedup if entry.report else 0.0
+
+
+def _memory(settings: BackendSettings, subject: TunedModel, graph: Path) -> int | None:
+    """Return what a graph takes where ONNX Runtime runs it on the CPU."""
+    if settings.provider != "cpu":
+        return None
+    return measure_memory(graph, max_tokens=subject.manifest.max_tokens)
+
+
+def _judged(report: VariantReport, memory: int | None) -> VariantEntry:
+    return VariantEntry(
+        name=report.profile,
+        speed=report.after,
+        report=report,
+        memory_bytes=memory,
+        reasons=report.reasons,
+    )
+
+
+def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -> VariantEntry:
+    """Return what fp32 was measured at beside the variants, or measure it."""
+    before = [entry.report.before for entry in variants if entry.report is not None]
+    speed = before[0] if before else measure_speed(*gate.reference_runs)
+    return VariantEntry(name="fp32", speed=speed, memory_bytes=memory)
+
+
+def _tell(entry: VariantEntry, echo: Echo) -> None:
+    for line in describe_report(entry.report) if entry.report is not None else ():
+        echo(line)
+    verdict = "Refused" if entry.report is not None else "Not tried"
+    echo(f"{verdict}: {'; '.join(entry.reasons)}" if entry.reasons else "Accepted")

@@ -1,0 +1,196 @@
+"""Judges variants of a model's graph: answers, batch invariance and speed against fp32."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from backends.executors.base import ModelExecutor
+from backends.model_tools.tuning.profile import Profile
+from backends.model_tools.tuning.runs import SpeedSample, TextBatch, compare_speed
+from backends.model_tools.tuning.texts import GoldenSet
+from backends.model_tools.tuning.tuned_model import TunedModel
+from backends.qualification.certificate import answer
+from backends.qualification.gate import CHANGES, Bounds, Verdict, judge
+from backends.qualification.invariance import Invariance, measure_invariance
+from backends.qualification.records import MachineInfo, describe_machine
+from backends.types import FloatArray, IntArray, OutputKind
+
+_SPEED_TEXTS = 1000
+_MAX_TOKENS = 48
+_DEPENDS = "its answers depend on the rows beside them"
+
+
+class VariantReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Reports a variant's numbers; `reasons` is empty when it may be served.
+
+    `speedup` is how many times as fast as fp32 it is on the machine named here, `least_speedup`
+    what that is at least. `expected` is what it answers to a few texts: it must do so wherever it
+    is served, by its `output`.
+    """
+
+    profile: Profile = "int8"
+    products: int = 0
+    float_products: list[str] = []
+    verdict: Verdict
+    invariance: Invariance
+    before: SpeedSample
+    after: SpeedSample
+    speedup: float
+    least_speedup: float
+    machine: MachineInfo
+    expected: list[list[float]]
+    output: OutputKind = OutputKind.POOLED
+    reasons: list[str]
+
+
+class VariantGate:
+    """Compares variants of one model with its graph in fp32, on texts that judge."""
+
+    def __init__(
+        self, subject: TunedModel, against: GoldenSet, *, bounds: Bounds, min_speedup: float
+    ) -> None:
+        self._subject = subject
+        self._bounds = bounds
+        self._min_speedup = min_speedup
+        self._expected = subject.places(against)
+        self.texts = against.texts
+        self._groups = against.groups
+        self._fp32 = subject.open(subject.graph)
+        self._batches = subject.batches(against.texts)
+        self._reference, self._owners = subject.answers(self._fp32, self._batches)
+
+    @property
+    def reference_runs(self) -> tuple[ModelExecutor, Sequence[TextBatch]]:
+        """The graph in fp32, and the batches that its speed is measured by."""
+        return self._fp32, _few(self._batches)
+
+    def judge(self, graph: bytes, *, profile: Profile) -> VariantReport:
+        """Return what a graph in the place of the one in fp32 is worth."""
+        subject = self._subject
+        with written(graph) as path:
+            candidate = subject.open(path, profile)
+        found, _ = subject.answers(candidate, self._batches)
+        verdict = judge_answers(
+            subject,
+            self._reference,
+            found,
+            owners=self._owners if self._groups is None else np.array(self._groups, np.int32),
+            expected=self._expected,
+            bounds=self._bounds,
+        )
+        invariance = measure_invariance(
+            candidate,
+            outputs=[subject.output],
+            encode=subject.encode_ids,
+            max_tokens=min(subject.manifest.max_tokens, _MAX_TOKENS),
+        )
+        speedup = compare_speed(self._fp32, candidate, _few(self._batches))
+        return VariantReport(
+            profile=profile,
+            verdict=verdict,
+            invariance=invariance,
+            before=speedup.before,
+            after=speedup.after,
+            speedup=speedup.ratio,
+            least_speedup=speedup.at_least,
+            machine=describe_machine(),
+            expected=answer(candidate, subject.encode_ids, subject.output),
+            output=subject.output,
+            reasons=[
+                *verdict.reasons,
+                *([] if invariance.shares_batches else [_DEPENDS]),
+                *speed_reasons(speedup.ratio, speedup.at_least, self._min_speedup),
+            ],
+        )
+
+
+def judge_answers(
+    subject: TunedModel,
+    reference: FloatArray,
+    found: FloatArray,
+    *,
+    owners: IntArray,
+    bounds: Bounds,
+    expected: Sequence[int] | None = None,
+) -> Verdict:
+    """Compare answers to the same texts as the kind of the model asks for."""
+    return judge(
+        reference,
+        found,
+        expected=expected,
+        bounds=bounds,
+        several=subject.several,
+        measure=subject.measure,
+        owners=owners,
+    )
+
+
+def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
+    """Return why a speedup is not the one that is asked for, or not surely."""
+    if ratio < asked:
+        return [f"it is {ratio:.2f} times as fast as fp32, {asked:g} is asked for"]
+    if at_least < asked:
+        found = f"it is {ratio:.2f} times as fast as fp32 but may be {at_least:.2f}"
+        remedy = "measure with more texts, on a machine that does nothing else"
+        return [f"{found}, {asked:g} is asked for: {remedy}"]
+    return []
+
+
+def _few(batches: Sequence[TextBatch]) -> Sequence[TextBatch]:
+    """Return batches of all lengths with about a thousand texts."""
+    return batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
+
+
+@contextmanager
+def written(graph: bytes) -> Iterator[Path]:
+    """Put a graph where a session can be opened on it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(graph)
+        yield path
+
+
+def describe_report(report: VariantReport) -> list[str]:
+    """Return the numbers of a report, a line each."""
+    verdict, invariance, name = report.verdict, report.invariance, report.profile
+    moved = f"{verdict.logit_mean:.3g}, p99 {verdict.logit_p99:.3g}, most {verdict.logit_worst:.3g}"
+    gain = f"{report.speedup:.2f} x (at least {report.least_speedup:.2f})"
+    before, after = report.before, report.after
+    lines = [
+        *(
+            [("products in float", f"{len(report.float_products)} of {report.products}")]
+            if report.products
+            else []
+        ),
+        *describe_verdict(verdict, name),
+        ("numbers move by", moved),
+        ("moved by other rows", f"{invariance.mates:.3g}"),
+        ("moved by padding", f"{invariance.shapes:.3g}"),
+        (
+            "rows a second",
+            f"{before.rows_per_second:.0f} in fp32, {after.rows_per_second:.0f} in {name}: {gain}",
+        ),
+        ("p95 of a batch", f"{1000 * before.p95:.1f} ms, {1000 * after.p95:.1f} ms in {name}"),
+    ]
+    return [f"{title:22} {value}" for title, value in lines]
+
+
+def describe_verdict(verdict: Verdict, name: str) -> list[tuple[str, str]]:
+    """Return the shares and accuracies of a comparison, each with its title."""
+    unit = "queries" if verdict.measure == "order" else "texts"
+    sure = f"{verdict.rows} {unit}, at most {verdict.flips_at_most:.2%} (95 %)"
+    lines = [("changes", f"{verdict.flips:.2%} {CHANGES[verdict.measure]}; {sure}")]
+    if verdict.swaps is not None:
+        lines.append(("pairs swapped", f"{verdict.swaps:.2%}"))
+    if verdict.cosine is not None and verdict.cosine_worst is not None:
+        worst = f"least {verdict.cosine_worst:.5f}"
+        lines.append(("cosine to fp32", f"{verdict.cosine:.5f} of 99 % of texts, {worst}"))
+    if verdict.accuracy_before is not None and verdict.accuracy_after is not None:
+        change = 100 * (verdict.accuracy_after - verdict.accuracy_before)
+        both = f"{verdict.accuracy_before:.2%} in fp32, {verdict.accuracy_after:.2%} in {name}"
+        lines.append(("accuracy", f"{both}: {change:+.2f} points"))
+    return lines
