@@ -3,6 +3,7 @@
 import click
 
 from loadtests import (
+    bf16,
     chaos_redis,
     dispatch,
     hit,
@@ -61,6 +62,15 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure the gateway's processor time per missed item."""
     dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
+
+
+@main.command("bf16")
+@click.option("--connections", default=32, show_default=True)
+@click.option("--count", default=2000, show_default=True, help="Sentences of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+def bf16_command(*, connections: int, count: int, rounds: int) -> None:
+    """Measure bf16 beside fp32 over OpenVINO."""
+    bf16.measure(connections=connections, count=count, rounds=rounds)
 
 
 @main.command("threads")

@@ -21,7 +21,8 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a graph file: its outputs, and the longest row it has positions for.
 
     A `digest` of what the file depends on lets its packed weights be kept beside it. With an
-    `upstream` another server runs it, and there is no file.
+    `upstream` another server runs it, and there is no file. `profile` is the precision that the
+    model declares.
     """
 
     path: Path
@@ -29,6 +30,7 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int
     max_tokens: int | None = None
     digest: str = ""
+    profile: str = "fp32"
     upstream: RemoteModelServer | None = None
 
     @property

@@ -13,7 +13,7 @@ import msgspec
 
 from backends.repository.publishing import replace_file
 
-_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino")
 _CPU_INFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("model name", "flags", "Features", "CPU part")
 T = TypeVar("T", bound=msgspec.Struct)

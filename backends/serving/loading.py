@@ -41,7 +41,7 @@ from backends.types import OutputKind
 
 _ROWS_PER_BATCH = 16
 # Providers that run as many batches at a time as they have threads.
-_HOST = ("cpu", "paced")
+_HOST = ("cpu", "openvino", "paced")
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
@@ -259,6 +259,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         dimensions=dimensions,
         max_tokens=manifest.max_tokens,
         digest=model.digest,
+        profile=manifest.profile,
         upstream=model.upstream,
     )
 

@@ -1,0 +1,24 @@
+"""Skips tests that need OpenVINO, or bf16 of the CPU, where it is not there."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from backends.errors import ModelProblem
+from backends.executors.graph import GraphSource
+from backends.executors.openvino_graph import check_precision
+
+
+def need_openvino() -> None:
+    """Skip the test where OpenVINO is not installed."""
+    if find_spec("openvino") is None:
+        pytest.skip("OpenVINO is not installed (pip install openvino)")
+
+
+def need_bf16(source: GraphSource) -> None:
+    """Skip the test where OpenVINO is not installed or the CPU has no bf16."""
+    need_openvino()
+    try:
+        check_precision(source)
+    except ModelProblem:
+        pytest.skip("this CPU has no bf16")
