@@ -26,7 +26,7 @@ from gateway.config.document import CacheConfig, Document, RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
-from gateway.inference.last_answers import StaleAnswers
+from gateway.inference.last_answers import LastAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.tasks import TaskScope
@@ -111,7 +111,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
             models=fleet,
             keys=KeyMaker(secret=b"bench"),
             cache=cache,
-            stale=StaleAnswers(cache=cache, flights=flights, runner=dispatcher, tasks=tasks),
+            last_answers=LastAnswers(cache=cache, flights=flights, runner=dispatcher, tasks=tasks),
             flights=flights,
             runner=dispatcher,
             tasks=tasks,

@@ -93,6 +93,7 @@ class _Knockout:
         while len(ranking) < top:
             best = await self._best(remaining)
             ranking.append(best)
+            # Placed: its opponent advances without a comparison.
             remaining[remaining.index(best)] = -1
         return ranking
 

@@ -57,7 +57,7 @@ class Meter:
             self._recent_busy = self._recent_busy * fade + took
 
     def begin(self, work: float) -> float:
-        """Count rows as running; return the time."""
+        """Count work as running; return the time."""
         now = self.clock()
         with self._lock:
             self.running += work
@@ -68,7 +68,7 @@ class Meter:
         return now
 
     def stop(self, work: float) -> None:
-        """Count rows as running no more, whatever became of them."""
+        """Count work as running no more, whatever became of it."""
         with self._lock:
             self.running = max(0.0, self.running - work)
             self._runs -= 1

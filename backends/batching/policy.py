@@ -63,14 +63,14 @@ def choose_batch(
     own: Mapping[int, int] = _NO_ROWS,
     own_work: float = 0.0,
 ) -> Choice:
-    """Return what runs with the most urgent row, which is `anchor` tokens long.
+    """Return what runs with the leading row, which is `anchor` tokens long.
 
-    `waiting` counts the rows of each length, the urgent one among them, which always runs.
+    `waiting` counts the rows of each length, the leading one among them, which always runs.
     Others join, nearest lengths first, while a row costs less here than in a batch of its own
     length, padding costs little of the whole and the batch still ends within `time_left`. Where
     a graph computes real tokens only, padding costs little, and lengths may differ more.
 
-    `own` counts those rows of `waiting` that are of the urgent one's request, which bring
+    `own` counts those rows of `waiting` that are of the leading one's request, which bring
     `own_work`: they join first. Others join only as far as these will still be in time and, while
     the request has more to come, where that costs little beside the batch they save: requests that
     share every batch all end late together, and then leave the device idle together.
@@ -108,7 +108,7 @@ class _Batch:
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
         """Add rows of `waiting`, but for those of `without`, while the batch ends within `limit`.
 
-        The anchor is one of the first that are given.
+        Without any in `without`, the anchor is counted in `waiting`, and is not added twice.
         """
         anchor = self._anchor
         for length in sorted(waiting, key=lambda length: (abs(length - anchor), length)):

@@ -138,7 +138,7 @@ class RowQueue:
     def withdraw(self, rows: Sequence[Row]) -> list[Row]:
         """Remove those of `rows` that wait and have no caller any more; return them.
 
-        An item may need a row twice, and name it twice.
+        An item may name a row twice: the second time it is dequeued already, and skipped.
         """
         removed: list[Row] = []
         with self._changed:

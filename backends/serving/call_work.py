@@ -4,7 +4,7 @@ from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.errors import Overloaded
 from backends.protocol import Call, CallItem, ModelInfo
-from backends.serving.work_estimates import WorkEstimates, guess_work
+from backends.serving.work_estimates import WorkEstimates, predict_work
 
 
 class CallWork:
@@ -16,8 +16,8 @@ class CallWork:
         self._call = call
         self._estimates = estimates
         self._batcher = batcher
-        self._guesses = guess_work(call, info, batcher.submissions.work)
-        self._is_whole = call.atomic or len(call.items) == 1
+        self._predicted = predict_work(call, info, batcher.submissions.work)
+        self._is_atomic = call.atomic or len(call.items) == 1
         self._reservations: list[QueueReservation | None] = [None] * len(call.items)
 
     @property
@@ -47,8 +47,8 @@ class CallWork:
         if all(map(batcher.submissions.is_full, flows)):
             raise Overloaded("the queue is full", retry_after=self.backlog())
         ratio = self._estimates.ratio(call)
-        works = [guess * ratio for guess in self._guesses]
-        if self._is_whole:
+        works = [seconds * ratio for seconds in self._predicted]
+        if self._is_atomic:
             self._reservations[:] = batcher.admission.admit(
                 works, time_left=min(item.remaining for item in call.items), flow=flows[0]
             )
@@ -69,8 +69,8 @@ class CallWork:
         Raises:
             Overloaded: it would be late.
         """
-        if not self._is_whole:
-            work = self._guesses[index] * self._estimates.ratio(self._call)
+        if not self._is_atomic:
+            work = self._predicted[index] * self._estimates.ratio(self._call)
             flow = (self._call.lane, item.scope)
             try:
                 (self._reservations[index],) = self._batcher.admission.admit(
@@ -94,7 +94,7 @@ class CallWork:
         reservation.release()
         self._reservations[index] = None
         self._estimates.learn(
-            self._call, guessed=self._guesses[index], brought=brought, is_done=is_done
+            self._call, predicted=self._predicted[index], brought=brought, is_done=is_done
         )
 
     def close(self) -> None:

@@ -33,7 +33,7 @@ class WorkEstimates:
         self._ratios: OrderedDict[Kind, float] = OrderedDict()
 
     def ratio(self, call: Call) -> float:
-        """Return the work that items of such a call bring for each guessed second."""
+        """Return the work that items of such a call bring for each predicted second."""
         for kind in _kinds(call):
             found = self._ratios.get(kind)
             if found is not None:
@@ -41,11 +41,11 @@ class WorkEstimates:
                 return found
         return 1.0
 
-    def learn(self, call: Call, *, guessed: float, brought: float, is_done: bool) -> None:
+    def learn(self, call: Call, *, predicted: float, brought: float, is_done: bool) -> None:
         """Learn from the work of an item; of one that was not done it is a lower bound."""
-        if guessed <= 0.0:
+        if predicted <= 0.0:
             return
-        measured = min(_MOST, max(_LEAST, brought / guessed))
+        measured = min(_MOST, max(_LEAST, brought / predicted))
         for kind in _kinds(call):
             ratio = self._ratios.get(kind)
             if not is_done and measured <= (1.0 if ratio is None else ratio):
@@ -56,19 +56,19 @@ class WorkEstimates:
             self._ratios.popitem(last=False)
 
 
-def guess_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) -> list[float]:
+def predict_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) -> list[float]:
     """Return the predicted seconds that each item of a call brings, by its bytes.
 
     `row_work` is what a row of so many tokens takes; a zero-shot item has a row for each label.
     """
     longest, labels = info.max_tokens, _count_labels(call)
     is_bounded = call.task not in _UNBOUNDED and info.algorithm != _WINDOWS
-    guesses = []
+    predicted = []
     for item in call.items:
         tokens = len(item.body) // _TOKEN_BYTES + 1
         rows = 1.0 if is_bounded else max(1.0, tokens / longest)
-        guesses.append(labels * rows * row_work(min(tokens, longest)))
-    return guesses
+        predicted.append(labels * rows * row_work(min(tokens, longest)))
+    return predicted
 
 
 def _count_labels(call: Call) -> int:

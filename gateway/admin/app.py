@@ -1,5 +1,6 @@
 """Builds the Litestar application of the operators' listener."""
 
+import asyncio
 import hmac
 import secrets
 from typing import Any
@@ -11,7 +12,7 @@ from litestar.enums import HttpMethod, ScopeType
 from litestar.exceptions import HTTPException
 from litestar.middleware import ASGIMiddleware
 from litestar.routes import HTTPRoute
-from litestar.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 from typing_extensions import override
 
 from gateway.admin.accounts import AccountChanges, KeyController, TenantController
@@ -28,7 +29,7 @@ from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.error_handling import problem_response
 from gateway.auth.bearer import find_bearer_token
-from gateway.errors import AuthenticationFailed
+from gateway.errors import AuthenticationFailed, RequestTimeout
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
@@ -42,15 +43,21 @@ HANDLERS = (
     *(CacheController, ModelsController, RegionsController, metrics, live, ready),
 )
 _IS_ADMIN = "is_admin"
+# Seconds from the head of a request to the end of its body.
+_BODY_TIMEOUT = 30.0
 
 
 class AdminAccess(ASGIMiddleware):
-    """Gives every request an id, and requires the admin key except for health and docs."""
+    """Requires the admin key except for health and docs; gives every request an id.
+
+    A body that takes longer than `body_timeout` seconds to arrive is refused.
+    """
 
     scopes = (ScopeType.HTTP,)
 
-    def __init__(self, admin_key: str) -> None:
+    def __init__(self, admin_key: str, *, body_timeout: float) -> None:
         self._key = admin_key.encode()
+        self._body_timeout = body_timeout
 
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
@@ -70,7 +77,7 @@ class AdminAccess(ASGIMiddleware):
         scope["state"][_IS_ADMIN] = is_admin = self._is_admin(scope)
         if not (scope["route_handler"].opt.get("public") or is_admin):
             raise AuthenticationFailed("send `Authorization: Bearer` with the admin key")
-        await next_app(scope, receive, answer)
+        await next_app(scope, _within(self._body_timeout, receive), answer)
 
     def _is_admin(self, scope: Scope) -> bool:
         # Without a key nobody is admin: an empty one must not let everybody in.
@@ -88,6 +95,7 @@ def build_admin(
     publisher: Publisher,
     recovery: Recovery,
     draining: Draining | None = None,
+    body_timeout: float = _BODY_TIMEOUT,
 ) -> Application:
     """Return the application; objects are made and owned by the caller."""
     active = ActiveDocumentReader(control=control, settings=settings)
@@ -110,11 +118,29 @@ def build_admin(
     return Application(
         route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script],
         dependencies=dependencies | {"openapi": _provide(document)},
-        middleware=[AdminAccess(settings.admin_key)],
+        middleware=[AdminAccess(settings.admin_key, body_timeout=body_timeout)],
         exception_handlers={Exception: _problem, HTTPException: _problem},
         openapi_config=None,
         logging_config=None,
     )
+
+
+def _within(seconds: float, receive: Receive) -> Receive:
+    """Return `receive`, which raises `RequestTimeout` once the body takes longer than `seconds`."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    is_arriving = True
+
+    async def receive_in_time() -> ReceiveMessage:
+        nonlocal is_arriving
+        try:
+            async with asyncio.timeout_at(deadline if is_arriving else None):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeout("The body did not arrive in time; send it faster.") from None
+        is_arriving = message["type"] == "http.request" and message.get("more_body", False)
+        return message
+
+    return receive_in_time
 
 
 def _methods(scope: Scope) -> list[str]:
@@ -138,4 +164,7 @@ def _provide(value: object) -> Provide:
 def _problem(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     # A route that does not exist is refused before the middleware makes the request's id.
     request_id = str(request.scope["state"].get(_REQUEST_ID) or new_id())
-    return problem_response(error, request_id, {"x-request-id": request_id})
+    headers = {"x-request-id": request_id}
+    if isinstance(error, RequestTimeout):
+        headers["connection"] = "close"  # the rest of the body is no request
+    return problem_response(error, request_id, headers)

@@ -69,7 +69,7 @@ class InferenceHandler:
         """Return the whole answer, an error's included."""
         try:
             self._processor.read_head(state, method, headers)
-            state.body_is_read()
+            state.on_head_read()
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:

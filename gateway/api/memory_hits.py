@@ -34,6 +34,7 @@ class MemoryHits:
         self.events = events
         self._runtimes = runtimes
         self._inference = inference
+        self._wall = inference.wall
         self._limiter = limiter
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
@@ -94,7 +95,8 @@ class MemoryHits:
             return
         if answer.outcomes[0].source is not Source.HIT:
             return
-        entry, _ = self._inference.read_single(prepared, state.options.directives)
+        directives = state.options.directives
+        entry = self._inference.read_hit(prepared, prepared.keys[0], self._wall(), directives)
         run = self._run(state)
         if entry is None or run is None:
             return
@@ -120,13 +122,17 @@ class MemoryHits:
         prepared = parsed.prepared
         if prepared is None or not self._inference.is_current(prepared.plan, runtime):
             return None
-        entry, age = self._inference.read_single(prepared, directives)
-        if entry is not replay.entry:
+        now = self._wall()
+        entry = self._inference.read_hit(prepared, prepared.keys[0], now, directives)
+        if entry is None or entry is not replay.entry:
             if directives is _NO_DIRECTIVES:
                 parsed.replay = None  # the entry has gone or was replaced
             return None
         limit_lines = replay.charge.charge()
-        return None if limit_lines is None else (age, limit_lines)
+        if limit_lines is None:
+            return None
+        age = now - entry.stored_at
+        return age if age > 0.0 else 0.0, limit_lines  # noqa: FURB136 - a call costs 1 % of a hit
 
     def _run(self, state: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""

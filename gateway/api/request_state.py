@@ -118,7 +118,7 @@ class RequestState:
         self.runtime = runtime
         self.started = self.admitted = self.deadline = started
 
-    def body_is_read(self) -> None:
+    def on_head_read(self) -> None:
         """Note that the head was read: set the deadline, and stop expecting `100 Continue`."""
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed

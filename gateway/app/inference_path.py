@@ -12,7 +12,7 @@ from gateway.dispatch.limited import LimitedRunner
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
-from gateway.inference.last_answers import StaleAnswers
+from gateway.inference.last_answers import LastAnswers
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
@@ -57,14 +57,14 @@ class InferencePath:
             cache=self.cache,
             lease=runtimes.current.document.cache.lease,
         )
-        self.stale = StaleAnswers(
+        self.last_answers = LastAnswers(
             cache=self.cache, flights=self.flights, runner=self._runner, tasks=self.tasks
         )
         self.inference = Inference(
             models=fleet,
             keys=KeyMaker(secret=secret_of(settings)),
             cache=self.cache,
-            stale=self.stale,
+            last_answers=self.last_answers,
             flights=self.flights,
             runner=self._runner,
             tasks=self.tasks,

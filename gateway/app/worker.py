@@ -221,7 +221,7 @@ class Worker:
             sources={
                 "cache": self.path.cache.statistics,
                 "coalescing": self.path.flights.statistics,
-                "stale": self.path.stale.statistics,
+                "stale": self.path.last_answers.statistics,
                 "limits": self.limiter.statistics,
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,

@@ -81,9 +81,9 @@ class RemoteTier(Protocol):
     """What `Cache-Status` calls the tier."""
 
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
-        """Call `on_done` with what is known of each key, within the tier's timeout.
+        """Call `on_done` with what was stored under each very key, within the tier's timeout.
 
-        It is called once, in a later event-loop iteration. Entries may be out of date.
+        It is called once, in a later event-loop iteration. Entries may have expired.
         """
         ...
 
@@ -94,7 +94,7 @@ class RemoteTier(Protocol):
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Tell others that this worker computes `keys`; say which another does, or just has.
+        """Claim `keys`; return `True` for each that another worker computes or has just answered.
 
         What another computes is claimed for a short while only, and may yet have to be computed.
         An answer that is not current is replaced by the claim.

@@ -124,7 +124,7 @@ class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_ejected: float = 0.5
     """Share of the backends that may be ejected at a time."""
     panic_threshold: float = 0.5
-    """Below this share of backends in use, ejected ones are used as well."""
+    """Below this share of available backends, ejected ones are used as well."""
     hedge_share: float = 0.0
     """Share of items that may be hedged: sent to a second backend when the first is late."""
     slow_start: float = 5.0

@@ -1,4 +1,4 @@
-"""Bounds retries to a part of first attempts, and a base rate beside."""
+"""Bounds retries that add load to a share of first attempts, and a base rate beside."""
 
 import math
 from collections.abc import Callable

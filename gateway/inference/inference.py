@@ -21,7 +21,7 @@ from gateway.inference.coalescing import FlightMember, Flights
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
 from gateway.inference.item_waits import ItemWaits, LedTask, is_leaders_own
 from gateway.inference.last_answers import (
-    StaleAnswers,
+    LastAnswers,
     StaleAnswersByIndex,
     at_answering_revision,
     keeps_last,
@@ -62,7 +62,7 @@ class Inference:
         models: ModelTable,
         keys: KeyMaker,
         cache: ResultStore,
-        stale: StaleAnswers,
+        last_answers: LastAnswers,
         flights: Flights,
         runner: WorkRunner,
         tasks: TaskStarter,
@@ -72,12 +72,12 @@ class Inference:
         self._models = models
         self._keys = keys
         self._cache = cache
-        self._stale = stale
+        self._last_answers = last_answers
         self._flights = flights
         self._runner = runner
         self._tasks = tasks
         self._tracer = tracer
-        self._wall = wall
+        self.wall = wall
         self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
 
     def prepare(
@@ -117,20 +117,9 @@ class Inference:
             return None
         return entry
 
-    def read_single(
-        self, prepared: PreparedRequest, directives: CacheDirectives
-    ) -> tuple[CachedResult | None, float]:
-        """Return `read_hit` of the first item, and the entry's age in seconds."""
-        now = self._wall()
-        entry = self.read_hit(prepared, prepared.keys[0], now, directives)
-        if entry is None:
-            return None, 0.0
-        age = now - entry.stored_at
-        return entry, age if age > 0.0 else 0.0  # noqa: FURB136 - a call costs 1 % of a hit
-
     def from_memory(self, prepared: PreparedRequest, directives: CacheDirectives) -> Answer | None:
         """Return the answer if this worker's memory has all of it."""
-        now = self._wall()
+        now = self.wall()
         outcomes = []
         for key in prepared.keys:
             entry = self.read_hit(prepared, key, now, directives)
@@ -153,7 +142,7 @@ class Inference:
         directives: CacheDirectives,
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
-        now, is_valid, max_age = self._wall(), prepared.plan.is_valid, directives.max_age
+        now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
         return [
             _outcome(prepared, hit.entry, hit.tier, now)
             if hit is not None and is_valid(hit.entry, now, max_age)
@@ -177,14 +166,14 @@ class Inference:
         if outcomes is None:
             outcomes = await self._look_up(prepared, caller)
         plan, missing = prepared.plan, _missing(outcomes)
-        old: StaleAnswersByIndex = {}
+        stale: StaleAnswersByIndex = {}
         if missing and plan.unrevised is not None:
-            old = await self._stale.find(prepared, missing, caller.directives)
-            self._stale.serve(prepared, old, caller.directives, outcomes)
+            stale = await self._last_answers.find(prepared, missing, caller.directives)
+            self._last_answers.serve(prepared, stale, caller.directives, outcomes)
             missing = _missing(outcomes)
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
-        is_whole = not (prepared.request.continue_on_error or old)
+        is_whole = not (prepared.request.continue_on_error or stale)
         while missing:
             waiting = self._join_or_lead(prepared, caller, missing)
             has_failed = await waiting.wait(caller, is_whole=is_whole)
@@ -197,10 +186,10 @@ class Inference:
                 waiting.give_up(prepared, self._flights)
                 break
             missing = self._failed_for_leader_only(outcomes, waiting.members, caller)
-        if old:
-            self._stale.serve_on_error(prepared, old, caller.directives, outcomes)
+        if stale:
+            self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
         return Answer(
-            model=at_answering_revision(plan.model, outcomes) if old else plan.model,
+            model=at_answering_revision(plan.model, outcomes) if stale else plan.model,
             outcomes=[o for o in outcomes if o is not None],
             is_cacheable=plan.entry.cache_ttl > 0,
         )
@@ -274,7 +263,7 @@ class Inference:
             if not member.leads:
                 continue
             # Its flight may have ended during the look-up in Redis.
-            now = self._wall()
+            now = self.wall()
             entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
             if entry is not None:
                 self._flights.settle(key, _outcome(prepared, entry, "memory", now))
@@ -301,7 +290,7 @@ class Inference:
 
         def settle(index: int, outcome: ItemOutcome) -> None:
             if not caller.directives.no_store:
-                self._stale.keep(prepared, index, outcome)
+                self._last_answers.keep(prepared, index, outcome)
             unsettled.discard(index)
             self._flights.settle(keys[index], outcome)
 

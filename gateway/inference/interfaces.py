@@ -49,7 +49,7 @@ class SharedCache(_Lookup, Protocol):
     """The result cache's claims, by which workers learn what others compute."""
 
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        """Claim `keys`; say which another worker has claimed, or has just answered.
+        """Claim `keys`; return `True` for each that another worker computes or has just answered.
 
         A stored answer that is not valid is replaced by the claim.
         """

@@ -1,4 +1,4 @@
-"""Stores and serves stale answers: of an earlier revision, or past their lifetime (RFC 5861).
+"""Stores answers, and serves stale ones: of an earlier revision, or past their lifetime (RFC 5861).
 
 A model that opted in (`stale_while_revalidate`, `stale_if_error`) has each answer kept twice: under
 its key, and under one without a revision, where the last answer lies whoever gave it. The second
@@ -56,8 +56,8 @@ StaleAnswersByIndex = dict[int, _StaleAnswer]
 """By the item's index."""
 
 
-class StaleAnswers:
-    """Stores answers, and finds stale ones for items that the cache does not have.
+class LastAnswers:
+    """Stores answers and last answers, and finds stale ones for items that the cache does not have.
 
     An answer of another revision is stale since this worker first missed an answer of the
     present one, or since its own time was over, whichever was earlier.
@@ -111,7 +111,7 @@ class StaleAnswers:
         found = await self._cache.lookup(unrevised.keys([items[index] for index in missing]))
         now = self._wall()
         missed_since = self._revision_since(prepared.plan.model, now)
-        old: StaleAnswersByIndex = {}
+        stale: StaleAnswersByIndex = {}
         for index, hit in zip(missing, found, strict=True):
             if hit is None or not _may_stand_in(prepared, hit.entry, now, directives.max_age):
                 continue
@@ -121,13 +121,13 @@ class StaleAnswers:
                 since = min(since, missed_since)
             outcome = hit_outcome(entry, hit.tier, now)
             outcome = replace(outcome, revision=entry.revision)
-            old[index] = _StaleAnswer(outcome=outcome, staleness=now - since)
-        return old
+            stale[index] = _StaleAnswer(outcome=outcome, staleness=now - since)
+        return stale
 
     def serve(
         self,
         prepared: PreparedRequest,
-        old: StaleAnswersByIndex,
+        stale: StaleAnswersByIndex,
         directives: CacheDirectives,
         outcomes: list[ItemOutcome | None],
     ) -> None:
@@ -135,9 +135,9 @@ class StaleAnswers:
         bound = prepared.plan.entry.stale_while_revalidate
         if directives.max_stale is not None:
             bound = min(max(bound, prepared.plan.entry.stale_if_error), directives.max_stale)
-        served = [index for index, one in old.items() if one.staleness < bound]
+        served = [index for index, one in stale.items() if one.staleness < bound]
         for index in served:
-            outcomes[index] = replace(old[index].outcome, stale=Stale.REVALIDATING)
+            outcomes[index] = replace(stale[index].outcome, stale=Stale.REVALIDATING)
         self._served += len(served)
         if served and not directives.no_store:
             self._refresher.refresh(prepared, served)
@@ -145,7 +145,7 @@ class StaleAnswers:
     def serve_on_error(
         self,
         prepared: PreparedRequest,
-        old: StaleAnswersByIndex,
+        stale: StaleAnswersByIndex,
         directives: CacheDirectives,
         outcomes: list[ItemOutcome | None],
     ) -> None:
@@ -153,7 +153,7 @@ class StaleAnswers:
         bound = prepared.plan.entry.stale_if_error
         if directives.max_stale is not None:
             bound = min(bound, directives.max_stale)
-        for index, one in old.items():
+        for index, one in stale.items():
             outcome = outcomes[index]
             failure = outcome.failure if outcome is not None else None
             if failure is None or failure.status not in _UNANSWERED or one.staleness >= bound:

@@ -49,6 +49,7 @@ class _QuotaState(msgspec.Struct):
     granted: int = 0
     last_grant: int = 0
     minimum: int = 1
+    """Units that the next grant must have at least."""
     is_low: bool = True
     retry_at: float = -inf
     """When to request again, after the store had nothing left."""
@@ -79,12 +80,14 @@ class DividedLimits:
         self.on_quota_low: Callable[[], None] = lambda: None
         """Called when more of a quota is needed before the next poll."""
         self._rest = _NOTHING
+        """The share of every bucket that has none of its own."""
         self._shares: dict[str, BucketShare] = {}
         self._quotas: dict[str, _QuotaState] = {}
         self._demand: dict[str, BucketDemand] = {}
         self._until = -inf
         self._regions = 0
         self._seen = 0
+        """The store's time of the shares applied last: it answers what changed since."""
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
         """Return the region's part of `rule`."""
@@ -94,6 +97,7 @@ class DividedLimits:
         share = self._shares.get(bucket, self._rest)
         used, now = share.used, self._monotonic()
         if now >= self._until:
+            # It is 0 until the store has answered once.
             used = min(used or 1.0, self._alone())
         grown = now - share.raised
         start = min(used, share.before + grown * used / (rule.window or 1.0))
@@ -195,6 +199,6 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
 
 
 def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
-    """Return `share` with `raised` by this process's clock, at the latest time it can have been."""
+    """Return `share` with `raised` by this process's clock: the latest, as the answer took time."""
     age = max(0.0, now / 1e9 - share.raised)
     return BucketShare(used=share.used, before=share.before, raised=received_at - age)

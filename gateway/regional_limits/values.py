@@ -27,7 +27,7 @@ class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives the part of a bucket's limit that a region may use; until `raised` it was `before`.
+    """Gives a region's part of a bucket's limit, 0 to 1: `before` until `raised`, then `used`.
 
     `raised` is in seconds: by the store's clock where the store sends it, else by the loop's.
     """

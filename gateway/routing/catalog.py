@@ -50,10 +50,10 @@ def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[Regio
     none is ready all members count, so that a model stays known while its backends are away.
     """
     ready = [member for member in members if member.health is Health.READY]
-    in_use = [member for member in ready if member.is_in_use()]
+    undrained = [member for member in ready if not member.drained]
     counts = Counter(
         (variant(member.models[name]), member.endpoint.region)
-        for member in in_use or ready or members
+        for member in undrained or ready or members
     )
 
     def votes(candidate: Variant) -> tuple[list[int], Variant]:

@@ -1,7 +1,7 @@
 """Computes outlier ejection: a backend that keeps failing is taken out of use for a while.
 
-The circuit is closed while a backend is in use, open while it is ejected, and half open after that:
-the first failure then opens it again, for longer.
+The circuit is closed while a backend is available, open while it is ejected, and half open after
+that: a failure before the first success then opens it again, for longer.
 """
 
 import math
@@ -44,7 +44,7 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
     """Return `ejection` after one more failure.
 
     Calls that were in flight at the ejection also fail, and do not lengthen it. A backend back
-    from an ejection is out again at its first failure.
+    from an ejection is out again at its first failure, unless a call succeeded before it.
     """
     if ejection.holds(now):
         return ejection

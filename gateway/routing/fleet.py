@@ -72,7 +72,7 @@ class Fleet:
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Drain exactly these backends, by id or entry; all others are in use."""
+        """Drain exactly these backends, by id or entry; all others are not drained."""
         self._drained = drained
         now = self._clock()
         for member in self._members.values():
@@ -123,7 +123,7 @@ class Fleet:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
         After the first come the others by region and predicted finish, then ejected ones, and last,
-        unless `with_silent` is false, those that have only just stopped answering probes. Backends
+        unless `with_silent` is false, those that have only just stopped answering probes. Others
         that are not ready are left out: a probe notices their return.
         """
         context = ChoiceContext(self._clock(), self.routing)

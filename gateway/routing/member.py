@@ -89,12 +89,8 @@ class Member:
         self.calls = 0
         self.failures = 0
 
-    def is_in_use(self) -> bool:
-        """Return whether the backend is ready and not drained."""
-        return self.health is Health.READY and not self.drained
-
     def is_available(self, now: float) -> bool:
-        """Return whether the backend is ready, in use and not ejected."""
+        """Return whether the backend is ready, not drained and not ejected."""
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
     def observe(self, found: ServingState | ProbeFailure, now: float, took: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from random import Random
 
 from gateway.routing.choice import ChoiceContext
-from gateway.routing.member import Member
+from gateway.routing.member import Health, Member
 
 Tier = Sequence[Member]
 
@@ -35,7 +35,7 @@ def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]
     found = [[member for member in tier if member.is_available(context.now)] for tier in tiers]
     members = sum(not member.drained for tier in tiers for member in tier)
     if sum(map(len, found)) < context.routing.panic_threshold * members:
-        found = [[member for member in tier if member.is_in_use()] for tier in tiers]
+        found = [[m for m in tier if m.health is Health.READY and not m.drained] for tier in tiers]
     return [tier for tier in found if tier]
 
 

@@ -28,7 +28,7 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     in_flight: int
     ejected_for: float
-    """Seconds until the end of its ejection; 0 when it is in use."""
+    """Seconds until the end of its ejection; 0 when it is not ejected."""
     share: float
     """Share of its speed that is used: below 1 during its slow start."""
     limit: float

@@ -3,8 +3,8 @@
 Labels come from closed sets (task, status, served model, source, name of a limit), never from a
 tenant, a key or an input. Processes write to files, see `metric_files`; the admin listener adds up.
 
-The request path only adds to Python numbers; `flush` adds these to the instruments, as an increment
-of an instrument costs as much as a cache lookup.
+Answers only add to Python numbers; `flush` adds these to the instruments, as an increment of an
+instrument costs as much as a cache lookup. What limits refuse, or would, is counted directly.
 """
 
 from bisect import bisect_left
@@ -58,7 +58,7 @@ class GatewayMetrics:
         )
         self._duration = TalliedHistogram(
             "sluicegate_request_duration_seconds",
-            "Time from the request's body to its answer, by task.",
+            "Time from the request's head to its answer, by task.",
             ("task",),
             buckets=_SECONDS,
             registry=registry,

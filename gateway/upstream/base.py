@@ -120,7 +120,7 @@ def locate(url: str, server_name: str = "") -> Location:
 
 def explain_early_loss(*, is_tls: bool) -> str:
     """Return why a connection may have been lost before any byte of the response."""
-    # A server judges our certificate when we believe to be done, and may say nothing.
+    # The server checks our certificate after our handshake has ended, and may close without alert.
     hint = "is our certificate accepted?" if is_tls else "should the URL be `https://`?"
     return f"the connection was lost before anything came: {hint}"
 

@@ -47,11 +47,21 @@ def test_the_page_says_what_each_module_does(package: str) -> None:
     assert first_cells(section(SECTIONS[package])) == modules(package)
 
 
+ANSWERS = PAGE.partition("## Where is it decided")[2].partition("\n## ")[0]
+
+
 def test_every_question_is_answered_by_at_most_three_files() -> None:
-    answers = PAGE.partition("## Where is it decided")[2].partition("\n## ")[0]
-    questions = [line for line in answers.splitlines() if "? |" in line]
+    questions = [line for line in ANSWERS.splitlines() if "? |" in line]
 
     assert len(questions) >= 10
     assert all(
         1 <= len(set(re.findall(r"\(\.\./([^)]+)\)", q))) <= 3 or "(#" in q for q in questions
     )
+
+
+@pytest.mark.parametrize("paragraph", ANSWERS.split("\n### ")[1:])
+def test_a_paragraph_that_says_more_is_short_and_links_to_the_code(paragraph: str) -> None:
+    lines = [line for line in paragraph.splitlines()[1:] if line]
+
+    assert len(lines) <= 8
+    assert "](../" in paragraph

@@ -1,4 +1,4 @@
-"""Links from the docs into the code name what is defined there."""
+"""Links from the docs into the code name what is defined there; what the map mentions exists."""
 
 import ast
 import re
@@ -8,6 +8,9 @@ import pytest
 from tests.docs.tables import ROOT, page
 
 LINK = re.compile(r"\[`([^`]+)`\]\(((?:\.\./)+(?:gateway|backends|loadtests|tools)/[^)#]+\.py)\)")
+# What reads as a name of the code: with a capital, an underscore or a dot; a class may be first.
+WORD = re.compile(r"`((?:[A-Z]\w*[a-z]\w*|\w*_\w+|[a-z]\w*(?=\.\w))(?:\.[a-z_]\w*)*)`")
+CODE = ("gateway", "backends", "tests/docs", "tests/contract")
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/*.md"))]
 
 
@@ -44,3 +47,37 @@ def test_every_link_into_the_code_names_something(name: str) -> None:
     links = re.findall(r"\]\((?:\.\./)+(?:gateway|backends)/[^)]*\)", page(name))
 
     assert len(links) == len(LINK.findall(page(name))) > 0
+
+
+def mentioned(tree: ast.AST) -> set[str]:
+    """Return every name that a module defines, assigns, takes or imports."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.arg):
+            found.add(node.arg)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return found
+
+
+def test_every_name_of_the_code_that_the_map_mentions_exists() -> None:
+    paths = [path for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    known = {name for tree in trees for name in mentioned(tree)}
+    members = {name for tree in trees for name in defined(tree.body)}
+    modules = {path.stem for path in paths} | {path.parent.name for path in paths}
+
+    missing = []
+    for page_name in ("docs/reading.md", "docs/architecture.md"):
+        for word in WORD.findall(page(page_name)):
+            if word.endswith(".py") or word.startswith("sluicegate") or word in modules:
+                continue
+            parts = [word] if word[0].isupper() and "." in word else word.split(".")
+            if not (known | members).issuperset(parts):
+                missing.append(f"{word} in {page_name}")
+
+    assert missing == []

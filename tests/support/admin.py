@@ -21,7 +21,7 @@ AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
 
 @contextlib.asynccontextmanager
 async def client_of(
-    settings: Settings, redis: Redis, ledger: Ledger
+    settings: Settings, redis: Redis, ledger: Ledger, *, body_timeout: float = 30.0
 ) -> AsyncIterator[httpx.AsyncClient]:
     control = Control(redis)
     recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
@@ -41,6 +41,7 @@ async def client_of(
         ledger=ledger,
         publisher=publisher,
         recovery=recovery,
+        body_timeout=body_timeout,
     )
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:

@@ -16,7 +16,7 @@ from gateway.config.document import CacheConfig, Document, ModelConfig
 from gateway.dispatch.work import Work
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
-from gateway.inference.last_answers import StaleAnswers
+from gateway.inference.last_answers import LastAnswers
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import NullTracer
 from gateway.types import (
@@ -221,7 +221,7 @@ class Scene:
         cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}
-        self.stale = StaleAnswers(
+        self.last_answers = LastAnswers(
             cache=cache,
             flights=self.flights,
             runner=self.runner,
@@ -232,7 +232,7 @@ class Scene:
             models=self.models,
             keys=KeyMaker(secret=b"secret"),
             cache=cache,
-            stale=self.stale,
+            last_answers=self.last_answers,
             flights=self.flights,
             runner=self.runner,
             tasks=self.tasks,

@@ -171,7 +171,7 @@ async def _last_answers_are_given(
 
 @case_of(CASES, "models.*.stale_while_revalidate")
 async def _(scene: ReloadScene) -> None:
-    stale = scene.worker.parts.path.stale
+    stale = scene.worker.parts.path.last_answers
     await _last_answers_are_given(
         scene, "stale_while_revalidate", answer, lambda: stale.statistics().served
     )
@@ -179,7 +179,7 @@ async def _(scene: ReloadScene) -> None:
 
 @case_of(CASES, "models.*.stale_if_error")
 async def _(scene: ReloadScene) -> None:
-    stale = scene.worker.parts.path.stale
+    stale = scene.worker.parts.path.last_answers
     await _last_answers_are_given(
         scene, "stale_if_error", refuse("overloaded"), lambda: stale.statistics().served_on_error
     )

@@ -129,7 +129,7 @@ async def _(scene: ReloadScene) -> None:
 
 @case_of(CASES, "cache.refreshes")
 async def _(scene: ReloadScene) -> None:
-    stale = scene.worker.parts.path.stale
+    stale = scene.worker.parts.path.last_answers
     entry = {"cache_ttl": 0.001, "stale_while_revalidate": HOUR}
 
     async def is_skipped() -> bool:

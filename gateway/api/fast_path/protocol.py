@@ -59,7 +59,7 @@ class FastPath:
         state.options = head.options
         state.wants_timing = head.wants_timing
         state.traceparent = head.traceparent
-        state.body_is_read()
+        state.on_head_read()
         reply = self.processor.reply_now(state, "", body)
         parsed = state.parsed
         if head.is_plain and parsed is not None and parsed.replay is not None:

@@ -1,5 +1,7 @@
-"""The operators' listener: access, health, caches, regions, metrics."""
+"""The operators' listener: access, bodies, health, caches, regions, metrics."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ from gateway.regional_limits.values import BucketDemand, ShareReport
 from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
+from loadtests.harness.waiting import WAIT_LIMIT
 from tests.support.admin import KEY, client_of, refused
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +52,25 @@ async def test_without_an_admin_key_nobody_is_admin(
         answer = await client.get("/admin/keys", headers={"authorization": "Bearer "})
 
     refused(answer, 401, "authentication_failed")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/admin/config"), ("POST", "/admin/config/rollback"), ("POST", "/admin/tenants")],
+)
+async def test_a_body_that_does_not_arrive_in_time_is_answered_408(
+    settings: Settings, redis: Redis, ledger: Ledger, method: str, path: str
+) -> None:
+    async def part_of_a_body() -> AsyncIterator[bytes]:
+        yield b" "
+        await asyncio.get_running_loop().create_future()
+
+    async with client_of(settings, redis, ledger, body_timeout=0.1) as client:
+        async with asyncio.timeout(WAIT_LIMIT):
+            answer = await client.request(method, path, content=part_of_a_body())
+
+    refused(answer, 408, "request_timeout")
+    assert answer.headers["connection"] == "close"
 
 
 async def test_health_needs_no_key(admin: httpx.AsyncClient) -> None:

@@ -32,7 +32,7 @@ def roll_out(scene: Scene) -> None:
 
 
 async def refreshed(scene: Scene) -> None:
-    await until(lambda: scene.stale.statistics().refreshing == 0, what="the refresh ends")
+    await until(lambda: scene.last_answers.statistics().refreshing == 0, what="the refresh ends")
 
 
 def kinds(answer: Answer) -> list[Stale]:
@@ -129,7 +129,7 @@ async def test_beyond_the_bound_of_refreshes_answers_are_given_and_not_refreshed
 
     assert kinds(answer) == [Stale.REVALIDATING] * 3
     assert scene.runner.computed[3:] == [b"a", b"b"]
-    statistics = scene.stale.statistics()
+    statistics = scene.last_answers.statistics()
     assert (statistics.refreshing, statistics.refreshes_skipped) == (2, 1)
     scene.runner.gate.set()
     await refreshed(scene)
@@ -242,7 +242,7 @@ async def test_a_caller_who_wants_nothing_stored_has_nothing_refreshed(scene: Sc
 
     await scene.ask("a", directives=CacheDirectives(no_store=True))
 
-    assert scene.stale.statistics().refreshes == 0
+    assert scene.last_answers.statistics().refreshes == 0
 
 
 @pytest.mark.parametrize("name", ["model:sentiment", "tenant:t1"])
