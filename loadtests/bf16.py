@@ -84,7 +84,7 @@ def _compare(ways: dict[str, tuple[RunningBackend, str]], texts: Sequence[str]) 
         found = _ask(running, running.model(_ENCODER + suffix), Task.EMBED, texts)
         vectors[what] = np.array([msgspec.json.decode(each)["embedding"] for each in found])
         found = _ask(running, running.model(_HEAD + suffix), Task.CLASSIFY, texts)
-        labels[what] = [msgspec.json.decode(each)["label"] for each in found]
+        labels[what] = [msgspec.json.decode(each)["labels"][0]["label"] for each in found]
     print(f"\n| {len(texts)} texts | largest difference | worst cosine | labels that differ |")
     print("|---|---|---|---|")
     for what in (_EXACT, _ROUNDED):
