@@ -23,7 +23,7 @@ _TYPES: Mapping[str, str] = MappingProxyType({"i64": "tensor(int64)", "i32": "te
 _SHAPING = frozenset({"Convert", "GatherND", "Reshape", "Squeeze", "Unsqueeze"})
 
 
-class GraphPort(msgspec.Struct, frozen=True, kw_only=True):
+class _Port(msgspec.Struct, frozen=True, kw_only=True):
     """Describes an input or output as ONNX Runtime does; a size that varies is `None`."""
 
     name: str
@@ -37,11 +37,11 @@ class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     model: Any
     vocabulary: int | None
 
-    def get_inputs(self) -> list[GraphPort]:
+    def get_inputs(self) -> list[_Port]:
         """Return the inputs, by the method that a session of ONNX Runtime has."""
         return [_port(each) for each in self.model.inputs]
 
-    def get_outputs(self) -> list[GraphPort]:
+    def get_outputs(self) -> list[_Port]:
         """Return the outputs, likewise."""
         return [_port(each) for each in self.model.outputs]
 
@@ -120,9 +120,9 @@ def _flags(cpu_info: Path) -> set[str]:
     return set(next((line.split() for line in lines if line.startswith("flags")), []))
 
 
-def _port(port: Any) -> GraphPort:
+def _port(port: Any) -> _Port:
     kind, shape = port.get_element_type().to_string(), port.get_partial_shape()
-    return GraphPort(
+    return _Port(
         name=port.get_any_name(),
         type=_TYPES.get(kind, kind),
         shape=[each.get_length() if each.is_static else None for each in shape],
