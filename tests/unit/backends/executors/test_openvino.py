@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,9 +20,11 @@ from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import Attention, GraphForm
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
+from backends.qualification.invariance import measure_invariance
+from backends.qualification.qualify import TOLERANCES
 from backends.settings import BackendSettings
-from backends.types import OutputKind
-from tests.support.openvino import need_bf16, need_openvino
+from backends.types import IntArray, OutputKind
+from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
@@ -65,8 +68,8 @@ def test_answers_equal_those_of_onnx_runtime(graph: GraphSource) -> None:
         assert np.abs(found - expected).max() < 1e-5
 
 
-def test_bf16_is_near_and_of_the_same_bits_beside_other_rows(graph: GraphSource) -> None:
-    need_bf16(msgspec.structs.replace(graph, profile="bf16"))
+def test_bf16_is_near_and_is_not_fp32(graph: GraphSource) -> None:
+    need_bf16_of_the_cpu()
     exact = OpenVinoExecutor(graph, worker_threads=1)
     rounded = OpenVinoExecutor(msgspec.structs.replace(graph, profile="bf16"), worker_threads=1)
     rows = batch(3, 24, 1, 9)
@@ -77,6 +80,20 @@ def test_bf16_is_near_and_of_the_same_bits_beside_other_rows(graph: GraphSource)
     cosines /= np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
     assert cosines.min() > 0.999
     assert not np.array_equal(expected, found)
+
+
+@pytest.mark.parametrize("profile", ["fp32", "bf16"])
+def test_other_rows_change_no_bit(graph: GraphSource, profile: str) -> None:
+    need_bf16_of_the_cpu()
+    executor = OpenVinoExecutor(msgspec.structs.replace(graph, profile=profile), worker_threads=1)
+
+    def encode(texts: Sequence[str]) -> list[IntArray]:
+        return [np.array([2, *(ord(c) % 50 for c in text[:20]), 3], np.int32) for text in texts]
+
+    measured = measure_invariance(executor, outputs=OUTPUTS, encode=encode, max_tokens=24)
+
+    assert measured.shares_batches
+    assert measured.shapes <= TOLERANCES[profile]
 
 
 def test_runs_have_a_stream_of_one_thread_each(tmp_path: Path) -> None:
