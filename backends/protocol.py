@@ -101,7 +101,9 @@ class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Holds one prompt and the options to choose from."""
 
     prompt: str
+    """The text that an option is to fit."""
     choices: list[str]
+    """The options."""
 
 
 Parameters = (

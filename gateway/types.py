@@ -236,20 +236,22 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what a request used, as answered and as billed.
-
-    These are its items, by how they ended, and the rows and tokens run for the computed ones.
-    """
+    """Counts what a request used, as answered and as billed."""
 
     items: int
+    """All items of the request."""
     hit: int
+    """Items answered from the result cache."""
     collapsed: int
-    """Priced as hits."""
+    """Items that joined equal work in flight; priced as hits."""
     computed: int
+    """Items computed for this request."""
     failed: int
-    """Not billed."""
+    """Items without an answer, which are not billed."""
     rows: int
+    """Rows that the model ran for the computed items."""
     tokens: int
+    """Tokens of those rows."""
     truncated: int = 0
     """Items whose texts were truncated."""
 

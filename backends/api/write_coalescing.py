@@ -97,6 +97,13 @@ class WriteCoalescingProtocol(LimitedHttpProtocol):
         self.scope["extensions"] = {CLIENT_EXTENSION: self._client}  # type: ignore[dict-item]
 
     @override
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if not self.pipeline:
+            # Reading was paused for a large body; who does not read misses that the client leaves.
+            self.flow.resume_reading()
+
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._client.leave()
         super().connection_lost(exc)

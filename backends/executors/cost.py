@@ -48,7 +48,8 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
     def padding(self, seconds: float, *, alone: float) -> float:
         """Return what padding takes of a batch's `seconds`; `alone` is the sum of its rows'."""
-        return seconds - self.base - alone
+        # Rounding may leave less than nothing where there is no padding.
+        return max(0.0, seconds - self.base - alone)
 
     def alone(self, length: int) -> float:
         """Return what a row adds to a batch of its own length."""

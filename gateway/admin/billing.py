@@ -18,7 +18,7 @@ from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidReq
 from gateway.ledger import rendering
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import AuditEntry, GroupBy, UsageRow
+from gateway.ledger.types import AuditEntry, GroupBy, GroupUsage
 
 Format = Literal["json", "csv"]
 _CSV = "text/csv; charset=utf-8"
@@ -39,7 +39,7 @@ class UsagePage(msgspec.Struct, frozen=True, kw_only=True, rename={"since": "fro
 
     since: str
     until: str
-    rows: list[UsageRow]
+    rows: list[GroupUsage]
 
 
 class AuditPage(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.config.document import BackendConfig
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError, NotFound
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.regional_shares import RegionLease, ShareRow
+from gateway.ledger.regional_shares import RegionLease, RegionShare
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery
@@ -71,7 +71,7 @@ class RegionLimitShares(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     regions: list[RegionLease]
-    shares: list[ShareRow]
+    shares: list[RegionShare]
 
 
 class BackendChanges(NamedTuple):

@@ -15,7 +15,7 @@ from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy, UsageRow
+from gateway.ledger.types import GroupBy, GroupUsage
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.store import RuntimeStore
@@ -102,7 +102,7 @@ def _lacking(one: EndpointStatistics) -> str:
     return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
 
 
-def _line(row: UsageRow, groups: Sequence[GroupBy]) -> UsageLine:
+def _line(row: GroupUsage, groups: Sequence[GroupBy]) -> UsageLine:
     values = msgspec.structs.asdict(row)
     group = {group.value: values[group.value] for group in groups}
     return msgspec.convert(values | {"group": group}, UsageLine)

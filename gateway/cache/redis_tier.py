@@ -75,8 +75,8 @@ class RedisTier:
         random: Callable[[], float],
         breaker: CircuitBreaker | None = None,
     ) -> None:
-        self._read_pipe = reads
-        self._write_pipe = writes
+        self._read_client = reads
+        self._write_client = writes
         self._timeout = timeout
         self._ttl_jitter = ttl_jitter
         self._monotonic = monotonic
@@ -107,8 +107,8 @@ class RedisTier:
             pending, self._pending = self._pending, deque()
             for lookup in pending:
                 self._loop.call_soon(self._time_out, lookup)
-            await self._read_pipe.aclose()
-            await self._write_pipe.aclose()
+            await self._read_client.aclose()
+            await self._write_client.aclose()
 
     def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
         """Call `on_done` later with what Redis has of `keys`; a miss where it is too late."""
@@ -180,7 +180,7 @@ class RedisTier:
     async def _probe(self) -> None:
         started = self._monotonic()
         try:
-            (reply,) = await self._read_pipe.execute([(b"PING",)])
+            (reply,) = await self._read_client.execute([(b"PING",)])
             if isinstance(reply, Exception):
                 raise ConnectionError("Redis refused") from reply
         except OSError:
@@ -223,7 +223,7 @@ class RedisTier:
         command = (b"MGET", *names)
         on_done = partial(self._replied, batch, len(names), self._monotonic())
         try:
-            if not self._read_pipe.execute_nowait([command], on_done):
+            if not self._read_client.execute_nowait([command], on_done):
                 self._tasks.start(self._execute(command, on_done))
         except BaseException:  # whatever it was, the next read must not wait for this one
             self._finish_read(batch, None)
@@ -232,7 +232,7 @@ class RedisTier:
     async def _execute(self, command: Command, on_done: Callable[[Replies], None]) -> None:
         replies: Replies = ConnectionError("given up")
         try:
-            replies = await self._read_pipe.execute([command])
+            replies = await self._read_client.execute([command])
         except OSError as error:
             replies = error.with_traceback(None)  # which would hold this frame, and it the error
         finally:
@@ -322,7 +322,7 @@ class RedisTier:
         values = await map_values(pack, [write.value for write in batch])
         started = self._monotonic()
         try:
-            replies = await self._write_pipe.execute(
+            replies = await self._write_client.execute(
                 [
                     (b"SET", write.name, value, b"PX", write.milliseconds)
                     for write, value in zip(batch, values, strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.operation import DispatchContext, DispatchOperation
+from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
 from gateway.dispatch.work import Settle, Work
@@ -60,14 +60,14 @@ class Dispatcher:
         """
         if work.items:
             self.hedging.share = self._context.fleet.routing.hedge_share
-            operation = DispatchOperation(
+            dispatch = RequestDispatch(
                 self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
             )
-            await operation.finish()
+            await dispatch.finish()
 
     def _endpoint_lost(self, endpoint: Endpoint) -> None:
-        for operation in tuple(self._context.operations):
-            operation.endpoint_lost(endpoint)
+        for dispatch in tuple(self._context.in_progress):
+            dispatch.endpoint_lost(endpoint)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""

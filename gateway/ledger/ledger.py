@@ -17,8 +17,8 @@ from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import GroupBy, UsageRow
-from gateway.ledger.usage import priced_usage, usage_rows
+from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.ledger.usage import priced_usage, usage_by_group
 
 
 class Ledger:
@@ -49,7 +49,7 @@ class Ledger:
         *,
         prices: Sequence[PriceConfig] = (),
         models: Collection[str] | None = None,
-    ) -> list[UsageRow]:
+    ) -> list[GroupUsage]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
 
         `models` restricts it to these. Requests that were refused before their model was known are
@@ -71,7 +71,7 @@ class Ledger:
             prices=self._price_list(prices),
             models=models,
         )
-        return usage_rows(found, groups)
+        return usage_by_group(found, groups)
 
     def invoice(self, tenant: str, month: str, prices: Sequence[PriceConfig] = ()) -> Invoice:
         """Return the invoice of `tenant` for a month such as `2026-09`, from its events.

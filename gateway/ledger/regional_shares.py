@@ -18,13 +18,13 @@ from gateway.regional_limits.policy import (
     LEASE,
     REST,
     OtherRegions,
-    PolicyRow,
+    ShareEntry,
     decide,
-    first_rows,
+    first_entries,
 )
 from gateway.regional_limits.values import BucketShare, BucketShares, QuotaDemand, ShareReport
 
-_Rows: TypeAlias = dict[str, dict[str, PolicyRow]]
+_Entries: TypeAlias = dict[str, dict[str, ShareEntry]]
 _LOCK: Final = "shares"
 _SECOND: Final = 1_000_000_000
 _RECENT: Final = 600 * _SECOND
@@ -42,7 +42,7 @@ class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
     expires_in: float
 
 
-class ShareRow(msgspec.Struct, frozen=True, kw_only=True):
+class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
     """Shows operators a region's share of a bucket; `demand` is units a second."""
 
     bucket: str
@@ -70,10 +70,10 @@ class RegionalShareStore:
                 since = 0
                 self._join(connection, report.region, now)
             others = self._others(connection, report.region)
-            rows = self._rows(connection, report, now)
-            before = _own(rows, report.region)
-            _count(rows, report, now, longest)
-            rest = self._decide(connection, rows, before, report.region, others, now)
+            entries = self._entries(connection, report, now)
+            before = _own(entries, report.region)
+            _count(entries, report, now, longest)
+            rest = self._decide(connection, entries, before, report.region, others, now)
             return BucketShares(
                 now=now,
                 lease=lease,
@@ -108,7 +108,7 @@ class RegionalShareStore:
                 for name, workers, expires in found
             ]
 
-    def shares(self, tenant: str | None = None) -> list[ShareRow]:
+    def shares(self, tenant: str | None = None) -> list[RegionShare]:
         """Return the shares of all buckets, or those of one tenant."""
         table = schema.region_shares
         query = select(table).order_by(table.c.bucket, table.c.region)
@@ -116,16 +116,16 @@ class RegionalShareStore:
             query = query.where(table.c.bucket.startswith(f"rl:{{{tenant}}}", autoescape=True))
         now = self._store.clock()
         with self._store.reading() as connection:
-            rows = [_row(found) for found in connection.execute(query)]
+            entries = [_entry(found) for found in connection.execute(query)]
         return [
-            ShareRow(
-                bucket=row.bucket,
-                region=row.region,
-                share=round(row.used, 4),
-                held=round(row.held, 4),
-                demand=round(row.demanded(now), 3),
+            RegionShare(
+                bucket=entry.bucket,
+                region=entry.region,
+                share=round(entry.used, 4),
+                held=round(entry.held, 4),
+                demand=round(entry.demanded(now), 3),
             )
-            for row in rows
+            for entry in entries
         ]
 
     def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
@@ -143,13 +143,13 @@ class RegionalShareStore:
         return report.region in living
 
     def _join(self, connection: Connection, region: str, now: int) -> None:
-        """Insert the rows of a new region: shares of 0, or of 1 if no other region has any."""
+        """Insert the entries of a new region: shares of 0, or of 1 if no other region has any."""
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))
         had = 0.0 if known else 1.0
-        first = PolicyRow(bucket=REST, region=region, held=had, used=had, before=had, changed=now)
-        rows = [replace(first, bucket=bucket) for bucket in known or [REST]]
-        connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in rows])
+        first = ShareEntry(bucket=REST, region=region, held=had, used=had, before=had, changed=now)
+        entries = [replace(first, bucket=bucket) for bucket in known or [REST]]
+        connection.execute(table.insert(), [msgspec.structs.asdict(entry) for entry in entries])
 
     def _others(self, connection: Connection, own: str) -> OtherRegions:
         workers = schema.region_workers
@@ -159,51 +159,51 @@ class RegionalShareStore:
             seen=int(connection.scalar(seen) or 0),
         )
 
-    def _rows(self, connection: Connection, report: ShareReport, now: int) -> _Rows:
-        """Return the rows of buckets with recent demand; rows of new buckets are inserted."""
+    def _entries(self, connection: Connection, report: ShareReport, now: int) -> _Entries:
+        """Return the entries of buckets with recent demand; entries of new buckets are inserted."""
         table = schema.region_shares
         lately = select(table.c.bucket).where(table.c.counted > now - _RECENT).distinct()
         wanted = table.c.bucket.in_(lately) | table.c.bucket.in_([REST, *report.demand])
-        rows: _Rows = {}
-        for row in map(_row, connection.execute(select(table).where(wanted))):
-            rows.setdefault(row.bucket, {})[row.region] = row
+        entries: _Entries = {}
+        for entry in map(_entry, connection.execute(select(table).where(wanted))):
+            entries.setdefault(entry.bucket, {})[entry.region] = entry
         for bucket in report.demand:
-            if bucket not in rows:
-                rows[bucket] = first_rows(rows[REST], bucket, now)
+            if bucket not in entries:
+                entries[bucket] = first_entries(entries[REST], bucket, now)
                 connection.execute(
-                    table.insert(), [msgspec.structs.asdict(r) for r in rows[bucket].values()]
+                    table.insert(), [msgspec.structs.asdict(r) for r in entries[bucket].values()]
                 )
-        return rows
+        return entries
 
     def _decide(
         self,
         connection: Connection,
-        rows: _Rows,
-        before: Mapping[str, PolicyRow],
+        entries: _Entries,
+        before: Mapping[str, ShareEntry],
         own: str,
         others: OtherRegions,
         now: int,
-    ) -> PolicyRow:
-        """Write the region's rows that differ from `before`; return its row of `REST`."""
+    ) -> ShareEntry:
+        """Write the region's entries that differ from `before`; return its entry of `REST`."""
         table = schema.region_shares
         decided = [
             decide(of_bucket, bucket=bucket, own=own, others=others, now=now)
-            for bucket, of_bucket in rows.items()
+            for bucket, of_bucket in entries.items()
         ]
-        written = [row for row in decided if row != before.get(row.bucket)]
-        mine = (table.c.region == own) & table.c.bucket.in_([row.bucket for row in written])
+        written = [entry for entry in decided if entry != before.get(entry.bucket)]
+        mine = (table.c.region == own) & table.c.bucket.in_([entry.bucket for entry in written])
         connection.execute(delete(table).where(mine))
         if written:
-            connection.execute(table.insert(), [msgspec.structs.asdict(row) for row in written])
-        return next(row for row in decided if row.bucket == REST)
+            connection.execute(table.insert(), [msgspec.structs.asdict(entry) for entry in written])
+        return next(entry for entry in decided if entry.bucket == REST)
 
     def _changed(self, connection: Connection, region: str, since: int) -> dict[str, BucketShare]:
         table = schema.region_shares
         query = select(table).where((table.c.region == region) & (table.c.changed >= since))
         return {
-            row.bucket: _share(row)
-            for row in map(_row, connection.execute(query))
-            if row.bucket != REST
+            entry.bucket: _share(entry)
+            for entry in map(_entry, connection.execute(query))
+            if entry.bucket != REST
         }
 
     def _grant(
@@ -215,7 +215,7 @@ class RegionalShareStore:
         for bucket, demand in report.quotas.items():
             of_period = (table.c.bucket == bucket) & (table.c.period == demand.period)
             query = select(table.c.region, table.c.granted).where(of_period)
-            known = {row.region: row.granted for row in connection.execute(query)}
+            known = {entry.region: entry.granted for entry in connection.execute(query)}
             own = known.get(report.region, 0)
             if own <= demand.granted:  # else another worker of the region was granted more
                 own += _step(demand, left=demand.limit - sum(known.values()), regions=regions)
@@ -230,17 +230,17 @@ class RegionalShareStore:
         return granted
 
 
-def _own(rows: _Rows, region: str) -> dict[str, PolicyRow]:
-    """Return a region's rows by bucket."""
-    return {bucket: found[region] for bucket, found in rows.items() if region in found}
+def _own(entries: _Entries, region: str) -> dict[str, ShareEntry]:
+    """Return a region's entries by bucket."""
+    return {bucket: found[region] for bucket, found in entries.items() if region in found}
 
 
-def _count(rows: _Rows, report: ShareReport, now: int, longest: float) -> None:
-    """Add the reported demand to the region's rows."""
+def _count(entries: _Entries, report: ShareReport, now: int, longest: float) -> None:
+    """Add the reported demand to the region's entries."""
     for bucket, demand in report.demand.items():
-        counted = rows[bucket][report.region].with_demand(demand.units, now)
+        counted = entries[bucket][report.region].with_demand(demand.units, now)
         linger = longest if demand.is_held else 0.0
-        rows[bucket][report.region] = replace(counted, linger=linger)
+        entries[bucket][report.region] = replace(counted, linger=linger)
 
 
 def _step(demand: QuotaDemand, *, left: int, regions: int) -> int:
@@ -248,9 +248,9 @@ def _step(demand: QuotaDemand, *, left: int, regions: int) -> int:
     return max(0, min(left, max(1, demand.minimum, usual)))
 
 
-def _share(row: PolicyRow) -> BucketShare:
-    return BucketShare(used=row.used, before=row.before, raised=row.raised / _SECOND)
+def _share(entry: ShareEntry) -> BucketShare:
+    return BucketShare(used=entry.used, before=entry.before, raised=entry.raised / _SECOND)
 
 
-def _row(found: Any) -> PolicyRow:
-    return msgspec.convert(found._mapping, PolicyRow)  # noqa: SLF001 - public, in spite of its name
+def _entry(found: Any) -> ShareEntry:
+    return msgspec.convert(found._mapping, ShareEntry)  # noqa: SLF001 - public, in spite of its name

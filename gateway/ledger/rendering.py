@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gateway.ledger.invoices import Invoice
-from gateway.ledger.types import Units, UsageRow
+from gateway.ledger.types import GroupUsage, Units
 
 _UNITS = Units.__struct_fields__
 _GROUPS = ("day", "tenant", "key", "model", "task", "region")
@@ -24,7 +24,7 @@ def invoice_csv(invoice: Invoice) -> str:
     return _csv(head, rows)
 
 
-def usage_csv(rows: Sequence[UsageRow], group_by: Sequence[str]) -> str:
+def usage_csv(rows: Sequence[GroupUsage], group_by: Sequence[str]) -> str:
     """Return usage as CSV with a header, and a column for each of `group_by` even without rows."""
     groups = [g for g in _GROUPS if g in group_by]
     head = [*groups, *_UNITS, "cost", "currency"]

@@ -92,7 +92,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
         return Units(**{name: getattr(self, name) + getattr(other, name) for name in fields})
 
 
-class UsageRow(Units, frozen=True, kw_only=True):
+class GroupUsage(Units, frozen=True, kw_only=True):
     """Usage of one group; it has a field for each thing that it was grouped by."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, func, select
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.store import Store, to_datetime
-from gateway.ledger.types import GroupBy, Units, UsageRow
+from gateway.ledger.types import GroupBy, GroupUsage, Units
 
 _DAY: Final = 86_400 * 1_000_000_000
 _events: Final = schema.usage_events.c
@@ -81,7 +81,7 @@ def _rows(
         return [tuple(row) for row in connection.execute(query)]
 
 
-def usage_rows(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[UsageRow]:
+def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[GroupUsage]:
     """Add up priced usage per group; a group with prices in two currencies has two rows."""
     sums: dict[tuple[tuple[str, ...], str], tuple[Units, int]] = {}
     for each in found:
@@ -92,7 +92,7 @@ def usage_rows(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> lis
     for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0]):
         labels = {g.value: label for g, label in zip(group_by, group, strict=True)}
         fields = msgspec.structs.asdict(units) | labels
-        rows.append(UsageRow(**fields, cost=decimal(cost), currency=currency))
+        rows.append(GroupUsage(**fields, cost=decimal(cost), currency=currency))
     return rows
 
 

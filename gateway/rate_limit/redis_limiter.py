@@ -101,20 +101,7 @@ class RedisRateLimiter:
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
         """Decide from leases, or from a recent refusal by Redis."""
-        now = self._monotonic()
-        leases = []
-        over: tuple[Charge, ...] = ()
-        for charge in charges:
-            lease = self._leases.get(charge.bucket)
-            amount = charge.amount
-            if lease is None or not lease.is_under(charge.rule):
-                return self._refusal(charges, now)
-            if amount and (lease.available < amount or lease.usable_until <= now):
-                if not (charge.rule.shadow and lease.refuses(amount, now)):
-                    return self._refusal(charges, now)
-                over += (charge,)
-            leases.append(lease)
-        return self._admit_from_leases(charges, leases, over, now)
+        return self._admit_leased(charges) or self._refusal(charges, self._monotonic())
 
     def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
         """Return an object that takes `charges` each time it is called."""
@@ -124,14 +111,14 @@ class RedisRateLimiter:
             if (lease := self._leases.get(c.bucket)) and lease.is_under(c.rule) and is_plain(c)
         ]
         if len(leases) < len(charges):
-            return DelegatedCharge(charges, try_admit=self.try_admit)
+            return DelegatedCharge(charges, try_admit=self._admit_leased)
         for charge, lease in zip(charges, leases, strict=True):
             # The rule may have changed since; a `LeasedCharge` keeps the header lines of one.
             lease.set_rule(self._shares.rule(charge.bucket, charge.rule))
         shown = tuple([lease.rule for lease in leases if not lease.rule.shadow])
         lines = lines_for(shown)
         if shown and not lines:
-            return DelegatedCharge(charges, try_admit=self.try_admit)
+            return DelegatedCharge(charges, try_admit=self._admit_leased)
         return LeasedCharge(
             charges, leases, lines=lines, monotonic=self._monotonic, on_charged=self._on_charged
         )
@@ -230,12 +217,25 @@ class RedisRateLimiter:
             breaker_opened=self._breaker.opened,
         )
 
+    def _admit_leased(self, charges: Sequence[Charge]) -> Decision | None:
+        """Admit `charges` if their leases suffice; else take nothing and return `None`."""
+        now = self._monotonic()
+        leases = []
+        over: tuple[Charge, ...] = ()
+        for charge in charges:
+            lease = self._leases.get(charge.bucket)
+            amount = charge.amount
+            if lease is None or not lease.is_under(charge.rule):
+                return None
+            if amount and (lease.available < amount or lease.usable_until <= now):
+                if not (charge.rule.shadow and lease.refuses(amount, now)):
+                    return None
+                over += (charge,)
+            leases.append(lease)
+        return self._admit_from_leases(charges, leases, over, now)
+
     def _admit_from_leases(
-        self,
-        charges: Sequence[Charge],
-        leases: Sequence[Lease],
-        over: Sequence[Charge],
-        now: float,
+        self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge], now: float
     ) -> Decision:
         """Take `charges` from their leases; those `over` exceed rules in shadow mode."""
         is_low = False

@@ -17,9 +17,9 @@ def is_plain(charge: Charge) -> bool:
 
 
 class DelegatedCharge:
-    """Implements `RepeatedCharge` by a limiter's `try_admit`.
+    """Implements `RepeatedCharge` by `try_admit`, which should count no refusals.
 
-    With a rule in shadow mode it takes nothing.
+    Whoever decides after it counts them. With a rule in shadow mode it takes nothing.
     """
 
     def __init__(

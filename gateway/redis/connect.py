@@ -34,7 +34,7 @@ class PipelinedClient(Protocol):
 def open_client(
     url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
 ) -> PipelinedClient:
-    """Return a pipe to the Redis at `url`; everything may take `timeout` seconds.
+    """Return a client of the Redis at `url`; everything may take `timeout` seconds.
 
     For a cluster, calls slower than `slow` seconds count towards opening a node's breaker.
 

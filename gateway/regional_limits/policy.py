@@ -1,11 +1,11 @@
-"""Divides a limit among regions: pure decisions about the rows of one bucket.
+"""Divides a limit among regions: pure decisions about the entries of one bucket.
 
-A region writes only its own row, one region at a time. `used` is the share that the region applies;
-`held` is the share that the other regions must leave free, and never less than `used`. A region
-raises both at once, by at most what nobody holds. It lowers them in two steps: first `used`; then
-`held`, once all its workers have applied the lower share and their leases of units have expired.
-So the used shares add up to at most 1 at any time. A bucket has rows in all regions or in none:
-otherwise a share of `REST` could grow beside rows that do not count it.
+A region writes only its own entry, one region at a time. `used` is the share that the region
+applies; `held` is the share that the other regions must leave free, and never less than `used`. A
+region raises both at once, by at most what nobody holds. It lowers them in two steps: first `used`;
+then `held`, once all its workers have applied the lower share and their leases of units have
+expired. So the used shares add up to at most 1 at any time. A bucket has entries in all regions or
+in none: otherwise a share of `REST` could grow beside entries that do not count it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 REST = ""
-"""The name of the row that applies to buckets without rows."""
+"""The name of the entry that applies to buckets without entries."""
 LEASE = 2.0
 """Seconds that a worker may spend units it leased from its region's bucket."""
 DECAY = 10.0
@@ -29,7 +29,7 @@ _SECOND = 1_000_000_000
 _DAY = 86_400 * _SECOND
 
 
-class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
+class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket. Times are nanoseconds of the store's clock.
 
     Until `raised` the share was `before`. `lowered` is when `used` fell below `held`, and `lowers`
@@ -54,8 +54,8 @@ class PolicyRow(msgspec.Struct, frozen=True, kw_only=True):
         """Return the demand in units a second, decayed to `now`."""
         return self.demand * exp(-max(0, now - self.counted) / _SECOND / DECAY)
 
-    def with_demand(self, units: int, now: int) -> "PolicyRow":
-        """Return the row with `units` added to its demand."""
+    def with_demand(self, units: int, now: int) -> "ShareEntry":
+        """Return the entry with `units` added to its demand."""
         return replace(self, demand=self.demanded(now) + units / DECAY, counted=now)
 
 
@@ -67,53 +67,53 @@ class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
-) -> PolicyRow:
-    """Return the next row of region `own` for a bucket whose present rows are `rows`, by region."""
-    row = _lowered(rows.get(own) or PolicyRow(bucket=bucket, region=own), others.seen, now)
-    target = _target(rows, bucket=bucket, own=own, others=others, now=now)
-    elsewhere = sum(row.held for region, row in rows.items() if region != own)
-    room = max(row.held, min(target, 1.0 - elsewhere))
+    entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
+) -> ShareEntry:
+    """Return the next entry of region `own` for a bucket, whose present `entries` are by region."""
+    entry = _lowered(entries.get(own) or ShareEntry(bucket=bucket, region=own), others.seen, now)
+    target = _target(entries, bucket=bucket, own=own, others=others, now=now)
+    elsewhere = sum(entry.held for region, entry in entries.items() if region != own)
+    room = max(entry.held, min(target, 1.0 - elsewhere))
     # A target that falls again and again must not postpone the second step for ever.
-    if not row.lowered and target < row.used - (_STEP if bucket else _LEAST):
+    if not entry.lowered and target < entry.used - (_STEP if bucket else _LEAST):
         return replace(
-            row, used=target, before=min(row.before, target), lowered=now, lowers=0, changed=now
+            entry, used=target, before=min(entry.before, target), lowered=now, lowers=0, changed=now
         )
-    if row.used < row.held and target > row.used + _LEAST:
-        return _raised(row, used=min(target, row.held), held=row.held, now=now)
-    if row.used == row.held and room > row.held + _LEAST:
-        return _raised(row, used=room, held=room, now=now)
-    return row
+    if entry.used < entry.held and target > entry.used + _LEAST:
+        return _raised(entry, used=min(target, entry.held), held=entry.held, now=now)
+    if entry.used == entry.held and room > entry.held + _LEAST:
+        return _raised(entry, used=room, held=room, now=now)
+    return entry
 
 
-def first_rows(rests: Mapping[str, PolicyRow], bucket: str, now: int) -> dict[str, PolicyRow]:
-    """Return the first rows of a bucket, by region: copies of those of `REST`."""
+def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dict[str, ShareEntry]:
+    """Return the first entries of a bucket, by region: copies of those of `REST`."""
     return {
         region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
         for region, rest in rests.items()
     }
 
 
-def _lowered(row: PolicyRow, seen: int, now: int) -> PolicyRow:
-    """Return `row` with the second step of lowering done, if its time has come."""
-    if row.used == row.held or not row.lowered:
-        return row
-    if not row.lowers:
-        if seen < row.lowered:
-            return row
-        return replace(row, lowers=now + int((LEASE + row.linger) * _SECOND))
-    if now < row.lowers:
-        return row
-    return replace(row, held=row.used, lowered=0, lowers=0)
+def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
+    """Return `entry` with the second step of lowering done, if its time has come."""
+    if entry.used == entry.held or not entry.lowered:
+        return entry
+    if not entry.lowers:
+        if seen < entry.lowered:
+            return entry
+        return replace(entry, lowers=now + int((LEASE + entry.linger) * _SECOND))
+    if now < entry.lowers:
+        return entry
+    return replace(entry, held=entry.used, lowered=0, lowers=0)
 
 
 def _target(
-    rows: Mapping[str, PolicyRow], *, bucket: str, own: str, others: OtherRegions, now: int
+    entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> float:
     """Return the share that `own` should have: `EVEN` divided evenly, the rest by demand."""
     even = 1.0 / len(others.regions)
     demands = {
-        region: row.demanded(now) for region, row in rows.items() if region in others.regions
+        region: entry.demanded(now) for region, entry in entries.items() if region in others.regions
     }
     total = sum(demands.values())
     if bucket == REST or total < _QUIET:
@@ -121,8 +121,8 @@ def _target(
     return EVEN * even + (1.0 - EVEN) * demands.get(own, 0.0) / total
 
 
-def _raised(row: PolicyRow, *, used: float, held: float, now: int) -> PolicyRow:
+def _raised(entry: ShareEntry, *, used: float, held: float, now: int) -> ShareEntry:
     # After several raises within a day, the share before the first: rather too little.
-    before = min(row.before, row.used) if row.raised > now - _DAY else row.used
+    before = min(entry.before, entry.used) if entry.raised > now - _DAY else entry.used
     lowering = {} if used < held else {"lowered": 0, "lowers": 0}
-    return replace(row, used=used, held=held, before=before, raised=now, changed=now, **lowering)
+    return replace(entry, used=used, held=held, before=before, raised=now, changed=now, **lowering)

@@ -85,15 +85,15 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
         CannotStart: another process has it, or it cannot be written.
     """
     root = root.absolute()
-    try:
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        opened = FileLock(root / "lock")
-    except OSError as error:
-        raise CannotStart(
-            f"`{root}` cannot be used ({error.strerror}); choose another with `--data-dir`"
-        ) from error
-    with opened as lock:
-        if not lock.take():
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_free = stack.enter_context(FileLock(root / "lock")).take()
+        except OSError as error:
+            raise CannotStart(
+                f"`{root}` cannot be used ({error.strerror}); choose another with `--data-dir`"
+            ) from error
+        if not is_free:
             raise CannotStart(
                 f"another sluicegate runs on `{root}`; stop it or choose another `--data-dir`",
                 exit_code=ExitCode.BUSY,

@@ -18,7 +18,7 @@ WHOLE = Rule(name="hour", unit="requests", capacity=1000, window=1000.0)
 
 
 class Parts:
-    """Shares of a limit that a test sets; see `LimitShares`."""
+    """Shares of a limit that a test sets; see `RegionalLimits`."""
 
     def __init__(self, capacity: int, *, start: int | None = None) -> None:
         self.capacity = capacity

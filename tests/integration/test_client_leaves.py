@@ -48,8 +48,31 @@ async def test_the_row_of_a_client_that_left_never_runs(tmp_path: Path) -> None:
     assert len(executor.shapes) == 2
 
 
-def call_of(backend: Backend, text: str) -> bytes:
-    body = msgspec.msgpack.encode(backend.call("tiny", Task.EMBED, [text]))
+async def test_a_client_that_left_after_a_large_call_is_noticed(tmp_path: Path) -> None:
+    """The end of its body fills the server's buffer, which stops reading."""
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    models = write_repository(tmp_path / "models")
+    async with running_backend(models, executor) as backend:
+        with bind("127.0.0.1", 0) as listener:
+            server = BackendServer(backend.routes)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            call = call_of(backend, *["good"] * 4_000)
+            _, writer = await send(listener.getsockname()[1], call[:1_000])
+            await until(lambda: bool(server.server_state.tasks))
+            writer.write(call[1_000:])
+            await until(lambda: backend.engine.calls_in_flight == 1)
+
+            writer.close()
+
+            await until(lambda: backend.engine.calls_in_flight == 0)
+            gate.open()
+            server.should_exit = True
+            await serving
+
+
+def call_of(backend: Backend, *texts: str) -> bytes:
+    body = msgspec.msgpack.encode(backend.call("tiny", Task.EMBED, list(texts)))
     head = f"POST {CALL_PATH} HTTP/1.1\r\nhost: b\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 

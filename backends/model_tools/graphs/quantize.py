@@ -11,7 +11,7 @@ import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from backends.model_tools.graphs.graph_builder import FUSED, copy_model
-from backends.model_tools.graphs.ranges import Plan
+from backends.model_tools.graphs.ranges import ProductPlan
 from backends.types import FloatArray
 
 _MATRIX = 2
@@ -53,7 +53,7 @@ def expose(model: ModelProto, names: Iterable[str]) -> ModelProto:
     return exposed
 
 
-def quantize(model: ModelProto, plans: Mapping[str, Plan]) -> ModelProto:
+def quantize(model: ModelProto, plans: Mapping[str, ProductPlan]) -> ModelProto:
     """Return the graph with the products that have a plan in eight bits, the others as they are."""
     quantized = copy_model(model)
     rewriter = _Rewriter(quantized.graph, plans)
@@ -72,7 +72,7 @@ def quantize(model: ModelProto, plans: Mapping[str, Plan]) -> ModelProto:
 class _Rewriter:
     """Makes the nodes that stand for one, and the tensors they need."""
 
-    def __init__(self, graph: GraphProto, plans: Mapping[str, Plan]) -> None:
+    def __init__(self, graph: GraphProto, plans: Mapping[str, ProductPlan]) -> None:
         self._tensors = {tensor.name: tensor for tensor in graph.initializer}
         self._plans = plans
         self.initializers: list[TensorProto] = []
@@ -98,7 +98,7 @@ class _Rewriter:
         inputs = [whole, weights, bias, step, steps, lengths, zero]
         return [*scaling, quantizing, _fused("QAttention", inputs, node)]
 
-    def _scale(self, node: NodeProto, plan: Plan) -> tuple[list[NodeProto], str]:
+    def _scale(self, node: NodeProto, plan: ProductPlan) -> tuple[list[NodeProto], str]:
         """Return what divides the activations by their factors, and the name of the result."""
         if plan.factors is None:
             return [], node.input[0]

@@ -31,7 +31,7 @@ class Samples(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     high: FloatArray
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ProductPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds the way one product is computed.
 
     `factors` divide the channels of the activations (`None`: they stay), `correction` is what to
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     error: float
 
 
-def plan_product(samples: Samples, kernel: FloatArray) -> Plan:
+def plan_product(samples: Samples, kernel: FloatArray) -> ProductPlan:
     """Return the plan of least error for `samples @ kernel`."""
     exact = samples.rows @ kernel
     plans = (
@@ -57,7 +57,7 @@ def plan_product(samples: Samples, kernel: FloatArray) -> Plan:
     return min(plans, key=lambda plan: plan.error)
 
 
-def quantize_rows(rows: FloatArray, plan: Plan) -> NDArray[np.uint8]:
+def quantize_rows(rows: FloatArray, plan: ProductPlan) -> NDArray[np.uint8]:
     """Return activations as the graph makes them."""
     given = rows if plan.factors is None else rows * (1 / plan.factors)
     values = np.rint(given / np.float32(plan.step)) + plan.zero
@@ -65,7 +65,7 @@ def quantize_rows(rows: FloatArray, plan: Plan) -> NDArray[np.uint8]:
     return quantized
 
 
-def approximate(rows: FloatArray, plan: Plan) -> FloatArray:
+def approximate(rows: FloatArray, plan: ProductPlan) -> FloatArray:
     """Return the product as the graph computes it, without the correction."""
     whole = (quantize_rows(rows, plan).astype(np.float32) - plan.zero) @ plan.weights.astype(
         np.float32
@@ -76,14 +76,14 @@ def approximate(rows: FloatArray, plan: Plan) -> FloatArray:
 
 def _plan(
     samples: Samples, kernel: FloatArray, exact: FloatArray, *, share: float | None, cut: float
-) -> Plan:
+) -> ProductPlan:
     factors = None if share is None else _factors(samples, kernel, share)
     divisor = np.float32(1) if factors is None else factors
     step, zero = _range(samples, divisor, cut)
     weights, weight_steps = _quantize_columns(
         kernel if factors is None else kernel * factors[:, None]
     )
-    plan = Plan(
+    plan = ProductPlan(
         factors=factors,
         step=step,
         zero=zero,

@@ -13,7 +13,7 @@ import onnx
 from backends.errors import StartProblem
 from backends.model_tools.graphs.half import halve
 from backends.model_tools.graphs.quantize import find_products, quantize
-from backends.model_tools.graphs.ranges import Plan, plan_product
+from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
 from backends.model_tools.tuning.runs import TextBatch, compare_speed, make_batches
@@ -102,14 +102,14 @@ class Precision:
             report, products=len(self._products), float_products=floats
         )
 
-    def _plan(self, batches: Sequence[TextBatch]) -> dict[str, Plan]:
+    def _plan(self, batches: Sequence[TextBatch]) -> dict[str, ProductPlan]:
         samples = collect(self._model, self._products, batches)
         return {
             product.name: plan_product(samples[product.name], product.kernel)
             for product in self._products
         }
 
-    def _find_kept(self, plans: dict[str, Plan], rows: Sequence[IntArray]) -> frozenset[str]:
+    def _find_kept(self, plans: dict[str, ProductPlan], rows: Sequence[IntArray]) -> frozenset[str]:
         searched, few = make_batches(rows), make_batches(_spread(rows, _DAMAGE_TEXTS))
         reference = self._subject.logits(self._fp32, searched)
         reference_few = self._subject.logits(self._fp32, few)
@@ -175,7 +175,7 @@ class Precision:
             )
         return reasons
 
-    def _build(self, plans: dict[str, Plan]) -> bytes:
+    def _build(self, plans: dict[str, ProductPlan]) -> bytes:
         content: bytes = quantize(self._model, plans).SerializeToString()
         return content
 

@@ -1,5 +1,6 @@
 """The cost of a batch, fitted to runs."""
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,12 @@ def test_a_run_is_measured_by_its_quickest_trial() -> None:
     found = measure_cost(source, run, clock)
 
     assert found.seconds(rows=8, longest=16, tokens=128) == pytest.approx(1.38e-2, rel=0.01)
+
+
+def test_rows_of_one_length_have_no_padding() -> None:
+    cost = CostModel()
+
+    for length, rows in itertools.product(range(1, 65), (2, 3, 7)):
+        seconds = cost.seconds(rows=rows, longest=length, tokens=rows * length)
+        found = cost.padding(seconds, alone=rows * cost.alone(length))
+        assert 0.0 <= found == pytest.approx(0.0, abs=1e-12)

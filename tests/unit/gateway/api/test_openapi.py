@@ -214,6 +214,17 @@ async def test_every_type_is_described(document: Document) -> None:
             assert schema["description"], name
 
 
+async def test_every_field_that_customers_send_or_get_is_described() -> None:
+    schemas = DOCUMENTS["customers"]["components"]["schemas"]
+    fields = {
+        f"{name}.{field}": schema
+        for name, struct in schemas.items()
+        for field, schema in struct.get("properties", {}).items()
+    }
+
+    assert [name for name, schema in fields.items() if not schema.get("description")] == []
+
+
 async def test_bounds_that_backends_hold_are_stated() -> None:
     schemas = DOCUMENTS["customers"]["components"]["schemas"]
 

@@ -11,7 +11,7 @@ from gateway.errors import InvalidRequest
 from gateway.ledger.invoices import make_invoice, month_bounds
 from gateway.ledger.pricing import Price, decimal, starts_at
 from gateway.ledger.rendering import invoice_csv, usage_csv
-from gateway.ledger.types import Units, UsageRow
+from gateway.ledger.types import GroupUsage, Units
 from gateway.ledger.usage import PricedUsage
 
 CENT = 10_000_000
@@ -79,7 +79,9 @@ def test_a_name_in_csv_is_no_formula() -> None:
 
 
 def test_usage_shows_the_groups_it_has() -> None:
-    row = UsageRow(day="2026-09-01", model="m", requests=1, hit=1, cost=decimal(5), currency="EUR")
+    row = GroupUsage(
+        day="2026-09-01", model="m", requests=1, hit=1, cost=decimal(5), currency="EUR"
+    )
 
     shown = msgspec.to_builtins(row)
 

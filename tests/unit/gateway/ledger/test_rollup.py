@@ -16,7 +16,7 @@ from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import Batch, GroupBy, UsageRow
+from gateway.ledger.types import Batch, GroupBy, GroupUsage
 from gateway.types import RequestEvent
 from loadtests.harness.postgresql import PostgreSQL
 from loadtests.harness.waiting import wait_until
@@ -57,7 +57,7 @@ def events(count: int = EVENTS, *, seed: int = 1) -> list[RequestEvent]:
     ]
 
 
-def seen(ledger: Ledger) -> tuple[list[list[UsageRow]], Invoice]:
+def seen(ledger: Ledger) -> tuple[list[list[GroupUsage]], Invoice]:
     """Return everything that can be asked of usage, in every hour and over all."""
     times = [BEGIN + timedelta(hours=hour) for hour in range(9)]
     spans = [*itertools.pairwise(times), (BEGIN, END), (times[1], times[5])]

@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.rate_limit.repeated_charges import LeasedCharge
+from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge
 from gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import LocalRateLimiter
@@ -140,3 +140,17 @@ async def test_without_leases_a_rule_in_shadow_mode_is_left_to_the_limiter() -> 
 
     assert repeated.charge() is None
     assert limiter.statistics().admitted_by_share == 0
+
+
+async def test_a_refusal_is_counted_by_the_limiter_alone(valkey: str) -> None:
+    month = Rule(name="month", unit="requests", capacity=3, period="month")
+    charges = (Charge(rule=month, bucket="rl:{a}:t:month", amount=1),)
+    limiter, redis = await leased(valkey, Clock(), charges)
+    refused = await limiter.admit(charges)
+    repeated = limiter.repeated_charge(charges)
+
+    lines = repeated.charge()
+
+    assert isinstance(repeated, DelegatedCharge)
+    assert (refused.allowed, lines, limiter.statistics().refused) == (False, None, 1)
+    await redis.aclose()

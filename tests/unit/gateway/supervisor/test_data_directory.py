@@ -1,5 +1,8 @@
 """The folder that one supervisor owns."""
 
+import errno
+import fcntl
+import os
 import stat
 from pathlib import Path
 
@@ -97,3 +100,15 @@ def test_only_metrics_of_processes_that_are_gone_are_removed(tmp_path: Path) -> 
         left = [path.name for path in metrics.iterdir()]
 
     assert left == ["notebook.ipynb"]
+
+
+def test_a_place_without_locks_is_a_line_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    with pytest.raises(CannotStart, match="No locks available"), open_directory(tmp_path, silent):
+        pytest.fail("it was opened")

@@ -9,7 +9,7 @@ from onnx import ModelProto, TensorProto
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import Attention, GraphForm
 from backends.model_tools.graphs.quantize import expose, find_products, quantize
-from backends.model_tools.graphs.ranges import Plan, plan_product
+from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
 from backends.model_tools.tuning.calibration import collect
@@ -42,7 +42,7 @@ def model(attention: Attention) -> ModelProto:
 
 
 @pytest.fixture(scope="module")
-def plans(model: ModelProto) -> dict[str, Plan]:
+def plans(model: ModelProto) -> dict[str, ProductPlan]:
     random = np.random.default_rng(8)
     rows = [random.integers(1, 50, n).astype(np.int32) for n in random.integers(2, 24, 60)]
     products = find_products(model)
@@ -71,7 +71,7 @@ def test_every_product_with_weights_is_found(model: ModelProto, attention: Atten
 
 
 def test_all_products_in_eight_bits_answer_nearly_as_before(
-    model: ModelProto, plans: dict[str, Plan], tmp_path: Path
+    model: ModelProto, plans: dict[str, ProductPlan], tmp_path: Path
 ) -> None:
     quantized = quantize(model, plans)
 
@@ -82,7 +82,7 @@ def test_all_products_in_eight_bits_answer_nearly_as_before(
 
 
 def test_products_without_a_plan_stay_in_float(
-    model: ModelProto, plans: dict[str, Plan], attention: Attention
+    model: ModelProto, plans: dict[str, ProductPlan], attention: Attention
 ) -> None:
     name = f"encoder.layer.1.{LAYERS[attention][0]}"
     one = quantize(model, {name: plans[name]})
@@ -95,7 +95,7 @@ def test_products_without_a_plan_stay_in_float(
 
 
 def test_batch_mates_and_padding_do_not_change_a_bit(
-    model: ModelProto, plans: dict[str, Plan], tmp_path: Path
+    model: ModelProto, plans: dict[str, ProductPlan], tmp_path: Path
 ) -> None:
     """Scales are constants: nothing is taken from the batch."""
     quantized = quantize(model, plans)
@@ -109,7 +109,7 @@ def test_batch_mates_and_padding_do_not_change_a_bit(
 
 
 def test_the_weights_are_stored_once_in_eight_bits(
-    model: ModelProto, plans: dict[str, Plan]
+    model: ModelProto, plans: dict[str, ProductPlan]
 ) -> None:
     tensors = {tensor.name: tensor for tensor in quantize(model, plans).graph.initializer}
 

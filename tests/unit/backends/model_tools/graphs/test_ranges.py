@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from backends.model_tools.graphs.ranges import (
-    Plan,
+    ProductPlan,
     Samples,
     approximate,
     plan_product,
@@ -30,7 +30,7 @@ def rows_with_outliers() -> FloatArray:
     return rows
 
 
-def lost(rows: FloatArray, plan: Plan) -> float:
+def lost(rows: FloatArray, plan: ProductPlan) -> float:
     exact = rows @ KERNEL
     found = approximate(rows, plan) + plan.correction
     return float(np.square(exact - found).sum() / np.square(exact).sum())

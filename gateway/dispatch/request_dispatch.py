@@ -25,7 +25,7 @@ _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
 
 
 class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects that all operations of a dispatcher share."""
+    """The objects that all dispatches of a dispatcher share."""
 
     fleet: Fleet
     client: BackendClient
@@ -35,11 +35,11 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     tasks: TaskScope = msgspec.field(default_factory=TaskScope)
     hedging: Hedging = msgspec.field(default_factory=Hedging)
     counters: DispatchStatistics = msgspec.field(default_factory=DispatchStatistics)
-    operations: "set[DispatchOperation]" = msgspec.field(default_factory=set)
-    """The operations in progress."""
+    in_progress: "set[RequestDispatch]" = msgspec.field(default_factory=set)
+    """The dispatches that have not ended."""
 
 
-class DispatchOperation:
+class RequestDispatch:
     """Settles every item of `work` exactly once, at the latest at `deadline`."""
 
     def __init__(
@@ -70,7 +70,7 @@ class DispatchOperation:
         all answered by others goes on: its backend caches the rows, and its latency is measured.
         """
         is_complete = False
-        self._context.operations.add(self)
+        self._context.in_progress.add(self)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
@@ -83,7 +83,7 @@ class DispatchOperation:
             self._settle_failed(self._work.items, failures.CANCELLED)
             raise
         finally:
-            self._context.operations.discard(self)
+            self._context.in_progress.discard(self)
             for task in () if is_complete else self._attempts:
                 task.cancel()
             self._settle_failed(self._work.items, failures.EXPIRED)
