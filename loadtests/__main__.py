@@ -3,7 +3,6 @@
 import click
 
 from loadtests import (
-    bf16,
     chaos_redis,
     dispatch,
     hit,
@@ -13,6 +12,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    precision,
     regions,
     rows,
     shares,
@@ -64,13 +64,13 @@ def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
 
 
-@main.command("bf16")
+@main.command("precision")
 @click.option("--connections", default=32, show_default=True)
 @click.option("--count", default=2000, show_default=True, help="Sentences of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
-def bf16_command(*, connections: int, count: int, rounds: int) -> None:
+def precision_command(*, connections: int, count: int, rounds: int) -> None:
     """Measure bf16 beside fp32 over OpenVINO."""
-    bf16.measure(connections=connections, count=count, rounds=rounds)
+    precision.measure(connections=connections, count=count, rounds=rounds)
 
 
 @main.command("threads")

@@ -137,7 +137,7 @@ def _weigh(models: Path, texts: Iterator[str], connections: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for name in (_ENCODER + suffix, _HEAD + suffix):
                 shutil.copytree(models / name, Path(folder, name), ignore=_HIDDEN)
-            starts = []
+            starts, memory = [], 0.0
             for _ in range(2):
                 began = time.monotonic()
                 with backend(Path(folder), provider=provider) as running:
