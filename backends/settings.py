@@ -29,7 +29,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
     `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
-    together, whatever their lengths.
+    of a class together, whatever their lengths.
     `session_memory_bytes` bounds what the graphs of open sessions weigh together (0: nothing does):
     beyond it, the sessions used longest ago are closed until they are used again.
     After SIGTERM a backend serves on for `shutdown_delay` and says that it is not ready; then

@@ -26,7 +26,8 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds a batch: its rows, its tokens with padding, and the cost of padding.
 
     `padding` is a share of the time that the batch takes beyond its fixed part. `by_arrival` takes
-    the oldest rows whatever their lengths, as common batchers do: a baseline.
+    the oldest rows of a class, up to `rows`, whatever their lengths, as common batchers do: a
+    baseline, which asks `choose_batch` nothing.
     """
 
     rows: int = 16

@@ -71,7 +71,7 @@ class RowQueue:
         self._clock = clock
         self._changed = threading.Condition()
         self._flows = FairQueue()
-        # By output and traffic class: only rows equal in both share batches.
+        # By output and traffic class: only rows equal in both share batches, in either order.
         self._classes: dict[tuple[str, str], _LengthIndex] = {}
         self._requests: dict[tuple[RequestWork, tuple[str, str]], _LengthIndex] = {}
         self.is_closed = False
@@ -197,10 +197,11 @@ class RowQueue:
         return self._requests.get((row.request, row.batch_class), _NO_REQUEST)
 
     def _take_oldest(self, lead: Row, now: float, dropped: list[Row]) -> DequeuedBatch:
-        """Take rows in their order until the batch is full."""
+        """Take rows in their order until the batch is full or one of another class leads."""
         rows: list[Row] = []
         following: Row | None = lead
-        while following is not None and len(rows) < self._limits.rows:
+        limit = self._limits.rows
+        while following and following.batch_class == lead.batch_class and len(rows) < limit:
             if self._keep_or_drop(following, now, dropped):
                 self._remove(following, self._cost.alone(following.length))
                 rows.append(following)
@@ -209,7 +210,7 @@ class RowQueue:
         seconds = self._cost.seconds(
             rows=len(rows), longest=max(lengths, default=0), tokens=sum(lengths)
         )
-        full = len(rows) == self._limits.rows
+        full = len(rows) == limit
         return self._make_batch(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
 
     def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:

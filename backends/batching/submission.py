@@ -1,4 +1,4 @@
-"""Submits rows to the queue of worker threads, within its bounds and their deadlines."""
+"""Admits rows to the queue of worker threads; `queue` and `policy` decide which run together."""
 
 import asyncio
 from collections import Counter

@@ -29,7 +29,7 @@ from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document
 from gateway.api.error_handling import problem_response
 from gateway.auth.bearer import find_bearer_token
-from gateway.errors import AuthenticationFailed, RequestTimeout
+from gateway.errors import AuthenticationFailed, InvalidRequest, RequestTimeout
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
@@ -126,7 +126,11 @@ def build_admin(
 
 
 def _within(seconds: float, receive: Receive) -> Receive:
-    """Return `receive`, which raises `RequestTimeout` once the body takes longer than `seconds`."""
+    """Return `receive`, bounded in time until the body has arrived.
+
+    It raises `RequestTimeout` after `seconds`, and `InvalidRequest` where the client leaves before:
+    what Litestar raises then would be logged as a fault of the gateway.
+    """
     deadline = asyncio.get_running_loop().time() + seconds
     is_arriving = True
 
@@ -137,6 +141,8 @@ def _within(seconds: float, receive: Receive) -> Receive:
                 message = await receive()
         except TimeoutError:
             raise RequestTimeout("The body did not arrive in time; send it faster.") from None
+        if is_arriving and message["type"] == "http.disconnect":
+            raise InvalidRequest("The connection ended before the body.")
         is_arriving = message["type"] == "http.request" and message.get("more_body", False)
         return message
 

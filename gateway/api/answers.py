@@ -1,6 +1,6 @@
 """Encodes the outcomes of items as the body and headers of a response.
 
-Results are sent as they were stored.
+Results are sent as they were stored; `Cache-Status` names the tier that the cache names.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ends the wait for request bodies that do not arrive in time.
+"""Ends the wait for bodies of inference requests that do not arrive in time.
 
 One timer serves all requests: a timer for each would cost a tenth of a cache hit, whose body is
 nearly always there already.
@@ -25,10 +25,10 @@ class BodyTimeouts:
         return len(self._deadlines)
 
     async def read(self, body: Coroutine[Any, Any, bytes], *, deadline: float) -> bytes:
-        """Return what `body` returns, unless that is much later than `deadline` (loop time).
+        """Return what `body` returns, unless that is later than `deadline` (loop time).
 
         Raises:
-            RequestTimeout: the body was not there by then.
+            RequestTimeout: the body was not there by the first check after it, within 0.1 s.
         """
         task = asyncio.current_task()
         if task is None:

@@ -1,4 +1,4 @@
-"""Describes the inference routes for the OpenAPI document."""
+"""Describes the inference routes for the OpenAPI document; others stand beside their handlers."""
 
 from gateway.api.openapi_parts import (
     TIMEOUT_HEADER,

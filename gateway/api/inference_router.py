@@ -8,7 +8,7 @@ from gateway.api.schemas import TASKS_BY_PATH
 
 
 class InferenceRouter:
-    """Passes requests to an inference route to its handler, all others to `app`.
+    """Passes requests to an inference route to its handler, all others to `app`, the application.
 
     Paths that differ in any way, and routes that name a model, are routed by `app`.
     """

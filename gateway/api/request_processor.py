@@ -155,7 +155,7 @@ class RequestProcessor:
             finally:
                 on_done(reply)
 
-        self._inference.lookup_nowait(prepared, found)
+        self._inference.lookup_nowait(prepared, found, directives)
         return True
 
     async def reply_later(self, state: RequestState) -> HttpReply:

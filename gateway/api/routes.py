@@ -24,7 +24,7 @@ from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, respon
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
-_DESCRIBED = (MetadataController, HealthController)
+CONTROLLERS = (MetadataController, HealthController)
 _RAW = {"raw": True}
 _TAGS = {
     "inference": "Answers of models; a task each.",
@@ -63,7 +63,7 @@ def build_api(
     return Application(
         route_handlers=[
             *(_raw_route(handler, task) for task in Task),
-            *_DESCRIBED,
+            *CONTROLLERS,
             openapi_document,
             docs_page,
             docs_script,
@@ -82,7 +82,7 @@ def customers_document(version: str, dependencies: Mapping[str, Provide]) -> byt
     Litestar would serve its own document, without the raw routes, under a path of its own.
     """
     return build_document(
-        described_by_litestar(_DESCRIBED, dependencies),
+        described_by_litestar(CONTROLLERS, dependencies),
         INFERENCE_OPERATIONS,
         title="Sluicegate",
         version=version,

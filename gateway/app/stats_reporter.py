@@ -1,4 +1,4 @@
-"""Reports the statistics of a worker's parts to its metrics and to the admin process."""
+"""Reports numbers without labels, of a worker's parts, to its metrics and the admin process."""
 
 from collections.abc import Callable, Mapping
 from typing import Self

@@ -1,4 +1,4 @@
-"""Adapts parts of a worker to what API handlers read: usage and readiness."""
+"""Implements what handlers read where no part of a worker does: usage and readiness."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

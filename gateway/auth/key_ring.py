@@ -13,6 +13,7 @@ class KeyRing:
     A lookup hashes the key that was sent (0.4 µs) and looks up the digest, so that its time reveals
     nothing about stored keys, and no key is held in memory. An unknown key is refused. While the
     store of keys is down, the last principals stay. `generation` changes whenever they may have.
+    Principals carry the rules of their limits; `PrincipalsFollower` replaces them.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:

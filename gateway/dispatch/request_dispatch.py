@@ -230,9 +230,9 @@ class RequestDispatch:
         left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
-            # A retry adds no load where the backend is gone or did no work.
+            # Free where the backend is gone, or does not serve this. Any other refusal costs 1 as a
+            # whole: it did no work either, but the next backend may refuse as well.
             is_free = is_lost or is_misplaced(error)
-            # A refusal of the whole call did no work; the next backend may refuse as well.
             credit = 1 if error.cause is Cause.REFUSED else len(left)
             self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:

@@ -1,4 +1,4 @@
-"""Declares the tracer that opens a span around each call of a backend."""
+"""Declares what dispatch needs of a tracer of calls; `CallSpans` of `app/backends.py` is it."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -7,7 +7,10 @@ from gateway.types import Endpoint
 
 
 class CallTracer(Protocol):
-    """Traces calls; the context sees the `CallFailed` of a call that failed."""
+    """Traces calls; the context sees the `CallFailed` of a call that failed.
+
+    It sees `CancelledError` where the request's deadline, or its caller, ended the call.
+    """
 
     def on_call(
         self, endpoint: Endpoint, *, items: int, traceparent: str

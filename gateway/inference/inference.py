@@ -128,12 +128,14 @@ class Inference:
             outcomes.append(_outcome(prepared, entry, "memory", now))
         return Answer(model=prepared.plan.model, outcomes=outcomes)
 
-    def lookup_nowait(self, prepared: PreparedRequest, on_done: LookupCallback) -> None:
+    def lookup_nowait(
+        self, prepared: PreparedRequest, on_done: LookupCallback, directives: CacheDirectives
+    ) -> None:
         """Call `on_done`, in a later event-loop iteration, with what the cache has of the items.
 
         Only where the caller may read it: see `PreparedRequest.may_read`.
         """
-        self._cache.lookup_nowait(prepared.keys, on_done, prepared.plan.is_valid)
+        self._cache.lookup_nowait(prepared.keys, on_done, prepared.plan.validity(directives))
 
     def hits(
         self,
@@ -245,7 +247,7 @@ class Inference:
         if not prepared.may_read(directives):
             return [None] * len(prepared.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            found = await self._cache.lookup(prepared.keys, prepared.plan.is_valid)
+            found = await self._cache.lookup(prepared.keys, prepared.plan.validity(directives))
             outcomes = self.hits(prepared, found, directives)
             span.set("sluicegate.cache.items", len(outcomes))
             span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))

@@ -9,6 +9,7 @@ revision was before, a worker that has just begun included.
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 from msgspec.structs import replace
@@ -108,12 +109,14 @@ class LastAnswers:
         if unrevised is None or not _accepts_stale(prepared, directives):
             return {}
         items = prepared.request.items
-        found = await self._cache.lookup(unrevised.keys([items[index] for index in missing]))
+        is_usable = partial(_may_stand_in, prepared, max_age=directives.max_age)
+        keys = unrevised.keys([items[index] for index in missing])
+        found = await self._cache.lookup(keys, is_usable)
         now = self._wall()
         missed_since = self._revision_since(prepared.plan.model, now)
         stale: StaleAnswersByIndex = {}
         for index, hit in zip(missing, found, strict=True):
-            if hit is None or not _may_stand_in(prepared, hit.entry, now, directives.max_age):
+            if hit is None or not is_usable(hit.entry, now):
                 continue
             entry = hit.entry
             since = entry.stored_at + prepared.plan.entry.cache_ttl

@@ -1,11 +1,12 @@
 """Holds a request with its plan: the model, cache keys, and the work for items that miss."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal
 
 import msgspec
 
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, Validity
 from gateway.cache.key import CacheKey, Prefix
 from gateway.config.document import ModelConfig
 from gateway.dispatch.work import Work, WorkItem
@@ -45,6 +46,15 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
         if now - entry.stored_at > lifetime:
             return False
         return not entry.owner or self.is_kept(entry)
+
+    def validity(self, directives: CacheDirectives) -> Validity:
+        """Return `is_valid` for a caller with `directives`.
+
+        A look-up passes over entries of memory that it refuses, to those of Redis.
+        """
+        if directives.max_age is None:
+            return self.is_valid
+        return partial(self.is_valid, max_age=directives.max_age)
 
     def is_kept(self, entry: CachedResult) -> bool:
         """Tell whether the tenant whose request computed it was not purged since."""

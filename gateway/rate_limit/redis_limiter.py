@@ -24,14 +24,14 @@ from gateway.rate_limit.bucket import TOLERANCE, refusal
 from gateway.rate_limit.charges import in_region
 from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold, Leases
-from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.refills import (
+from gateway.rate_limit.lease_calls import (
     AwaitedUnits,
-    InFlightRefills,
-    Refill,
+    LeaseCall,
+    LeaseCalls,
     give_back_holds,
     tenant_of,
 )
+from gateway.rate_limit.memory import MemoryRateLimiter
 from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, is_plain
 from gateway.rate_limit.script import (
     TAKE,
@@ -85,7 +85,7 @@ class RedisRateLimiter:
         self.local = MemoryRateLimiter(monotonic=monotonic, fraction=local_share, wall=wall)
         """Decides while Redis is down; its fraction may be changed."""
         self._leases = Leases()
-        self._refills = InFlightRefills()
+        self._calls = LeaseCalls()
         self._awaited = AwaitedUnits()
         self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()
@@ -127,16 +127,16 @@ class RedisRateLimiter:
         """Decide, with a call to Redis if the leases do not suffice."""
         while (decision := self.try_admit(charges)) is None:
             tenant = tenant_of(charges[0].bucket)
-            refill = self._refills.get(tenant)
+            call = self._calls.get(tenant)
             # Nobody waits for the call that probes whether Redis is back.
-            is_trusted = refill is not None and self._breaker.state is BreakerState.CLOSED
+            is_trusted = call is not None and self._breaker.state is BreakerState.CLOSED
             if not is_trusted and not self._breaker.allows(self._monotonic()):
                 return self._admit_locally(charges)
-            if refill is None:
+            if call is None:
                 return await self._call_now(tenant, charges) or self._admit_locally(charges)
             with self._awaited.counting(charges):
-                answered = await self._in_time(tenant, charges, refill, overdraft=charges)
-            if answered is None or not refill.done():
+                answered = await self._in_time(tenant, charges, call, overdraft=charges)
+            if answered is None or not call.done():
                 return answered or self._admit_locally(charges)
         return decision
 
@@ -150,45 +150,45 @@ class RedisRateLimiter:
             full_request(c, self._leases.of(c), waiting=self._awaited[c.bucket], now=now)
             for c in charges
         ]
-        refill = self._take(tenant, requests)
+        call = self._take(tenant, requests)
         # Redis takes the charges itself; holds are given back, so the overdraft repeats them.
         overdraft = charges if charges[0].hold else ()
         decision = None
         try:
-            decision = await self._in_time(tenant, charges, refill, overdraft=overdraft)
+            decision = await self._in_time(tenant, charges, call, overdraft=overdraft)
         finally:
-            # Also if the refill ended in the same loop iteration in which this was cancelled.
-            if decision is None or not refill.done():
-                refill.add_done_callback(give_back_holds)
+            # Also if the call ended in the same loop iteration in which this was cancelled.
+            if decision is None or not call.done():
+                call.add_done_callback(give_back_holds)
         return decision
 
     async def _in_time(
         self,
         tenant: str,
         charges: Sequence[Charge],
-        refill: Refill,
+        call: LeaseCall,
         *,
         overdraft: Sequence[Charge],
     ) -> Decision | None:
-        """Return the result of `refill`, or the local decision if that takes too long.
+        """Return the result of `call`, or the local decision if that takes too long.
 
         Callers far from every limit wait only a moment. The `overdraft` is then deducted from the
         next grant.
         """
         can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
-        is_late = await self._refills.is_late(tenant, now, can_overdraw=can_overdraw)
+        is_late = await self._calls.is_late(tenant, now, can_overdraw=can_overdraw)
         if is_late and can_overdraw:
             can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
             # Other callers have used up the overdraft meanwhile.
-            is_late = can_overdraw or await self._refills.is_late(tenant, now, can_overdraw=False)
+            is_late = can_overdraw or await self._calls.is_late(tenant, now, can_overdraw=False)
         if is_late:
             decision = self.local.try_admit(in_region(charges, self._shares))
             if decision.allowed:
                 self._counts.admitted_by_share += 1
                 self._leases.overdraw(overdraft)
                 return decision
-        await asyncio.wait((refill,))  # others wait for it too: cancellation does not reach it
-        return refill.result()
+        await asyncio.wait((call,))  # others wait for it too: cancellation does not reach it
+        return call.result()
 
     async def give_back(self, *, idle: float) -> None:
         """Give back units that were not spent for `idle` seconds or are about to expire."""
@@ -199,13 +199,13 @@ class RedisRateLimiter:
                 self._expire(bucket, lease, now)
             elif lease.is_idle(now, idle) or lease.usable_until - now < 2 * _SWEEP:
                 returns.setdefault(tenant_of(bucket), []).append((bucket, lease))
-        refills = [
+        calls = [
             self._take(tenant, [returning(bucket, lease, now) for bucket, lease in leases])
             for tenant, leases in returns.items()
-            if tenant not in self._refills
+            if tenant not in self._calls
         ]
-        if refills:
-            await asyncio.wait(refills)
+        if calls:
+            await asyncio.wait(calls)
 
     def statistics(self) -> LimiterStatistics:
         """Return counts for metrics and tests."""
@@ -296,8 +296,8 @@ class RedisRateLimiter:
     def _on_settled(self, bucket: str, lease: Lease) -> None:
         """Give a unit of `concurrent` back at once: another worker may need it."""
         tenant = tenant_of(bucket)
-        if lease.rule.unit != CONCURRENT or tenant in self._refills or self._closing.is_set():
-            return  # the next refill or the next sweep gives it back
+        if lease.rule.unit != CONCURRENT or tenant in self._calls or self._closing.is_set():
+            return  # the next call or the next sweep gives it back
         _ = self._take(tenant, [returning(bucket, lease, self._monotonic())])
 
     def _admit_locally(self, charges: Sequence[Charge]) -> Decision:
@@ -311,18 +311,18 @@ class RedisRateLimiter:
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
         """Request more units before the lease is used up; it can be spent meanwhile."""
         tenant = tenant_of(charges[0].bucket)
-        if tenant in self._refills or self._breaker.state is not BreakerState.CLOSED:
+        if tenant in self._calls or self._breaker.state is not BreakerState.CLOSED:
             return
         pairs = zip(charges, leases, strict=True)
         _ = self._take(tenant, [renewal(charge, lease, now) for charge, lease in pairs])
 
-    def _take(self, tenant: str, requests: list[BucketRequest]) -> Refill:
+    def _take(self, tenant: str, requests: list[BucketRequest]) -> LeaseCall:
         """Run the script; the future is settled with its decision, `None` where it failed."""
         for request in requests:
             request.lease.set_rule(self._shares.rule(request.charge.bucket, request.charge.rule))
-        refill = self._refills.begin(tenant, self._monotonic())
+        call = self._calls.begin(tenant, self._monotonic())
         self._tasks.start(self._call(tenant, requests))
-        return refill
+        return call
 
     async def _call(self, tenant: str, requests: list[BucketRequest]) -> None:
         decision: Decision | None = None
@@ -333,7 +333,7 @@ class RedisRateLimiter:
             arguments = script_arguments(requests, holder=self._holder, wall=self._wall())
             reply = await self._script(keys=keys, args=arguments)
             now = self._monotonic()
-            self._refills.record_answer(now - sent_at)
+            self._calls.record_answer(now - sent_at)
             self._breaker.succeeded(now=now, duration=now - sent_at)
             decision = self._decide(requests, reply, sent_at=sent_at, now=now)
         except _FAILURES as error:
@@ -343,7 +343,7 @@ class RedisRateLimiter:
             is_silent = isinstance(error, TimeoutError | RedisTimeout)
             self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
         finally:
-            self._refills.end(tenant, decision)
+            self._calls.end(tenant, decision)
 
     def _decide(
         self, requests: list[BucketRequest], reply: _Reply, *, sent_at: float, now: float
@@ -383,7 +383,7 @@ class RedisRateLimiter:
     def _expire(self, bucket: str, lease: Lease, now: float) -> None:
         self._counts.lapsed += lease.available
         lease.available = 0
-        if now - max(lease.at, lease.used_at) > _FORGET and tenant_of(bucket) not in self._refills:
+        if now - max(lease.at, lease.used_at) > _FORGET and tenant_of(bucket) not in self._calls:
             del self._leases[bucket]
 
     async def _sweep(self) -> None:
@@ -393,6 +393,6 @@ class RedisRateLimiter:
                 await asyncio.wait_for(self._closing.wait(), _SWEEP)
             except TimeoutError:
                 await self.give_back(idle=_IDLE)
-        while refills := self._refills.values():
-            await asyncio.wait(refills)
+        while calls := self._calls.values():
+            await asyncio.wait(calls)
         await self.give_back(idle=0.0)

@@ -1,4 +1,4 @@
-"""Takes the same charges repeatedly, with little work for each."""
+"""Takes the charges of a replayed hit, which are always the same, with little work for each."""
 
 from collections.abc import Callable, Sequence
 from math import ceil

@@ -1,4 +1,4 @@
-"""Chooses the backend of an item: by affinity while that costs little, else by predicted finish.
+"""Chooses an item's backend among available ones: by affinity, or else by predicted finish.
 
 Rendezvous hashing sends equal items to the same backend, where they share its row cache and its
 work in flight; a faster backend attracts more of them. Affinity yields to load: where the favourite

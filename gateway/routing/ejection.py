@@ -12,7 +12,7 @@ from gateway.config.document import RoutingConfig
 
 # The duration grows with every ejection in a row, up to this multiple of `eject_for`.
 MAX_TIMES = 6
-# The share of failures is over about this many seconds, and means something from so many calls on.
+# The share of failures is of about this many seconds, and means something from so many calls on.
 _MEMORY = 5.0
 _LEAST_CALLS = 10.0
 # The weight below which a faded failure is forgotten.
@@ -22,7 +22,8 @@ _FORGOTTEN = 0.05
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one backend: consecutive `failures`, `times` ejected, out of use `until`.
 
-    `calls` and those of them that were `bad` fade with time; they are as of the time `at`.
+    `calls` and those of them that were `bad` fade with time; they are as of the time `at`. They
+    are counted from the first failure on: successes before it are left out.
     """
 
     failures: int = 0

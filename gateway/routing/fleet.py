@@ -274,7 +274,7 @@ class Fleet:
         return tiers(serving, self._regions)
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
-        """Return ejected and not yet probed endpoints, then those that missed a probe or two."""
+        """Return all that are ready, ejected or not, then those that missed a probe or two."""
         serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
         found = [member for member in serving if member.health is not Health.NOT_READY]
         if with_silent:

@@ -1,8 +1,9 @@
 """Computes how many items a backend may have in flight from the latencies of its answers.
 
-It follows a gradient of latencies, after Netflix's concurrency-limits (Gradient2): while answers
-take about as long as usual, the limit grows by a fraction of its root; where they take more than
-twice as long, work queues, and the limit shrinks with the ratio.
+`Fleet.shed` refuses by it; health is judged in `member`. The limit follows a gradient of latencies,
+after Netflix's concurrency-limits (Gradient2): while answers take about as long as usual, it grows
+by a fraction of its root; where they take more than twice as long, work queues, and it shrinks with
+the ratio.
 """
 
 import math

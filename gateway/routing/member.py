@@ -33,7 +33,7 @@ _SILENT_PROBES = 3
 
 
 class Health(StrEnum):
-    """Outcome of the last probe."""
+    """What probes found; one that times out while calls are answered leaves it as it was."""
 
     UNKNOWN = "unknown"
     READY = "ready"
@@ -74,7 +74,7 @@ class Member:
         self.last_success = _NEVER
         """Time of the last call that it answered."""
         self.returned = _NEVER
-        """Time when it last became available again."""
+        """Time when its slow start began, or will: at the end of its ejection."""
         self.ejection: Ejection = CLEAN
         self.drained = False
         self.in_flight = 0
@@ -108,7 +108,7 @@ class Member:
             return
         self.trouble = found.detail
         if found.silence and self.last_success > now - found.silence:
-            # It still answers calls: it is slow, not gone.
+            # It still answers calls: it is slow, not gone, and gets less traffic.
             self.round_trip = found.silence
             return
         # A backend that refuses connections is gone; one that does not answer may only be busy.

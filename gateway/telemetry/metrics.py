@@ -1,6 +1,6 @@
 """Defines every metric of a gateway worker, in the order that operators read them.
 
-Labels come from closed sets (task, status, served model, source, name of a limit), never from a
+Labels come from closed sets, such as task, status, served model, source or region, never from a
 tenant, a key or an input. Processes write to files, see `metric_files`; the admin listener adds up.
 
 Answers only add to Python numbers; `flush` adds these to the instruments, as an increment of an

@@ -1,4 +1,4 @@
-"""Records spans from the gateway to the backend, linked by W3C `traceparent`.
+"""Records spans of any step of the gateway, linked to backends' by W3C `traceparent`.
 
 A parent is passed as the text of `traceparent`, not through context variables, so that work which
 outlives its request (a detached computation, a probe) needs no special care.

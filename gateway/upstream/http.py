@@ -1,4 +1,4 @@
-"""Calls backends over HTTP, and turns their responses into frames, reports and failures."""
+"""Sends calls to backends over HTTP, several requests' items in one, and decodes the responses."""
 
 import asyncio
 from collections.abc import Sequence

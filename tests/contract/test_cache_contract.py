@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+import msgspec
 import pytest
 
 from gateway.cache.build import build_cache
@@ -14,10 +15,10 @@ from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 
 TIERS = {
-    "both": (True, True),
-    "memory": (True, False),
-    "redis": (False, True),
-    "none": (False, False),
+    "both": CacheConfig(),
+    "memory": CacheConfig(redis_enabled=False),
+    "redis": CacheConfig(memory_enabled=False),
+    "none": CacheConfig(memory_enabled=False, redis_enabled=False),
 }
 
 LookUp = Callable[[Sequence[CacheKey]], Awaitable[list[CacheHit | None]]]
@@ -32,8 +33,7 @@ def clock() -> Clock:
 async def cache(
     request: pytest.FixtureRequest, valkey: str, clock: Clock, anyio_backend: str
 ) -> AsyncIterator[ResultCache]:
-    memory, redis = TIERS[request.param]
-    document = CacheConfig(memory_enabled=memory, redis_enabled=redis, redis_timeout=5.0)
+    document = msgspec.structs.replace(TIERS[request.param], redis_timeout=5.0)
     cache = build_cache(document, url=valkey, clock=clock, monotonic=Clock(), random=lambda: 0.0)
     async with cache:
         yield cache

@@ -80,7 +80,7 @@ async def test_a_lease_is_renewed_before_it_is_used_up(redis: Redis) -> None:
         if worker.try_admit([charge(of=LARGE)]) is None:
             asked += 1
             assert (await worker.admit([charge(of=LARGE)])).allowed
-        await until(lambda: not worker._refills)
+        await until(lambda: not worker._calls)
 
     assert asked <= 3
 
@@ -262,7 +262,7 @@ async def test_a_place_is_not_lost_to_who_is_cancelled_as_it_is_granted(redis: R
     async with limiter:
         caller = asyncio.create_task(limiter.admit([charge(of=places, hold=True)]))
         await asyncio.wait((caller,), timeout=0)
-        (turn,) = limiter._refills.values()
+        (turn,) = limiter._calls.values()
         turn.add_done_callback(lambda _: caller.cancel())
         await asyncio.wait((caller,))
 

@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 
 from gateway.admin.app import build_admin
 from gateway.admin.publishing import Publisher
+from gateway.api.application import Application
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
@@ -20,9 +21,9 @@ AUTHORIZATION = {"authorization": f"Bearer {KEY}"}
 
 
 @contextlib.asynccontextmanager
-async def client_of(
+async def application_of(
     settings: Settings, redis: Redis, ledger: Ledger, *, body_timeout: float = 30.0
-) -> AsyncIterator[httpx.AsyncClient]:
+) -> AsyncIterator[Application]:
     control = Control(redis)
     recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
     publisher = Publisher(
@@ -34,7 +35,7 @@ async def client_of(
         workers_timeout=60.0,
     )
     cache = open_client(settings.cache_url, timeout=2.0, slow=2.0)
-    app = build_admin(
+    yield build_admin(
         settings=settings,
         control=control,
         cache_redis=cache,
@@ -43,11 +44,18 @@ async def client_of(
         recovery=recovery,
         body_timeout=body_timeout,
     )
-    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
-    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
-        client.headers.update(AUTHORIZATION)
-        yield client
     await cache.aclose()
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    settings: Settings, redis: Redis, ledger: Ledger, *, body_timeout: float = 30.0
+) -> AsyncIterator[httpx.AsyncClient]:
+    async with application_of(settings, redis, ledger, body_timeout=body_timeout) as app:
+        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+            client.headers.update(AUTHORIZATION)
+            yield client
 
 
 def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
-from gateway.api.health import HealthController
-from gateway.api.metadata import MetadataController
-from gateway.api.routes import customers_document
+from gateway.api.routes import CONTROLLERS, customers_document
 
 Document = dict[str, Any]
 METHODS = {"get", "put", "post", "delete"}
@@ -33,7 +31,7 @@ def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
 
 NOTHING = {
     name: Provide(lambda: None, sync_to_thread=False)
-    for name in _dependencies([*HANDLERS, MetadataController, HealthController])
+    for name in _dependencies([*HANDLERS, *CONTROLLERS])
 }
 """What handlers are given where they are described and not called."""
 

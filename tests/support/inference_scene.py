@@ -207,17 +207,25 @@ class RecordedTasks:
 class Scene:
     """Holds the use case and its fakes, to be inspected and changed.
 
-    With `tiers` the result cache is the real one, in memory.
+    With `tiers` the result cache is the real one, in memory and in `remote`.
     """
 
-    def __init__(self, *, tiers: bool = False, runner: GatedRunner | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        tiers: bool = False,
+        runner: GatedRunner | None = None,
+        remote: NullTier | None = None,
+    ) -> None:
         self.models = Models(INFO)
         self.cache = DictCache()
         self.runner = runner or GatedRunner()
         self.flights = Flights()
         self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
-        self.tiers = ResultCache(CacheConfig(), make_remote=lambda _: NullTier(), clock=self.wall)
+        self.tiers = ResultCache(
+            CacheConfig(), make_remote=lambda _: remote or NullTier(), clock=self.wall
+        )
         cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}
@@ -260,8 +268,9 @@ class Scene:
         directives: CacheDirectives | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         continue_on_error: bool = False,
+        by_callback: bool = False,
     ) -> Answer:
-        """Return the answer for `texts`."""
+        """Return the answer for `texts`; the cache is read by callback, or awaited."""
         request = InferenceRequest(
             task=task,
             model=ModelName(model),
@@ -283,7 +292,12 @@ class Scene:
         )
         prepared = self.inference.prepare(request, caller.principal, runtime)
         answer = self.inference.from_memory(prepared, caller.directives)
-        return answer or await self.inference.infer(prepared, caller)
+        if answer is not None or not by_callback:
+            return answer or await self.inference.infer(prepared, caller)
+        found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
+        self.inference.lookup_nowait(prepared, found.set_result, caller.directives)
+        outcomes = self.inference.hits(prepared, await found, caller.directives)
+        return await self.inference.infer(prepared, caller, outcomes)
 
 
 def sources(answer: Answer) -> list[Source]:

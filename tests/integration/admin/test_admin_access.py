@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -17,7 +18,7 @@ from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from loadtests.harness.waiting import WAIT_LIMIT
-from tests.support.admin import KEY, client_of, refused
+from tests.support.admin import AUTHORIZATION, KEY, application_of, client_of, refused
 
 pytestmark = pytest.mark.anyio
 
@@ -71,6 +72,39 @@ async def test_a_body_that_does_not_arrive_in_time_is_answered_408(
 
     refused(answer, 408, "request_timeout")
     assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("PUT", "/admin/config"), ("POST", "/admin/config/rollback"), ("POST", "/admin/tenants")],
+)
+async def test_a_client_that_leaves_before_its_body_has_arrived_is_no_fault_of_the_gateway(
+    settings: Settings,
+    redis: Redis,
+    ledger: Ledger,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    path: str,
+) -> None:
+    received = iter(
+        [{"type": "http.request", "body": b" ", "more_body": True}, {"type": "http.disconnect"}]
+    )
+    sent: list[Any] = []
+    headers = [(name.encode(), value.encode()) for name, value in AUTHORIZATION.items()]
+    scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "headers": headers, "http_version": "1.1", "scheme": "http"}
+
+    async def receive() -> Any:
+        return next(received)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async with application_of(settings, redis, ledger) as app:
+        await app(scope, receive, send)  # type: ignore[arg-type]  # as uvicorn's
+
+    assert sent[0]["status"] == 400
+    assert caplog.records == []
 
 
 async def test_health_needs_no_key(admin: httpx.AsyncClient) -> None:

@@ -1,5 +1,7 @@
 """The queue between the loop and the worker threads."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,11 @@ pytestmark = pytest.mark.anyio
 
 
 def make_row(
-    length: int, *, deadline: float = 2_000.0, kind: OutputKind = OutputKind.POOLED
+    length: int,
+    *,
+    deadline: float = 2_000.0,
+    kind: OutputKind = OutputKind.POOLED,
+    lane: str = "interactive",
 ) -> tuple[Row, RowWaiter]:
     ids = np.ones(length, dtype=np.int32)
     row = Row(
@@ -24,6 +30,7 @@ def make_row(
         deadline=deadline,
         span=NO_SPAN,
         settle=lambda _row, _value: None,
+        lane=lane,
     )
     waiter = RowWaiter(1, deadline=deadline)
     row.join(waiter, 0)
@@ -111,3 +118,17 @@ async def test_by_arrival_the_oldest_rows_go_together_whatever_their_lengths() -
     assert [row.length for row in first.rows] == [10, 200, 11]
     assert [row.length for row in second.rows] == [12]
     assert (queue.rows, queue.tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("other", [{"kind": OutputKind.TOKENS}, {"lane": "bulk"}])
+async def test_by_arrival_a_batch_holds_one_kind_of_output_and_one_traffic_class(
+    other: dict[str, Any],
+) -> None:
+    queue = RowQueue(limits=BatchLimits(by_arrival=True), cost=CostModel(base=2e-3), clock=Clock())
+    rows = [make_row(10)[0], make_row(11, **other)[0], make_row(12)[0]]
+    queue.put(rows)
+
+    batches = [batch.rows for _ in rows if (batch := queue.take()) is not None]
+
+    assert sorted(row.length for batch in batches for row in batch) == [10, 11, 12]
+    assert all(len({row.batch_class for row in batch}) == 1 for batch in batches)

@@ -15,8 +15,6 @@ from openapi_spec_validator import validate
 from backends.algorithms.questions import MAX_LABELS
 from backends.protocol import Task
 from gateway.admin.app import HANDLERS
-from gateway.api.health import HealthController
-from gateway.api.metadata import MetadataController
 from gateway.api.openapi import described_by_litestar
 from gateway.api.openapi_parts import (
     all_errors,
@@ -25,6 +23,7 @@ from gateway.api.openapi_parts import (
     problem_example,
 )
 from gateway.api.openapi_schemas import MAX_LABELS as STATED_MAX_LABELS
+from gateway.api.routes import CONTROLLERS
 from gateway.api.schemas import BODIES, InferBody
 from gateway.errors import MethodNotAllowed
 from gateway.http.problem_details import Problem
@@ -74,8 +73,7 @@ async def test_a_worker_serves_the_document_of_customers(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(
-    ("name", "handlers"),
-    [("customers", (MetadataController, HealthController)), ("operators", HANDLERS)],
+    ("name", "handlers"), [("customers", CONTROLLERS), ("operators", HANDLERS)]
 )
 async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -> None:
     application = described_by_litestar(handlers, NOTHING)

@@ -132,17 +132,6 @@ async def test_only_if_cached_computes_nothing(scene: Scene) -> None:
     assert scene.runner.computed == []
 
 
-async def test_max_age_refuses_what_is_older(scene: Scene) -> None:
-    await scene.ask("a")
-    scene.wall.advance(10.0)
-
-    fresh = await scene.ask("a", directives=CacheDirectives(max_age=10.0))
-    stale = await scene.ask("a", directives=CacheDirectives(max_age=9.0))
-
-    assert sources(fresh) == [_HIT]
-    assert sources(stale) == [_COMPUTED]
-
-
 async def test_a_refusal_is_remembered_for_a_short_while(scene: Scene) -> None:
     refusal = ItemFailure(status=422, code="empty_input", detail="Say something.")
     scene.runner.failure = refusal

@@ -61,6 +61,18 @@ def test_a_share_of_failures_ejects_though_none_follows_another() -> None:
     assert ejection.holds(101.0)
 
 
+def test_successes_before_the_first_failure_are_not_counted() -> None:
+    ejection = CLEAN
+    for _ in range(1000):
+        ejection = after_success(ejection, 100.0, RULES)
+    ejection = fail(ejection, 100.0)
+    for _ in range(12):
+        ejection = after_success(ejection, 100.0, RULES)
+
+    assert not fail(ejection, 100.0).holds(100.0)
+    assert fail(ejection, 100.0, times=2).holds(100.0)
+
+
 def test_few_failures_among_many_calls_do_not_eject() -> None:
     ejection = CLEAN
     for number in range(1000):

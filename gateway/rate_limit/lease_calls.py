@@ -1,4 +1,4 @@
-"""Keeps one call to Redis in flight per tenant, and counts the callers that wait for it."""
+"""Keeps one call for leases in flight per tenant, and counts the callers that wait for it."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ _INITIAL_WORST = 0.5
 _GRACE = 0.01
 
 
-Refill = asyncio.Future[Decision | None]
+LeaseCall = asyncio.Future[Decision | None]
 """The decision of a call in flight, `None` if the call fails."""
 
 
-class InFlightRefills(dict[str, Refill]):
+class LeaseCalls(dict[str, LeaseCall]):
     """Maps tenants to their call in flight."""
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class InFlightRefills(dict[str, Refill]):
         self._worst = _INITIAL_WORST
         self._is_redis_late = False
 
-    def begin(self, tenant: str, now: float) -> Refill:
-        """Add a refill of `tenant`, which has none in flight."""
-        refill = self[tenant] = asyncio.get_running_loop().create_future()
+    def begin(self, tenant: str, now: float) -> LeaseCall:
+        """Add a call of `tenant`, which has none in flight."""
+        call = self[tenant] = asyncio.get_running_loop().create_future()
         self._began[tenant] = now
-        return refill
+        return call
 
     def record_answer(self, duration: float) -> None:
         """Record that Redis answered after `duration` seconds."""
@@ -48,26 +48,26 @@ class InFlightRefills(dict[str, Refill]):
         self._is_redis_late = duration > _ON_TIME
 
     def end(self, tenant: str, decision: Decision | None) -> None:
-        """Set the result of the refill of `tenant`."""
+        """Set the result of the call of `tenant`."""
         del self._began[tenant]
         self._late.discard(tenant)
-        refill = self.pop(tenant)
-        if not refill.done():
-            refill.set_result(decision)
+        call = self.pop(tenant)
+        if not call.done():
+            call.set_result(decision)
 
     async def is_late(self, tenant: str, now: float, *, can_overdraw: bool) -> bool:
-        """Wait for the refill of `tenant`; return whether it takes too long."""
-        refill = self[tenant]
+        """Wait for the call of `tenant`; return whether it takes too long."""
+        call = self[tenant]
         if can_overdraw:
             wait = _OVERDRAFT_WAIT_WHILE_LATE if self._is_redis_late else _OVERDRAFT_WAIT
         else:
             wait = max(_SHORTEST_WAIT, _TIMES * self._worst)
-        await asyncio.wait((refill,), timeout=max(0.0, self._began[tenant] + wait - now))
+        await asyncio.wait((call,), timeout=max(0.0, self._began[tenant] + wait - now))
         was_late = self._is_redis_late if can_overdraw else tenant in self._late
-        if not refill.done() and not was_late:
+        if not call.done() and not was_late:
             # A worker whose own loop was delayed first reads what has arrived.
-            await asyncio.wait((refill,), timeout=_GRACE)
-        if refill.done():
+            await asyncio.wait((call,), timeout=_GRACE)
+        if call.done():
             return False
         self._is_redis_late = True
         if not can_overdraw:
@@ -92,9 +92,9 @@ class AwaitedUnits(Counter[str]):
                     del self[charge.bucket]
 
 
-def give_back_holds(refill: Refill) -> None:
-    """Give back what the refill holds for a caller that has left."""
-    decision = refill.result()
+def give_back_holds(call: LeaseCall) -> None:
+    """Give back what the call holds for a caller that has left."""
+    decision = call.result()
     for hold in decision.holds if decision is not None else ():
         hold.settle(0)
 
