@@ -9,6 +9,7 @@
     │   ├── CallTooLarge                413     call_too_large       no
     │   └── NotReady                    503     not_ready            yes
     ├── ItemRefused                     422     (its own)            no
+    ├── AlgorithmFailed                 500     algorithm_failed     no
     ├── ModelFailed                     500     model_failed         yes
     │   ├── OutOfMemory                 500     model_failed         yes (as fewer rows)
     │   └── UpstreamFailed              500     model_failed         yes (as fewer rows)
@@ -93,6 +94,13 @@ class ItemRefused(BackendError):
     def __init__(self, code: str, detail: str) -> None:
         super().__init__(detail)
         self.code = code
+
+
+class AlgorithmFailed(BackendError):
+    """Reports an error in a model owner's algorithm; the same item would fail elsewhere, too."""
+
+    code = "algorithm_failed"
+    retryable = False
 
 
 class ModelFailed(BackendError):

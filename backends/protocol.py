@@ -15,7 +15,7 @@ whole is a non-200 status with a `Refusal`.
 import struct
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -277,23 +277,25 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     report: Report
 
 
+_Message = TypeVar("_Message")
 _encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 
 
-def encode_frame(frame: Frame) -> bytes:
+def encode_frame(frame: Any) -> bytes:
     """Return `frame` as it travels: its length, then msgpack."""
     body = _encoder.encode(frame)
     return _LENGTH.pack(len(body)) + body
 
 
-class FrameReader:
-    """Cuts a stream of bytes into frames, whatever the sizes of its chunks."""
+class MessageReader(Generic[_Message]):
+    """Cuts a stream of bytes into messages, whatever the sizes of its chunks."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
+        self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, chunk: bytes) -> Iterator[Frame]:
+    def feed(self, chunk: bytes) -> Iterator[_Message]:
         """Yield the frames that `chunk` completes.
 
         Raises:
@@ -310,9 +312,16 @@ class FrameReader:
             if len(buffer) < end:
                 break
             try:
-                frame: Frame = _frame_decoder.decode(buffer[start + _LENGTH.size : end])
+                frame = self._decoder.decode(buffer[start + _LENGTH.size : end])
             except UNREADABLE as error:
                 raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
             start = end
             yield frame
         del buffer[:start]
+
+
+class FrameReader(MessageReader[Frame]):
+    """Cuts a reply of a backend into frames."""
+
+    def __init__(self) -> None:
+        super().__init__(_frame_decoder)

@@ -10,7 +10,8 @@ import msgspec
 
 from backends.errors import StartProblem
 
-PREFIX = "SLUICEGATE_BACKEND_"
+_PROJECT = "SLUICEGATE_"
+PREFIX = f"{_PROJECT}BACKEND_"
 
 Provider = Literal["cpu", "openvino", "cuda", "tensorrt", "open_inference", "paced"]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
@@ -139,6 +140,11 @@ def _traces_wanted(environment: Mapping[str, str]) -> bool:
     exporter = environment.get("OTEL_TRACES_EXPORTER", "")
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     return exporter != "none" and bool(exporter or any(environment.get(e) for e in endpoints))
+
+
+def foreign_environment() -> dict[str, str]:
+    """Return the environment for a process that runs foreign code: no setting, so no secret."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_PROJECT)}
 
 
 def quiet_libraries() -> None:

@@ -9,7 +9,6 @@ def test_angry_messages_are_urgent() -> None:
 
 import asyncio
 import math
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ import numpy as np
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.algorithms.custom import Budget, Custom
-from backends.algorithms.user_code import read_user_code
+from backends.algorithms.budget import Budget
+from backends.algorithms.custom import Custom
+from backends.algorithms.hosts import AlgorithmHosts
 from backends.batching.shared import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
@@ -47,26 +47,45 @@ def answer(
 
     Raises:
         ValueError: the code is no algorithm.
-        ItemRefused: the item was refused or the algorithm failed.
+        ItemRefused: the item was refused, or took too much.
+        AlgorithmFailed: the algorithm has an error.
     """
     path = Path(code)
     is_file = path.suffix == ".py"
-    custom = Custom(
-        name="harness",
-        code=read_user_code(path.name if is_file else str(code), path.parent),
-        below={name: _any_task(fake) for name, fake in models.items()},
-        budget=Budget(time=time, rows=rows),
-    )
-    fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
-    ask = AlgorithmContext(fakes, RowCaller(scope="harness", deadline=math.inf))
-    given = InferParameters(parameters=dict(parameters or {}))
-    return msgspec.json.decode(encode_result(asyncio.run(custom.run(item, given, ask))))
+    budget = Budget(time=time, rows=rows)
+    with AlgorithmHosts(shows_output=True) as hosts:
+        host = hosts.open(
+            ("harness", ""),
+            code=path.name if is_file else str(code),
+            folder=path.parent,
+            budget=budget,
+        )
+        below = {name: _any_task(fake) for name, fake in models.items()}
+        custom = Custom(host=host, below=below, rows=budget.rows)
+        fakes: dict[str, Pipeline] = {name: _FakeRows(fake) for name, fake in models.items()}
+        ask = AlgorithmContext(fakes, RowCaller(scope="harness", deadline=math.inf))
+        given = InferParameters(parameters=dict(parameters or {}))
+        return msgspec.json.decode(asyncio.run(_run(custom, item, given, ask, hosts)))
+
+
+async def _run(
+    custom: Custom,
+    item: Any,
+    parameters: InferParameters,
+    ask: AlgorithmContext,
+    hosts: AlgorithmHosts,
+) -> bytes:
+    try:
+        return encode_result(await custom.run(item, parameters, ask))
+    finally:
+        # While the loop runs that has their sockets.
+        hosts.close()
 
 
 def _any_task(fake: Fake) -> Mapping[Task, Algorithm]:
     """Return one algorithm for every task."""
     algorithm = _FakeAlgorithm(fake)
-    return defaultdict(lambda: algorithm, {Task.INFER: algorithm})
+    return {Task.INFER: algorithm} | dict.fromkeys(Task, algorithm)
 
 
 class _FakeAlgorithm(Algorithm):

@@ -8,18 +8,19 @@ import msgspec
 
 from backends.algorithms import ensemble, long_document
 from backends.algorithms.base import Algorithm, ModelAlgorithms
+from backends.algorithms.budget import Budget
 from backends.algorithms.cascade import Cascade
 from backends.algorithms.classify import Classify, Labeller
-from backends.algorithms.custom import Budget, Custom
+from backends.algorithms.custom import Custom
 from backends.algorithms.embedding import Embed
 from backends.algorithms.ensemble import Ensemble
+from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.label_tree import LabelTree, read_tree
 from backends.algorithms.long_document import LongClassify, LongEmbed
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from backends.algorithms.questions import ZeroShotTask
 from backends.algorithms.reviewer import Reviewer
 from backends.algorithms.tournament import Tournament
-from backends.algorithms.user_code import read_user_code
 from backends.algorithms.zero_shot import Choose, ZeroShot
 from backends.protocol import Task
 from backends.repository.model import Model
@@ -31,6 +32,7 @@ Kind = TypeVar("Kind", bound=Algorithm)
 Options = TypeVar("Options")
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+CUSTOM = "custom"
 _CLASSIFIER = "a classifier that is no algorithm itself"
 
 
@@ -146,19 +148,21 @@ def _tournament(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     return {Task.INFER: Tournament(judge=judge, better=options.better, both_ways=options.both_ways)}
 
 
-def _custom(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
+def build_custom(
+    model: Model, below: Sequence[ModelAlgorithms], hosts: AlgorithmHosts
+) -> Algorithms:
+    """Return the algorithm of a model owner, which runs in a process of `hosts`.
+
+    Raises:
+        ValueError: as a `Recipe` does.
+    """
     budget = _options(model, Budget)
     code: str | None = getattr(model.manifest, "code", None)
     if code is None:
         raise ValueError("needs `code`: a file beside the `model.yaml`, or `package.module:run`")
-    return {
-        Task.INFER: Custom(
-            name=model.name,
-            code=read_user_code(code, model.folder),
-            below={served_model.info.name: served_model.algorithms for served_model in below},
-            budget=budget,
-        )
-    }
+    host = hosts.open((model.name, model.revision), code=code, folder=model.folder, budget=budget)
+    known = {served_model.info.name: served_model.algorithms for served_model in below}
+    return {Task.INFER: Custom(host=host, below=known, rows=budget.rows)}
 
 
 def _reviewer(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
@@ -223,6 +227,5 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "label-tree": _label_tree,
         "tournament": _tournament,
         "reviewer": _reviewer,
-        "custom": _custom,
     }
 )

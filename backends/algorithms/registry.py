@@ -1,14 +1,16 @@
 """Selects the code that answers for a model of the repository."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from backends.algorithms.base import Algorithm, ModelAlgorithms
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
+from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.long_document import LongEmbed
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
-from backends.algorithms.recipes import RECIPES, Algorithms
+from backends.algorithms.recipes import CUSTOM, RECIPES, Algorithms, Recipe, build_custom
 from backends.algorithms.split import split_tasks
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
@@ -30,7 +32,9 @@ _FOUNDATION_VERSION = 1
 _SPLIT = "split"
 
 
-def build_served_model(model: Model, built: Mapping[str, ModelAlgorithms]) -> ModelAlgorithms:
+def build_served_model(
+    model: Model, built: Mapping[str, ModelAlgorithms], hosts: AlgorithmHosts
+) -> ModelAlgorithms:
     """Return the endpoint of a model; those it builds on are in `built` unless they are broken.
 
     Raises:
@@ -50,7 +54,7 @@ def build_served_model(model: Model, built: Mapping[str, ModelAlgorithms]) -> Mo
         return _serve_head(model, manifest, below)
     if isinstance(manifest, SplitManifest):
         return _serve_split(model, manifest, below)
-    return _serve_algorithm(model, manifest, below)
+    return _serve_algorithm(model, manifest, below, hosts)
 
 
 def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
@@ -59,7 +63,7 @@ def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
     A model owner's code has its items answered, by whichever revision that is.
     """
     manifest = model.manifest
-    if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == "custom":
+    if isinstance(manifest, AlgorithmManifest) and manifest.algorithm == CUSTOM:
         return
     for info in (served_model.info for served_model in below):
         if info.algorithm == _SPLIT:
@@ -73,11 +77,12 @@ def describe(catalogue: Catalogue) -> tuple[list[ModelInfo], dict[str, str]]:
     """Return what a catalogue would serve, and what is wrong, without loading any weights."""
     served_models: dict[str, ModelAlgorithms] = {}
     problems = dict(catalogue.problems)
-    for name, model in catalogue.models.items():
-        try:
-            served_models[name] = build_served_model(model, served_models)
-        except ModelProblem as error:
-            problems[name] = str(error)
+    with AlgorithmHosts() as hosts:
+        for name, model in catalogue.models.items():
+            try:
+                served_models[name] = build_served_model(model, served_models, hosts)
+            except ModelProblem as error:
+                problems[name] = str(error)
     return [served_model.info for served_model in served_models.values()], problems
 
 
@@ -178,13 +183,17 @@ def _serve_split(
 
 
 def _serve_algorithm(
-    model: Model, manifest: AlgorithmManifest, below: Sequence[ModelAlgorithms]
+    model: Model,
+    manifest: AlgorithmManifest,
+    below: Sequence[ModelAlgorithms],
+    hosts: AlgorithmHosts,
 ) -> ModelAlgorithms:
-    recipe = RECIPES.get(manifest.algorithm)
+    recipes: dict[str, Recipe] = {**RECIPES, CUSTOM: partial(build_custom, hosts=hosts)}
+    recipe = recipes.get(manifest.algorithm)
     if recipe is None:
         raise ModelProblem(
             f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; there are "
-            f"{', '.join(f'`{name}`' for name in RECIPES)}"
+            f"{', '.join(f'`{name}`' for name in recipes)}"
         )
     try:
         available = recipe(model, below)

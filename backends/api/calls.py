@@ -172,7 +172,7 @@ async def _watch(client: Client, receive: Receive) -> None:
 
 
 class _Reply:
-    """Sends the outcomes of a call, and reports while it has none and its batcher makes progress.
+    """Sends the outcomes of a call, and reports while it has none and progress is made.
 
     The reports in between are the same as the last one.
     """
@@ -216,7 +216,9 @@ class _Reply:
     def _on_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
         batches, self._batches = self._batches, self._work.batches
-        if batches == self._batches or self._is_sending:
+        # Hosts of algorithms bound the time of an item themselves, and end it when it is over.
+        is_working = batches != self._batches or self._work.hosted.count > 0
+        if not is_working or self._is_sending:
             return
         if self._reporting is None or self._reporting.done():
             report = self._send_part(self._core.report_frame(), is_last=False)

@@ -59,6 +59,12 @@ def _size(key: RowKey, value: FloatArray) -> int:
     return value.nbytes + len(key[3]) + _ENTRY_BYTES
 
 
+class HostedItems(msgspec.Struct):
+    """Counts the items of a call that are with the processes of algorithms now."""
+
+    count: int = 0
+
+
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     """Identifies the item that rows are for, and counts the rows computed or cached for it.
 
@@ -66,6 +72,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     was. `work` is the predicted seconds of rows that it queued at the batcher of its reservation;
     `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
     `rows_left` is how many rows it may still use: algorithms of model owners have a budget.
+    `hosted` is that of the item's call.
     """
 
     scope: str
@@ -81,6 +88,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     cached: int = 0
     tokens: int = 0
     rows_left: float = math.inf
+    hosted: HostedItems = msgspec.field(default_factory=HostedItems)
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the budget.

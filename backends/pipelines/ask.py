@@ -1,6 +1,7 @@
 """Asks models on behalf of an item that an algorithm answers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import msgspec
@@ -45,9 +46,23 @@ class AlgorithmContext:
         self._pipelines = pipelines
         self._caller = caller
 
-    def limit_rows(self, most: int) -> None:
-        """Allow no more than `most` rows from here on, unless less was left already."""
-        self._caller.rows_left = min(self._caller.rows_left, most)
+    @property
+    def rows_left(self) -> float:
+        """How many rows the item may still use."""
+        return self._caller.rows_left
+
+    @rows_left.setter
+    def rows_left(self, rows: float) -> None:
+        self._caller.rows_left = rows
+
+    @contextmanager
+    def hosted(self) -> Iterator[None]:
+        """Count the item as one that the process of an algorithm answers, within its budget."""
+        self._caller.hosted.count += 1
+        try:
+            yield
+        finally:
+            self._caller.hosted.count -= 1
 
     def in_background(self, *, deadline: float) -> "AlgorithmContext":
         """Return a context of the same scope in the bulk lane; it charges nothing to the item."""

@@ -2,6 +2,7 @@
 
 from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
+from backends.batching.shared import HostedItems
 from backends.errors import Overloaded
 from backends.protocol import Call, CallItem, ModelInfo
 from backends.serving.work_estimates import WorkEstimates, predict_work
@@ -19,6 +20,7 @@ class CallWork:
         self._predicted = predict_work(call, info, batcher.submissions.work)
         self._is_atomic = call.atomic or len(call.items) == 1
         self._reservations: list[QueueReservation | None] = [None] * len(call.items)
+        self.hosted = HostedItems()
 
     @property
     def batches(self) -> int:

@@ -166,6 +166,11 @@ class ServingCore:
             if self._retired.get(variant) is entry:
                 del self._retired[variant]
 
+    def revisions(self) -> set[tuple[str, str]]:
+        """Return the name and revision of every model that a call may still name."""
+        served = {(info.name, info.revision) for info in self.model_set.infos()}
+        return served | {(name, revision) for name, revision, _ in self._retired}
+
     def running(self) -> list[RunningEncoder]:
         """Return every encoder that a call may still need."""
         used = [self.model_set, *(retired.model_set for retired in self._retired.values())]

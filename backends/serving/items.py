@@ -83,6 +83,7 @@ class ItemAnswerer:
             span=span,
             lane=self._call.lane,
             truncate=self._call.truncate,
+            hosted=self._work.hosted,
         )
         outcome: Done | Failed | None = None
         try:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from backends.algorithms.base import ModelAlgorithms
+from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.registry import build_served_model
 from backends.algorithms.shadow import Mirror, mirrored_model
 from backends.batching.batcher import Batcher, BatchingOptions
@@ -58,11 +59,12 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what models share and a reload keeps: device, row cache, mirror."""
+    """Holds what models share and a reload keeps: device, row cache, mirror, hosts."""
 
     device: Device
     cache: RowCache
     mirror: Mirror
+    hosts: AlgorithmHosts
 
 
 def make_shared(tools: LoadingTools) -> SharedResources:
@@ -72,6 +74,7 @@ def make_shared(tools: LoadingTools) -> SharedResources:
         device=device,
         cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
         mirror=Mirror(clock=tools.clock, busy_share=device.busy_share),
+        hosts=AlgorithmHosts(),
     )
 
 
@@ -131,7 +134,7 @@ class _Loader:
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
         try:
-            served_model = build_served_model(model, self.served_models)
+            served_model = build_served_model(model, self.served_models, self._shared.hosts)
             if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
                 self._load_encoder(model, model.manifest)
             elif isinstance(model.manifest, HeadManifest):

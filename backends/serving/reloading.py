@@ -71,6 +71,7 @@ class Repository:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._shared.mirror.close()
+        self._shared.hosts.close()
         await self._stop(list(self._started.values()))
 
     async def reload(self) -> None:
@@ -165,6 +166,7 @@ class Repository:
         """Wait until gateways know of the change, then stop what no call needs."""
         await asyncio.sleep(self._settings.retire_after)
         self.core.forget(retired)
+        self._shared.hosts.keep(self.core.revisions())
         needed = {id(encoder.batcher) for encoder in self.core.running()}
         idle = [e for place, e in self._started.items() if place not in needed]
         await self._stop(idle)

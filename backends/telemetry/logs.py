@@ -39,19 +39,22 @@ class JsonFormatter(logging.Formatter):
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
         """Return an exception's type and place; not its message, which may quote a text."""
-        return _named(ei[1]) if ei[1] is not None else ""
+        return trace_of(ei[1]) if ei[1] is not None else ""
 
 
-def _named(error: BaseException) -> str:
-    """Return the kind of `error` and of what led to it, each with its place, innermost first."""
+def trace_of(error: BaseException) -> str:
+    """Return the kind of `error` and of what led to it, each with its place, innermost first.
+
+    Never a message, which may quote a text.
+    """
     frames = reversed(traceback.extract_tb(error.__traceback__))
     place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
     parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]
     if isinstance(error, BaseExceptionGroup):
-        parts += [f"holding {_named(one)}" for one in error.exceptions]
+        parts += [f"holding {trace_of(one)}" for one in error.exceptions]
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if before is not None:
-        parts.append(f"after {_named(before)}")
+        parts.append(f"after {trace_of(before)}")
     return "; ".join(parts)
 
 

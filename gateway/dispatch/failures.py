@@ -22,7 +22,9 @@ _CALLERS_FAULT = frozenset({400, 413, 422})
 CHANGED = frozenset({404, 409})
 """Refusals of a backend that serves other models or revisions than it did."""
 # Failures of single items whose status and code mean the same from the gateway.
-_SAME_MEANING = frozenset({Overloaded.code, DeadlineExceeded.code, UpstreamUnavailable.code})
+_SAME_MEANING = frozenset(
+    {Overloaded.code, DeadlineExceeded.code, UpstreamUnavailable.code, "algorithm_failed"}
+)
 
 
 EXPIRED: Final = ItemFailure.of(DeadlineExceeded.during("the calls to backends"))

@@ -60,6 +60,8 @@ class RequestDispatch:
         self._open = {item.index for item in work.items}
         self._attempts: dict[asyncio.Task[None], Attempt] = {}
         self._latencies = context.hedging.of((work.model.info.name, work.task))
+        # An item that hangs a model owner's algorithm must not hang it in a second region.
+        self._may_hedge = context.hedging.share > 0 and work.model.info.algorithm != "custom"
         self._ended = asyncio.Event()
         self._bug: BaseException | None = None
 
@@ -119,7 +121,7 @@ class RequestDispatch:
         self._attempts[task] = attempt
         task.add_done_callback(self._attempt_ended)
         late = self._latencies.late
-        if self._context.hedging.share and attempt.started + late < self._deadline:
+        if self._may_hedge and attempt.started + late < self._deadline:
             timer = self._loop.call_later(late, self._hedge, attempt)
             task.add_done_callback(lambda _: timer.cancel())
 

@@ -1,37 +1,26 @@
 """The backend as a process: its start, its signals, its one-line errors."""
 
 import asyncio
-import http.client
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from backends.protocol import (
-    CALL_PATH,
-    STATE_PATH,
-    Call,
-    CallItem,
     ClassifyParameters,
     Done,
-    FrameReader,
-    ServingState,
     Task,
 )
-from gateway.settings import process_environment
 from loadtests.harness.model_repository import write_head, write_repository
 from loadtests.harness.waiting import until, wait_until
+from tests.support.backend_process import SERVE, ask, free_port, infos, is_ready, request, serving
 from tests.support.steady_load import SteadyLoad
 
 pytestmark = pytest.mark.anyio
-SERVE = (sys.executable, "-m", "backends", "serve")
 
 
 @pytest.fixture
@@ -39,61 +28,9 @@ def models(tmp_path: Path) -> Path:
     return write_repository(tmp_path / "models", real=True)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextmanager
-def serving(
-    models: Path, port: int, *options: str, environment: Mapping[str, str] | None = None
-) -> Iterator["subprocess.Popen[str]"]:
-    command = [*SERVE, "--models", str(models), "--port", str(port), *options]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=dict(process_environment()) | dict(environment or {}),
-    ) as process:
-        try:
-            wait_until(lambda: process.poll() is not None or is_ready(port), within=60)
-            yield process
-        finally:
-            process.kill()
-
-
-def request(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20.0)) as connection:
-        connection.request(method, path, body)
-        response = connection.getresponse()
-        return response.status, response.read()
-
-
-def is_ready(port: int) -> bool:
-    try:
-        return request(port, "GET", "/health/ready")[0] == 200
-    except OSError:
-        return False
-
-
-def classify(port: int, texts: list[str]) -> list[Done]:
-    state = msgspec.msgpack.decode(request(port, "GET", STATE_PATH)[1], type=ServingState)
-    info = next(model for model in state.models if model.name == "mood")
-    call = Call(
-        model="mood",
-        revision=info.revision,
-        profile=info.profile,
-        task=Task.CLASSIFY,
-        parameters=msgspec.msgpack.encode(ClassifyParameters()),
-        items=[
-            CallItem(body=msgspec.msgpack.encode(text), remaining=20.0, scope="t") for text in texts
-        ],
-    )
-    status, body = request(port, "POST", CALL_PATH, msgspec.msgpack.encode(call))
-    assert status == 200
-    return [frame for frame in FrameReader().feed(body) if isinstance(frame, Done)]
+def classify(port: int, texts: list[object]) -> list[Done]:
+    found = ask(port, infos(port)["mood"], Task.CLASSIFY, ClassifyParameters(), texts)
+    return [outcome for outcome in found if isinstance(outcome, Done)]
 
 
 def test_it_serves_says_what_runs_and_stops_with_zero(models: Path) -> None:

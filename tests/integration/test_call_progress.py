@@ -7,15 +7,28 @@ from pathlib import Path
 import pytest
 
 from backends.api.calls import CallAuthenticator, CallHandler
-from backends.executors.dummy import PacedExecutor
+from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NO_TRACING
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.model_repository import DIMENSIONS, write_model, write_repository
 from loadtests.harness.waiting import until
-from tests.support.backend_calls import running_backend
+from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
+
+
+def report_often(backend: Backend) -> None:
+    """Have the backend report progress every few milliseconds."""
+    calls = CallHandler(
+        core=backend.engine,
+        authenticator=CallAuthenticator(""),
+        tracing=NO_TRACING,
+        clock=time.monotonic,
+        max_body_bytes=10**6,
+        progress=0.01,
+    )
+    backend.routes._handlers[CALL_PATH] = ("POST", calls)
 
 
 @pytest.mark.parametrize("items", [["bad"], ["bad", "film"]], ids=["one item", "two items"])
@@ -25,15 +38,7 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     gate = Gate()
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
-        calls = CallHandler(
-            core=backend.engine,
-            authenticator=CallAuthenticator(""),
-            tracing=NO_TRACING,
-            clock=time.monotonic,
-            max_body_bytes=10**6,
-            progress=0.01,
-        )
-        backend.routes._handlers[CALL_PATH] = ("POST", calls)
+        report_often(backend)
         first = asyncio.create_task(backend.ask("mood", Task.CLASSIFY, ["good"]))
         await until(lambda: gate.arrived == 1)
         exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, items))
@@ -51,3 +56,22 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     assert sum(isinstance(frame, Done) for frame in others) == len(items)
     assert isinstance(last, Report)
     assert not exchange.sent[-1].get("more_body", False)
+
+
+async def test_a_call_that_an_algorithm_works_on_is_not_silent(tmp_path: Path) -> None:
+    """A gateway would try its items elsewhere, and hang the algorithm there, too."""
+    models = write_repository(tmp_path / "models")
+    manifest = {"kind": "algorithm", "algorithm": "custom", "code": "own.py", "uses": ["mood"]}
+    folder = write_model(models, "own", manifest | {"tasks": ["infer"]})
+    code = "import time\nasync def run(item, ask):\n    time.sleep(0.3)\n    return item\n"
+    (folder / "own.py").write_text(code)
+    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
+        report_often(backend)
+        exchange = backend.exchange(backend.call("own", Task.INFER, ["a"]))
+
+        await exchange.run()
+
+    *early, done, last = exchange.frames
+    assert early
+    assert all(isinstance(frame, Report) for frame in [*early, last])
+    assert isinstance(done, Done)

@@ -9,7 +9,7 @@ from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.tracing import CallTracer
 from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
+from gateway.types import Endpoint, ServedModel
 from gateway.upstream.base import CallFailed, Cause
 from tests.support.dispatching import Outcomes, endpoint, state, work
 from tests.support.scripted_client import Script, ScriptedClient, Step, echo_all
@@ -50,12 +50,18 @@ class Scene:
         return self.scripts.get(target.backend, echo_all)(target, call)
 
     async def run(
-        self, count: int, *, within: float = 60.0, traceparent: str = "", atomic: bool = False
+        self,
+        count: int,
+        *,
+        within: float = 60.0,
+        traceparent: str = "",
+        atomic: bool = False,
+        model: ServedModel | None = None,
     ) -> Outcomes:
         """Run so many items as one request; all must end, and leave nothing in flight."""
         async with self.dispatcher:
             await self.dispatcher.run(
-                work(count, atomic=atomic),
+                work(count, atomic=atomic, model=model),
                 deadline=self.loop.time() + within,
                 settle=self.outcomes.settle,
                 traceparent=traceparent,

@@ -45,6 +45,7 @@ def test_refusals_are_told_apart(
         (503, "overloaded", (503, "overloaded")),
         (504, "deadline_exceeded", (504, "deadline_exceeded")),
         (500, "run_failed", (502, "upstream_failed")),
+        (500, "algorithm_failed", (500, "algorithm_failed")),
         (200, "too_long", (502, "upstream_failed")),
         (1000, "overloaded", (502, "upstream_failed")),
     ],
@@ -71,3 +72,11 @@ def test_a_backend_s_time_to_come_back_is_passed_on() -> None:
     )
 
     assert of_item(late).retry_after == 2.5
+
+
+def test_an_error_of_an_algorithm_fails_the_request_as_the_backend_s() -> None:
+    frame = Failed(index=0, status=500, code="algorithm_failed", detail="why", retryable=False)
+
+    error = of_item(frame).error(0)
+
+    assert (error.status, error.code, error.detail) == (502, "upstream_failed", "why")

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 from backends.protocol import Call, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.routing.member import ProbeFailure
-from gateway.types import Endpoint
+from gateway.types import Endpoint, RegionName, ServedModel
 from gateway.upstream.base import CallFailed, Cause
+from loadtests.harness.stub_backend import stub_model
 from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
 from tests.support.dispatching import Outcomes, endpoint, work
@@ -69,6 +71,21 @@ async def test_a_late_item_is_answered_by_another_backend() -> None:
 
     assert outcomes.backends() == ["us-0"] * 2
     assert scene.dispatcher.statistics().hedged == 2
+
+
+async def test_an_item_of_a_model_owner_s_algorithm_is_not_hedged() -> None:
+    """What hangs the algorithm at one backend would hang it at the next."""
+    custom = msgspec.structs.replace(stub_model(), algorithm="custom")
+    scene = Scene({"eu-0": stalls}, routing=RoutingConfig(hedge_share=1.0))
+    latencies = scene.dispatcher.hedging.of((custom.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+
+    await scene.run(
+        1, within=0.3, model=ServedModel(info=custom, regions=(RegionName("eu"), RegionName("us")))
+    )
+
+    assert scene.dispatcher.statistics().hedged == 0
 
 
 async def test_a_hedge_that_fails_leaves_the_item_to_the_first_backend() -> None:

@@ -1,0 +1,387 @@
+"""Answers items by the process of a model owner's algorithm; restarts it when it was lost.
+
+A process is lost when it ends, when one step of an item goes on after the item's time, when it
+ignores a cancellation, or when it takes too much memory or too many threads. Then it is killed.
+The item whose step ran is refused for a while; the others are run again in a new process. Where
+that is not known, they are run again one at a time, until the one that ends a process is found.
+"""
+
+import asyncio
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from backends.algorithms.budget import Budget
+from backends.algorithms.host_messages import (
+    CancelRequest,
+    ModelReply,
+    ModelRequest,
+    RunReply,
+    RunRequest,
+    WithdrawRequest,
+)
+from backends.algorithms.host_process import HostProcess, HostProtocol
+from backends.algorithms.hosted_item import HostedItem
+from backends.algorithms.refused_items import RefusedItems
+from backends.algorithms.step_marks import SLOTS, Step
+from backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
+from backends.protocol import encode_frame
+
+_log = logging.getLogger(__name__)
+_MOST_WAITING = 4_096
+_MOST_THREADS = 64
+# A process with so many threads, or such a share of its memory, is replaced between two items.
+_WORN_THREADS, _WORN = 24, 0.8
+_OVER = 1.25
+_MOST_RUNS = 4
+_WATCH_INTERVAL = 0.2
+# How long a step may go on after its item's time, and how long a cancellation may take.
+_GRACE = 0.1
+_CANCELLATION = 1.0
+# Seconds before an error of the same place is logged again, and how many places are remembered.
+_LOG_INTERVAL, _MOST_LOGGED = 10.0, 64
+# Seconds before a restart that follows another one; twice as many each time.
+_FIRST_DELAY, _LONGEST_DELAY, _QUIET = 0.25, 10.0, 30.0
+
+
+class AlgorithmHost:
+    """Queues the items of one algorithm for its process, which it owns.
+
+    `open` may be called in any thread; all else on the event loop.
+    """
+
+    def __init__(self, *, name: str, budget: Budget, start: Callable[[], HostProcess]) -> None:
+        self._name = name
+        self._budget = budget
+        self._start = start
+        self._lock = threading.Lock()
+        self._process: HostProcess | None = None
+        self._link: asyncio.WriteTransport | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._watching: asyncio.TimerHandle | None = None
+        self._waiting: deque[HostedItem] = deque()
+        self._running: dict[int, HostedItem] = {}
+        self._slots = list(range(SLOTS))
+        self._numbers = itertools.count()
+        self._refused = RefusedItems()
+        self._logged: dict[str, float] = {}
+        self._lost_at, self._delay = -_QUIET, 0.0
+        self._was_used, self._is_worn, self._busy = False, False, 0.0
+
+    def open(self) -> None:
+        """Start the process, unless it runs.
+
+        Raises:
+            ValueError: the code cannot be imported.
+        """
+        with self._lock:
+            if self._process is None:
+                self._process = self._start()
+
+    def close(self) -> None:
+        """Kill the process. An item that comes all the same starts it again."""
+        if self._opening is not None:
+            self._opening.cancel()
+        items = [*self._running.values(), *self._waiting]
+        self._waiting.clear()
+        self._drop_process()
+        for item in items:
+            item.end()
+        self._refuse(items, "the algorithm's process was ended")
+
+    async def answer(self, item: HostedItem) -> bytes:
+        """Return the JSON of an item's result.
+
+        Raises:
+            ItemRefused: by the algorithm, or it ended a process a short while ago, or is too slow.
+            AlgorithmFailed: the code has an error.
+            BackendError: a model that was asked failed, or the process cannot be had now.
+        """
+        loop = asyncio.get_running_loop()
+        self._refused.check(item.digest, loop.time())
+        wait = self._lost_at + self._delay - loop.time()
+        if self._process is None and wait > 0:
+            raise Overloaded("the algorithm's process is restarted", retry_after=wait)
+        if len(self._waiting) >= _MOST_WAITING:
+            raise Overloaded("the algorithm's queue is full", retry_after=self._budget.time)
+        self._waiting.append(item)
+        self._pump()
+        try:
+            return await item.outcome
+        finally:
+            self._leave(item)
+
+    def _pump(self) -> None:
+        """Send items to the process, as many as may run at a time."""
+        if self._link is None:
+            if self._waiting and self._opening is None:
+                self._opening = asyncio.create_task(self._open())
+            return
+        if self._is_worn:
+            if not self._running:
+                self._lose("worn by earlier items", None)
+            return
+        while self._waiting and self._slots:
+            # Suspects are first in the queue, and run alone.
+            is_alone = self._waiting[0].is_suspect
+            if self._running and (is_alone or any(i.is_suspect for i in self._running.values())):
+                return
+            self._run(self._waiting.popleft(), self._link)
+
+    async def _open(self) -> None:
+        try:
+            await asyncio.sleep(self._lost_at + self._delay - asyncio.get_running_loop().time())
+            await asyncio.to_thread(self.open)
+            process = self._live()
+            loop = asyncio.get_running_loop()
+            protocol = HostProtocol(
+                linked=self._linked,
+                received=self._received,
+                ended=partial(self._ended, process),
+            )
+            await loop.create_connection(lambda: protocol, sock=process.link)
+        except (ValueError, OSError, RuntimeError) as error:
+            _log.error("an algorithm's process does not start", extra=self._fields(str(error)))
+            self._drop_process()
+            self._delay_next()
+            waiting, self._waiting = self._waiting, deque()
+            self._refuse(waiting, "the algorithm's process does not start")
+        finally:
+            self._opening = None
+        self._pump()
+
+    def _refuse(self, items: Iterable[HostedItem], reason: str) -> None:
+        for item in items:
+            item.is_waiting = False
+            if not item.outcome.done():
+                item.outcome.set_exception(Overloaded(reason, retry_after=self._delay))
+
+    def _linked(self, transport: asyncio.WriteTransport) -> None:
+        self._link = transport
+        self._was_used, self._is_worn, self._busy = True, False, 0.0
+        self._watching = asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch)
+
+    def _live(self) -> HostProcess:
+        if self._process is None:
+            raise RuntimeError("an algorithm's process was used that is gone")
+        return self._process
+
+    def _run(self, item: HostedItem, link: asyncio.WriteTransport) -> None:
+        loop = asyncio.get_running_loop()
+        item.slot, item.number = self._slots.pop(), next(self._numbers)
+        item.started = loop.time()
+        item.busy_before = self._live().marks.busy_of_others(item.slot)
+        item.begin()
+        self._running[item.number] = item
+        item.timer = loop.call_later(self._budget.time, self._on_time, item)
+        request = RunRequest(
+            number=item.number,
+            slot=item.slot,
+            item=msgspec.Raw(item.item),
+            parameters=msgspec.Raw(item.parameters),
+        )
+        link.write(encode_frame(request))
+
+    def _received(self, message: Any) -> None:
+        item = self._running.get(getattr(message, "number", -1))
+        if item is None:
+            return
+        if isinstance(message, ModelRequest):
+            if not item.outcome.done():
+                item.ask(message, self._send)
+        elif isinstance(message, WithdrawRequest):
+            item.withdraw(message.question)
+        elif isinstance(message, RunReply):
+            self._end(item)
+            self._settle(item, message)
+            self._pump()
+
+    def _send(self, reply: ModelReply) -> None:
+        if self._link is not None:
+            self._link.write(encode_frame(reply))
+
+    def _end(self, item: HostedItem) -> None:
+        item.end()
+        del self._running[item.number]
+        self._slots.append(item.slot)
+        self._was_used = True
+
+    def _settle(self, item: HostedItem, reply: RunReply) -> None:
+        if item.outcome.done():
+            return
+        if reply.end == "done":
+            item.outcome.set_result(reply.result)
+            return
+        error: BackendError = AlgorithmFailed(reply.detail)
+        if reply.end == "refused":
+            error = ItemRefused(reply.code, reply.detail)
+        elif reply.end == "passed_on":
+            error = item.errors.get(reply.code, error)
+        else:
+            self._log_failure(reply.trace or reply.detail)
+        item.outcome.set_exception(error)
+
+    def _log_failure(self, trace: str) -> None:
+        """Log an error of the code, but not each time: callers may cause any number of them."""
+        now = asyncio.get_running_loop().time()
+        if self._logged.get(trace, -_LOG_INTERVAL) > now - _LOG_INTERVAL:
+            return
+        if len(self._logged) >= _MOST_LOGGED:
+            self._logged.clear()
+        self._logged[trace] = now
+        _log.error("an algorithm failed", extra={"model": self._name, "error": trace})
+
+    def _leave(self, item: HostedItem) -> None:
+        """Cancel an item that nobody waits for any more."""
+        if self._running.get(item.number) is not item:
+            if item.is_waiting:
+                self._waiting.remove(item)
+            return
+        item.outcome.cancel()
+        item.end()
+        if self._link is not None:
+            self._link.write(encode_frame(CancelRequest(number=item.number)))
+        loop = asyncio.get_running_loop()
+        item.timer = loop.call_later(_CANCELLATION, self._on_not_cancelled, item)
+
+    def _on_time(self, item: HostedItem) -> None:
+        """End an item whose time is over, not counting that in which others held the process."""
+        loop, marks = asyncio.get_running_loop(), self._live().marks
+        delayed = marks.busy_of_others(item.slot) - item.busy_before
+        left = item.started + self._budget.time + delayed - loop.time()
+        if left > 0:
+            item.timer = loop.call_later(max(left, _GRACE), self._on_time, item)
+            return
+        step = marks.step()
+        if step is not None and step.slot == item.slot:
+            item.timer = loop.call_later(_GRACE, self._on_held, item, step.began)
+        else:
+            self._end_late(item)
+
+    def _on_held(self, item: HostedItem, began: int) -> None:
+        step = self._live().marks.step()
+        if step is not None and step.began == began and self._is_known(item):
+            self._lose("held by one step", item)
+        else:
+            self._end_late(item)
+
+    def _end_late(self, item: HostedItem) -> None:
+        if not item.outcome.done():
+            item.outcome.set_exception(
+                ItemRefused(
+                    "algorithm_too_slow",
+                    f"the algorithm took more than the {self._budget.time:g} s it has for an item",
+                )
+            )
+
+    def _on_not_cancelled(self, item: HostedItem) -> None:
+        """Kill a process that did not end an item it was told to, unless another one holds it."""
+        marks = self._live().marks
+        step = marks.step()
+        if step is not None and step.slot != item.slot:
+            loop = asyncio.get_running_loop()
+            item.timer = loop.call_later(_CANCELLATION, self._on_not_cancelled, item)
+        else:
+            self._lose("held after its time", item if self._is_known(item) else None)
+
+    def _is_known(self, item: HostedItem) -> bool:
+        """Return whether nothing but this item can hold the process."""
+        return self._live().marks.are_exact or list(self._running.values()) == [item]
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._watching = loop.call_later(_WATCH_INTERVAL, self._watch)
+        usage = self._live().usage()
+        if usage is None:
+            return
+        used, self._busy = usage.busy - self._busy, usage.busy
+        if self._is_held(used):
+            self._live().lower_priority()
+        is_idle, self._was_used = not (self._was_used or self._running), bool(self._running)
+        memory = usage.resident_bytes / self._budget.memory_bytes
+        # Libraries are resident, too: what is allocated meets its own bound first.
+        if memory > _OVER:
+            self._lose("over its memory", None)
+        elif usage.threads > _MOST_THREADS:
+            self._lose("over its threads", None)
+        elif is_idle and used > _WATCH_INTERVAL / 2:
+            self._lose("busy without an item", None)
+        elif memory > _WORN or usage.threads > _WORN_THREADS:
+            self._is_worn = True
+            self._pump()
+
+    def _is_held(self, used: float) -> bool:
+        """Return whether one step has gone on for long, or threads without marks compute."""
+        marks = self._live().marks
+        step = marks.step()
+        if step is not None and step.elapsed > _WATCH_INTERVAL:
+            return True
+        return not marks.are_exact and used > _WATCH_INTERVAL / 2
+
+    def _ended(self, process: HostProcess) -> None:
+        if process is self._process:
+            self._lose("ended", None)
+
+    def _lose(self, reason: str, item: HostedItem | None) -> None:
+        """Kill the process; refuse the item that is to blame, run the others again."""
+        loop, marks = asyncio.get_running_loop(), self._live().marks
+        running = list(self._running.values())
+        if item is None:
+            item = _culprit(running, marks.step(), is_exact=marks.are_exact and reason == "ended")
+        _log.error("an algorithm's process was lost", extra=self._fields(reason))
+        self._drop_process()
+        self._delay_next()
+        if item is not None:
+            self._refused.add(item.digest, loop.time())
+        for each in reversed(running):
+            each.end()
+            if each.outcome.done():
+                continue
+            if each is item:
+                each.outcome.set_exception(self._refused.error(reason))
+            elif each.runs >= _MOST_RUNS:
+                self._refuse([each], "the algorithm's process was lost too often")
+            else:
+                each.is_suspect |= item is None
+                each.is_waiting = True
+                self._waiting.appendleft(each)
+        self._pump()
+
+    def _drop_process(self) -> None:
+        process, self._process = self._process, None
+        link, self._link = self._link, None
+        if self._watching is not None:
+            self._watching.cancel()
+        self._running.clear()
+        self._slots = list(range(SLOTS))
+        if link is not None:
+            link.abort()
+        elif process is not None:
+            process.link.close()
+        if process is not None:
+            process.kill()
+
+    def _delay_next(self) -> None:
+        now = asyncio.get_running_loop().time()
+        is_quiet = now - self._lost_at >= _QUIET
+        self._lost_at = now
+        longer = max(_FIRST_DELAY, min(2 * self._delay, _LONGEST_DELAY))
+        self._delay = 0.0 if is_quiet else longer
+
+    def _fields(self, reason: str) -> dict[str, object]:
+        return {"model": self._name, "reason": reason, "items": len(self._running)}
+
+
+def _culprit(running: list[HostedItem], step: Step | None, *, is_exact: bool) -> HostedItem | None:
+    """Return the item that ended a process, if that is known."""
+    if len(running) == 1 and running[0].is_suspect:
+        return running[0]
+    if not is_exact or step is None:
+        return None
+    return next((item for item in running if item.slot == step.slot), None)

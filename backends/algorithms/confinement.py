@@ -1,0 +1,97 @@
+"""Confines the process that calls it: its memory, priority, children, signals and life.
+
+It keeps mistakes from doing harm. It is no sandbox: files and the network are open to the code.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import resource
+import signal
+import struct
+from pathlib import Path
+
+_PDEATHSIG, _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 1, 38, 22, 2
+# Below the threads that run models, yet far from starved beside them.
+_NICENESS = 5
+_MOST_FILES = 256
+
+# Classic BPF over `struct seccomp_data`: the system call, the architecture, the low half of each
+# argument (https://docs.kernel.org/userspace-api/seccomp_filter.html).
+_LOAD, _IF_EQUAL, _IF_ANY, _RETURN = 0x20, 0x15, 0x45, 0x06
+_CALL, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_ALLOW, _EPERM, _ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
+_CLONE_THREAD = 0x00010000
+# The audit architecture, then `clone`, `kill`, `tgkill`, and those that only start processes.
+_CALLS = {
+    "x86_64": (0xC000003E, 56, (62, 234), (57, 58)),
+    "aarch64": (0xC00000B7, 220, (129, 131), ()),
+}
+_CLONE3 = 435
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_void_p))
+
+
+def confine(*, parent: int, memory_bytes: int) -> None:
+    """Bound this process for good; it ends with its parent, whose id is `parent`."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):  # what the kernel kills first when memory is short
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    # What is allocated; the address space would count libraries and files, too.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MOST_FILES, _MOST_FILES))
+    _forbid_processes(libc)
+
+
+def _forbid_processes(libc: ctypes.CDLL) -> None:
+    """Refuse new processes, and signals to any process but this one; threads may start."""
+    calls = _CALLS.get(platform.machine())
+    if calls is None:
+        return
+    program = _program(*calls)
+    code = ctypes.create_string_buffer(b"".join(program))
+    rules = _Program(len(program), ctypes.cast(code, ctypes.c_void_p))
+    libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    # Where the kernel knows no filters, the group of this process is killed with it.
+    libc.prctl(_SECCOMP, _FILTER, ctypes.byref(rules), 0, 0)
+
+
+def _program(
+    architecture: int, clone: int, signals: tuple[int, ...], starts: tuple[int, ...]
+) -> list[bytes]:
+    program = [
+        _instruction(_LOAD, _ARCHITECTURE),
+        _instruction(_IF_EQUAL, architecture, otherwise=0, then=1),
+        _instruction(_RETURN, _ALLOW),
+        _instruction(_LOAD, _CALL),
+        # Its flags lie in memory, which no filter reads: libraries then call `clone`.
+        *_rule(_CLONE3, [_instruction(_RETURN, _ENOSYS)]),
+    ]
+    for call in starts:
+        program += _rule(call, [_instruction(_RETURN, _EPERM)])
+    program += _rule(clone, _unless(_instruction(_IF_ANY, _CLONE_THREAD, then=1)))
+    for call in signals:
+        program += _rule(call, _unless(_instruction(_IF_EQUAL, os.getpid(), then=1)))
+    return [*program, _instruction(_RETURN, _ALLOW)]
+
+
+def _rule(call: int, body: list[bytes]) -> list[bytes]:
+    return [_instruction(_IF_EQUAL, call, otherwise=len(body)), *body]
+
+
+def _unless(test: bytes) -> list[bytes]:
+    """Return what refuses a call unless its first argument passes `test`."""
+    refuse, allow = _instruction(_RETURN, _EPERM), _instruction(_RETURN, _ALLOW)
+    return [_instruction(_LOAD, _FIRST_ARGUMENT), test, refuse, allow]
+
+
+def _instruction(code: int, value: int, *, then: int = 0, otherwise: int = 0) -> bytes:
+    return struct.pack("HBBI", code, then, otherwise, value)

@@ -1,0 +1,196 @@
+"""Starts, hears, measures and kills the process of an algorithm host."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
+from backends.algorithms.step_marks import StepMarks
+from backends.protocol import MessageReader
+from backends.settings import foreign_environment
+
+# Seconds for a Python with its libraries; what it imports of the code's own has other ones.
+_START_TIMEOUT = 60.0
+_LOWEST = 19
+_CHUNK_BYTES = 65_536
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+# Libraries that start a thread per core do so for the models, not beside them.
+_ONE_THREAD = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
+)
+
+Fork = Callable[[Callable[[], "subprocess.Popen[bytes]"]], "subprocess.Popen[bytes]"]
+
+
+class HostUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what a host uses: threads, bytes of memory, and seconds of all cores so far."""
+
+    threads: int
+    resident_bytes: int
+    busy: float
+
+
+class HostProcess:
+    """Owns the process of a host whose code was imported, its socket and its marks."""
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", link: socket.socket, marks: StepMarks
+    ) -> None:
+        self._process = process
+        self.link = link
+        self.marks = marks
+
+    def kill(self) -> None:
+        """Kill the process and its group; it is waited for beside."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        threading.Thread(target=self._process.wait, daemon=True).start()
+
+    def lower_priority(self) -> None:
+        """Leave the processor to everything else, from now on."""
+        with contextlib.suppress(OSError):  # a thread, or all of them, may be gone
+            for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
+
+    def usage(self) -> HostUsage | None:
+        """Return what it uses now; `None` when it has ended."""
+        try:
+            content = Path(f"/proc/{self._process.pid}/stat").read_text()
+        except OSError:
+            return None
+        # After the name, which may hold anything: field 3 of proc(5) and those that follow.
+        fields = content.rpartition(") ")[2].split()
+        return HostUsage(
+            busy=(int(fields[11]) + int(fields[12])) / _TICKS,
+            threads=int(fields[17]),
+            resident_bytes=int(fields[21]) * _PAGE_BYTES,
+        )
+
+
+class HostProtocol(asyncio.Protocol):
+    """Reads what a host says; one that cannot be understood is cut off, and so has ended."""
+
+    def __init__(
+        self,
+        *,
+        linked: Callable[[asyncio.WriteTransport], None],
+        received: Callable[[Any], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._linked, self._received, self._ended = linked, received, ended
+        self._reader = MessageReader(msgspec.msgpack.Decoder(FromHost))
+
+    @override
+    def connection_made(self, transport: Any) -> None:
+        self._transport: asyncio.WriteTransport = transport
+        self._linked(transport)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                self._received(message)
+        except msgspec.DecodeError:
+            self._transport.abort()
+
+    @override
+    def connection_lost(self, error: Exception | None) -> None:
+        self._ended()
+
+
+def start_host(
+    code: str,
+    folder: Path,
+    *,
+    memory_bytes: int,
+    import_time: float,
+    fork: Fork,
+    shows_output: bool,
+) -> HostProcess:
+    """Start a host and have it import the code.
+
+    `fork` runs what it is given in a thread that lives on: with that, the host would end.
+
+    Raises:
+        ValueError: the code cannot be imported, or is no algorithm; the message goes on after the
+            name of a model.
+    """
+    ours, theirs = socket.socketpair()
+    marks, descriptor = StepMarks.create()
+    spec = HostSpec(
+        code=code,
+        folder=str(folder),
+        memory_bytes=memory_bytes,
+        socket=theirs.fileno(),
+        marks=descriptor,
+        parent=os.getpid(),
+    )
+    output = None if shows_output else subprocess.DEVNULL
+    try:
+        process = fork(
+            lambda: subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, "-P", "-m", "backends.algorithms.host", msgspec.json.encode(spec)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                # The same modules as here, and no secret.
+                env=foreign_environment() | _ONE_THREAD | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                pass_fds=(theirs.fileno(), descriptor),
+                # A group to kill it by. A session of its own would be scheduled as one with all
+                # of the backend, whatever its priority (autogroups of Linux).
+                process_group=0,
+            )
+        )
+    finally:
+        theirs.close()
+        os.close(descriptor)
+    host = HostProcess(process, ours, marks)
+    try:
+        _await_start(ours, import_time)
+    except ValueError:
+        ours.close()
+        host.kill()
+        raise
+    return host
+
+
+def _await_start(link: socket.socket, import_time: float) -> None:
+    """Wait until the code is imported."""
+    replies = _replies(link)
+    link.settimeout(_START_TIMEOUT)
+    try:
+        if next(replies, None) is None:
+            raise ValueError("cannot start a process for its code")
+        link.settimeout(import_time)
+        reply = next(replies, None)
+    except TimeoutError:
+        raise ValueError(
+            f"cannot import its code: that takes more than {import_time:g} s"
+        ) from None
+    except (OSError, msgspec.DecodeError):
+        reply = None
+    if reply is None:
+        raise ValueError("cannot import its code: that ends the process")
+    if reply.problem:
+        raise ValueError(reply.problem)
+    link.setblocking(False)
+
+
+def _replies(link: socket.socket) -> Iterator[StartReply]:
+    reader = MessageReader(msgspec.msgpack.Decoder(FromHost))
+    while chunk := link.recv(_CHUNK_BYTES):
+        for message in reader.feed(chunk):
+            if isinstance(message, StartReply):
+                yield message

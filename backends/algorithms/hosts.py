@@ -1,0 +1,71 @@
+"""Owns the hosts of all model owners' algorithms of a backend."""
+
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from backends.algorithms.algorithm_host import AlgorithmHost
+from backends.algorithms.budget import Budget
+from backends.algorithms.host_process import start_host
+
+# The name and revision of a model.
+HostKey = tuple[str, str]
+
+
+class AlgorithmHosts:
+    """Opens hosts and keeps them over reloads: a model that did not change keeps its process."""
+
+    def __init__(self, *, shows_output: bool = False) -> None:
+        self._shows_output = shows_output
+        self._hosts: dict[HostKey, AlgorithmHost] = {}
+        # A host ends with the thread that started it: this one lives as long as they may.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="algorithm-starter")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self, key: HostKey, *, code: str, folder: Path, budget: Budget) -> AlgorithmHost:
+        """Return the host of a model, whose process runs; safe in any thread.
+
+        Raises:
+            ValueError: the code cannot be imported, or is no algorithm.
+        """
+        host = self._hosts.get(key)
+        if host is None:
+            host = AlgorithmHost(
+                name=key[0],
+                budget=budget,
+                start=partial(
+                    start_host,
+                    code,
+                    folder,
+                    memory_bytes=budget.memory_bytes,
+                    import_time=budget.import_time,
+                    fork=lambda start: self._starter.submit(start).result(),
+                    shows_output=self._shows_output,
+                ),
+            )
+        host.open()
+        self._hosts[key] = host
+        return host
+
+    def keep(self, used: Collection[HostKey]) -> None:
+        """Close the hosts of all other models."""
+        for key in [key for key in self._hosts if key not in used]:
+            self._hosts.pop(key).close()
+
+    def close(self) -> None:
+        """Close every host; none can be opened again."""
+        self.keep(())
+        self._starter.shutdown(wait=False)
