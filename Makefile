@@ -16,7 +16,7 @@ UPGRADE ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows \
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis bench-dispatch parity clean
 
 help: ## List the targets
@@ -112,6 +112,9 @@ check-triton: install-dev .venv-peers/triton/.installed ## Compare answers throu
 
 bench-mixed: install-dev ## Measure short texts among long ones, beside batches in order of arrival
 	$(BIN)/python -m loadtests mixed $(ARGS)
+
+bench-precision: install-dev ## Measure bf16 beside fp32 on a CPU, over OpenVINO
+	$(BIN)/python -m loadtests precision $(ARGS)
 
 bench-rows: install-dev ## Measure requests of many rows beside requests of one row
 	$(BIN)/python -m loadtests rows $(ARGS)

@@ -13,7 +13,7 @@ from backends.errors import StartProblem
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
 
-Provider = Literal["cpu", "cuda", "tensorrt", "open_inference", "paced"]
+Provider = Literal["cpu", "openvino", "cuda", "tensorrt", "open_inference", "paced"]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]

@@ -12,6 +12,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    precision,
     regions,
     rows,
     shares,
@@ -61,6 +62,15 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure the gateway's processor time per missed item."""
     dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
+
+
+@main.command("precision")
+@click.option("--connections", default=32, show_default=True)
+@click.option("--count", default=2000, show_default=True, help="Sentences of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+def precision_command(*, connections: int, count: int, rounds: int) -> None:
+    """Measure bf16 beside fp32 over OpenVINO."""
+    precision.measure(connections=connections, count=count, rounds=rounds)
 
 
 @main.command("threads")

@@ -23,7 +23,7 @@ compile() {
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra postgresql --extra backend-cpu --extra dev "$@"
+    --extra gateway --extra postgresql --extra backend-cpu --extra openvino --extra dev "$@"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
 
 compile demo pyproject.toml requirements/build.in requirements/demo.in \
@@ -32,6 +32,8 @@ compile gateway pyproject.toml requirements/build.in \
     --extra gateway --extra postgresql --constraint "$pins" "$@"
 compile backend-cpu pyproject.toml requirements/build.in \
     --extra backend-cpu --constraint "$pins" "$@"
+compile backend-openvino pyproject.toml requirements/build.in \
+    --extra backend-cpu --extra openvino --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --constraint "$pins" "$@"
 # The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.

@@ -1,7 +1,6 @@
 """Runs an encoder graph with ONNX Runtime on the CPU."""
 
 import functools
-import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,20 +9,18 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ModelFailed, ModelProblem, OutOfMemory
+from backends.errors import ModelFailed, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel, measure_cost
 from backends.executors.graph import GraphSource, check_outputs, read_inputs
 from backends.executors.packing import save_packed_apart
-from backends.executors.padded_batch import PaddedBatch, ones
+from backends.executors.padded_batch import PaddedBatch
 from backends.executors.prepacked import prepacked_graph
 from backends.executors.provider import DeviceOptions, open_session, runtime_version
+from backends.executors.trial_runs import run_trials
 from backends.types import FloatArray
 
 _CPU = DeviceOptions(provider="cpu")
-_TRIAL = 4
-# A longer row would take seconds at every start.
-_LONGEST_TRIAL = 2048
 _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")
 
 
@@ -48,7 +45,7 @@ class OnnxExecutor(ModelExecutor):
         self.provider = self._session.get_providers()[0]
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
-        self._warm_up()
+        run_trials(self, source)
         # A narrow run works in its caller's thread, whose own time no neighbour disturbs.
         self.cost = self._measure(self._session, time.thread_time)
         if self._wide is not None:
@@ -75,32 +72,13 @@ class OnnxExecutor(ModelExecutor):
     def _measure(self, session: Any, clock: Callable[[], float]) -> CostModel:
         return measure_cost(self._source, functools.partial(self._run, session), clock)
 
-    def _warm_up(self) -> None:
-        """Run a short row and the longest: what cannot answer them is found before it is served.
 
-        The memory of a run is allocated then, too, and not while somebody waits.
-        """
-        lengths = {_TRIAL, min(self._source.max_tokens or _TRIAL, _LONGEST_TRIAL)}
-        for output, length in itertools.product(self._source.outputs, sorted(lengths)):
-            try:
-                result = self.run(ones(1, length, output))
-            except ModelFailed as error:
-                raise ModelProblem(
-                    f"{self._source.path}: a trial run of {length} tokens failed: {error}"
-                ) from error
-            if result.shape[-1] != self.dimensions:
-                raise ModelProblem(
-                    f"{self._source.path}: output `{self._source.outputs[output]}` is "
-                    f"{result.shape[-1]} wide, not `dimensions: {self.dimensions}`"
-                )
-
-
-def explain(error: Exception) -> ModelFailed:
+def explain(error: Exception, runtime: str = "ONNX Runtime") -> ModelFailed:
     """Return what an error of a run means for its batch."""
     text = str(error).lower()
     if isinstance(error, MemoryError) or any(mark in text for mark in _MEMORY):
         return OutOfMemory("there was no memory for the batch")
-    return ModelFailed(f"ONNX Runtime failed with `{type(error).__name__}`")
+    return ModelFailed(f"{runtime} failed with `{type(error).__name__}`")
 
 
 def _keep_packed(source: GraphSource) -> Path | None:

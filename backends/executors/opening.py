@@ -4,12 +4,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
 from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.dummy import SimulatedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.provider import DeviceOptions
 from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.executors.upstream import UpstreamExecutor
@@ -38,10 +40,8 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
             token = others.token_for(source.upstream)
             return UpstreamExecutor(source, source.upstream, token=token)
         # What another server runs is opened here only to compare.
-        if settings.provider in ("cpu", "open_inference"):
-            return OnnxExecutor(
-                source, worker_threads=settings.worker_threads, wide=settings.wide != "never"
-            )
+        if settings.provider in ("cpu", "openvino", "open_inference"):
+            return _open_on_cpu(source, settings)
         if settings.provider == "paced":
             return SimulatedExecutor(
                 dimensions=source.dimensions,
@@ -57,6 +57,20 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
         )
 
     return open_resident if settings.session_memory_bytes else open_executor
+
+
+def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecutor:
+    if settings.provider == "openvino":
+        return OpenVinoExecutor(source, worker_threads=settings.worker_threads)
+    if settings.provider == "cpu" and source.profile == "bf16":
+        raise ModelProblem(
+            f"{source.path}: ONNX Runtime computes no `profile: bf16` on a CPU: set "
+            "SLUICEGATE_BACKEND_PROVIDER to `openvino`, or name the revision in fp32 in "
+            "`serving.yaml`"
+        )
+    return OnnxExecutor(
+        source, worker_threads=settings.worker_threads, wide=settings.wide != "never"
+    )
 
 
 def _graph_files(graph: Path) -> list[Path]:

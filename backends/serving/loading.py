@@ -44,7 +44,7 @@ from backends.types import OutputKind
 
 _ROWS_PER_BATCH = 16
 # Providers that run as many batches at a time as they have threads.
-_HOST = ("cpu", "paced")
+_HOST = ("cpu", "openvino", "paced")
 
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 

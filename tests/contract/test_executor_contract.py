@@ -14,6 +14,7 @@ from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.provider import DeviceOptions
 from backends.executors.upstream import UpstreamExecutor
@@ -22,6 +23,7 @@ from backends.settings import Provider
 from backends.types import FloatArray, OutputKind
 from loadtests.harness.model_repository import DIMENSIONS, toy_graph
 from tests.support.inference_server import inference_server
+from tests.support.openvino import need_openvino
 
 GPU = Path("/dev/nvidia0").exists()
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
@@ -44,7 +46,7 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
 
 @pytest.fixture(
     params=[
-        *("dummy", "paced", "onnx", "bound", "captured", "upstream", "upstream-json"),
+        *("dummy", "paced", "onnx", "bound", "captured", "upstream", "upstream-json", "openvino"),
         pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )
@@ -55,6 +57,9 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
         yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, worker_threads=2)
     elif request.param == "onnx":
         yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), worker_threads=2)
+    elif request.param == "openvino":
+        need_openvino()
+        yield OpenVinoExecutor(source(tmp_path / "model.onnx"), worker_threads=2)
     elif request.param.startswith("upstream"):
         with inference_server(toy_graph(), binary=request.param == "upstream") as server:
             upstream = RemoteModelServer(url=server.url, model="remote", runs=2)

@@ -135,7 +135,7 @@ def test_every_locked_file_has_hashes_and_no_address() -> None:
 
 
 def test_the_demo_installs_no_training_framework() -> None:
-    for name in ("demo", "dev", "gateway", "backend-cpu"):
+    for name in ("demo", "dev", "gateway", "backend-cpu", "backend-openvino"):
         locked = set(re.findall(r"^([a-z0-9-]+)==", page(f"requirements/{name}.txt"), re.MULTILINE))
         assert locked.isdisjoint({"torch", "transformers", "sentence-transformers"})
 
@@ -152,7 +152,13 @@ def test_everything_locked_for_the_demo_is_locked_alike_for_the_tests() -> None:
         name: set(
             re.findall(r"^[a-z0-9-]+==[^ \\]+", page(f"requirements/{name}.txt"), re.MULTILINE)
         )
-        for name in ("gateway", "backend-cpu", "demo", "dev")
+        for name in ("gateway", "backend-cpu", "backend-openvino", "demo", "dev")
     }
 
-    assert pins["gateway"] | pins["backend-cpu"] | pins["demo"] <= pins["dev"]
+    assert all(pinned <= pins["dev"] for pinned in pins.values())
+    assert pins["backend-cpu"] < pins["backend-openvino"]
+
+
+def test_no_locked_file_has_the_package_by_which_openvino_reports_itself() -> None:
+    for path in sorted(Path(ROOT, "requirements").glob("*.txt")):
+        assert "openvino-telemetry" not in path.read_text(encoding="utf-8")

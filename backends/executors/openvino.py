@@ -1,0 +1,83 @@
+"""Runs an encoder graph with OpenVINO on the CPU, in fp32 or in bf16."""
+
+import time
+from queue import LifoQueue
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from backends.errors import ModelFailed
+from backends.executors.base import ModelExecutor
+from backends.executors.buckets import Buckets
+from backends.executors.cost import measure_cost
+from backends.executors.graph import GraphSource, check_outputs, read_inputs
+from backends.executors.onnx import explain
+from backends.executors.openvino_graph import compile_graph
+from backends.executors.padded_batch import PaddedBatch
+from backends.executors.trial_runs import run_trials
+from backends.types import FloatArray, OutputKind
+
+_LENGTH_MULTIPLE, _LENGTH_STEPS = 4, 4
+
+
+class OpenVinoExecutor(ModelExecutor):
+    """Runs one compiled graph, `worker_threads` runs at a time, in as many streams of one thread.
+
+    Each run has a request of its own, which owns the arrays of the outputs; requests share the
+    weights. OpenVINO generates kernels for each shape, at its first run, and keeps them: lengths
+    are rounded up to a few, which costs a graph that skips padding next to nothing.
+    """
+
+    provider = "OpenVINOExecutionProvider"
+
+    def __init__(self, source: GraphSource, *, worker_threads: int) -> None:
+        self._source = source
+        self.worker_threads = worker_threads
+        self.dimensions = source.dimensions
+        graph = compile_graph(source, threads=worker_threads)
+        self._inputs = read_inputs(graph, source.path)
+        check_outputs(graph, source)
+        self._vocabulary = graph.vocabulary
+        self._buckets = Buckets(
+            length_multiple=_LENGTH_MULTIPLE,
+            length_steps=_LENGTH_STEPS,
+            max_length=source.max_tokens,
+        )
+        self._requests: LifoQueue[Any] = LifoQueue()
+        for _ in range(worker_threads):
+            self._requests.put(graph.model.create_infer_request())
+        run_trials(self, source)
+        # A thread of OpenVINO works while its caller waits; other processes do not count.
+        self.cost = measure_cost(source, self.run, time.process_time)
+
+    @override
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        length = batch.ids.shape[1]
+        given = _widened(batch, self._buckets.fit(*batch.ids.shape).length).by_input()
+        if self._vocabulary is not None and int(batch.ids.max()) >= self._vocabulary:
+            raise ModelFailed("a token id is beyond the embeddings")
+        feeds = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
+        request = self._requests.get()
+        try:
+            results = request.infer(feeds, share_inputs=True, share_outputs=True)
+            values = results[self._source.outputs[batch.output]]
+            if batch.output is OutputKind.TOKENS:
+                values = values[:, :length]
+            # Copied before the request is another's.
+            return np.array(values, dtype=np.float32)
+        except Exception as error:  # OpenVINO's errors have no common base but this one
+            raise explain(error, "OpenVINO") from error
+        finally:
+            self._requests.put(request)
+
+
+def _widened(batch: PaddedBatch, length: int) -> PaddedBatch:
+    """Return a batch with its rows padded to `length`."""
+    rows, before = batch.ids.shape
+    if length == before:
+        return batch
+    ids, mask, types = np.zeros((3, rows, length), dtype=np.int32)
+    ids[:, :before], mask[:, :before] = batch.ids, batch.mask
+    types[:, :before] = batch.type_ids
+    return PaddedBatch(ids=ids, mask=mask, type_ids=types, output=batch.output)

@@ -1,0 +1,146 @@
+"""Compiles graphs with OpenVINO for this CPU, in fp32 or bf16; refuses what the CPU has not."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from backends.errors import ModelProblem
+from backends.executors.graph import GraphSource
+from backends.executors.provider import first_line
+
+_CPU_INFO = Path("/proc/cpuinfo")
+# What OpenVINO computes in bf16 without these is slower than fp32.
+_BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+_KERNELS = 1000
+# OpenVINO's names of the precisions it is asked for, by profile; any other graph says its own.
+_PRECISIONS: Mapping[str, str] = MappingProxyType({"bf16": "bf16"})
+_TYPES: Mapping[str, str] = MappingProxyType({"i64": "tensor(int64)", "i32": "tensor(int32)"})
+# Between a graph's input and its embeddings only these are passed on the way back.
+_SHAPING = frozenset({"Convert", "GatherND", "Reshape", "Squeeze", "Unsqueeze"})
+
+
+class _Port(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes an input or output as ONNX Runtime does; a size that varies is `None`."""
+
+    name: str
+    type: str
+    shape: list[int | None]
+
+
+class CompiledGraph(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds a graph compiled for this CPU, and how many ids its embeddings have, where found."""
+
+    model: Any
+    vocabulary: int | None
+
+    def get_inputs(self) -> list[_Port]:
+        """Return the inputs, by the method that a session of ONNX Runtime has."""
+        return [_port(each) for each in self.model.inputs]
+
+    def get_outputs(self) -> list[_Port]:
+        """Return the outputs, likewise."""
+        return [_port(each) for each in self.model.outputs]
+
+
+def compile_graph(source: GraphSource, *, threads: int) -> CompiledGraph:
+    """Compile a graph for as many runs of one thread at a time as there are `threads`.
+
+    Raises:
+        ModelProblem: OpenVINO is not installed or cannot load it, or this CPU has no bf16.
+    """
+    check_precision(source)
+    openvino = runtime()
+    core = openvino.Core()
+    try:
+        graph = core.read_model(source.path)
+        compiled = core.compile_model(graph, "CPU", _properties(source.profile, threads))
+    except Exception as error:  # OpenVINO's errors have no common base but this one
+        raise ModelProblem(
+            f"{source.path}: OpenVINO cannot load it: {first_line(error)}"
+        ) from error
+    return CompiledGraph(model=compiled, vocabulary=_vocabulary(graph))
+
+
+def check_precision(source: GraphSource, cpu_info: Path = _CPU_INFO) -> None:
+    """Make sure that this CPU computes in the precision that a model declares.
+
+    Raises:
+        ModelProblem: it does not.
+    """
+    if source.profile == "bf16" and not _BF16_FLAGS & _flags(cpu_info):
+        raise ModelProblem(
+            f"{source.path}: `profile: bf16` needs a CPU with `avx512_bf16` or `amx_bf16`, and "
+            "this one has neither: name the revision in fp32 in `serving.yaml`, or serve this one "
+            "elsewhere"
+        )
+
+
+def runtime() -> Any:  # it may be absent
+    """Return OpenVINO, which sends nothing.
+
+    At its import it reports itself by the package `openvino_telemetry`, where that is installed.
+
+    Raises:
+        ModelProblem: it is not installed.
+    """
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment] # so its import fails
+    try:
+        import openvino  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise ModelProblem(
+            "the provider `openvino` needs the package `openvino`: install `sluicegate[openvino]`, "
+            "or set the provider to `cpu`"
+        ) from error
+    return openvino
+
+
+def _properties(profile: str, threads: int) -> dict[str, object]:
+    return {
+        # Without this OpenVINO chooses bf16 itself where the CPU has it.
+        "INFERENCE_PRECISION_HINT": _PRECISIONS.get(profile, "f32"),
+        "EXECUTION_MODE_HINT": "PERFORMANCE" if profile in _PRECISIONS else "ACCURACY",
+        "NUM_STREAMS": threads,
+        "INFERENCE_NUM_THREADS": threads,
+        # Kernels that are kept, each of a shape; OpenVINO's own bound, 5,000, is a gigabyte.
+        "CPU_RUNTIME_CACHE_CAPACITY": _KERNELS,
+        # Containers are moved between cores, and worker threads have no core of their own.
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def _flags(cpu_info: Path) -> set[str]:
+    try:
+        lines = cpu_info.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return set(next((line.split() for line in lines if line.startswith("flags")), []))
+
+
+def _port(port: Any) -> _Port:
+    kind, shape = port.get_element_type().to_string(), port.get_partial_shape()
+    return _Port(
+        name=port.get_any_name(),
+        type=_TYPES.get(kind, kind),
+        shape=[each.get_length() if each.is_static else None for each in shape],
+    )
+
+
+def _vocabulary(graph: Any) -> int | None:
+    """Return how many rows the table has that `input_ids` are looked up in, if it is found.
+
+    OpenVINO looks up zeros for an id beyond them, and says nothing.
+    """
+    for node in graph.get_ops():
+        if node.get_type_name() != "Gather":
+            continue
+        ids = node.input_value(1)
+        while ids.get_node().get_type_name() in _SHAPING:
+            ids = ids.get_node().input_value(0)
+        rows = node.input_value(0).get_partial_shape()[0]
+        if "input_ids" in ids.get_names() and rows.is_static:
+            return int(rows.get_length())
+    return None
