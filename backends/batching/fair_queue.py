@@ -1,9 +1,9 @@
 """Chooses the row that leads the next batch: weighted fair queueing of flows.
 
 A flow is a traffic class (`lane`: interactive or bulk) and a scope (tenant). Each has a virtual
-clock that runs with the time spent on its rows, ten times as fast for bulk; the flow whose clock is
-furthest behind goes next. A flow that was empty starts at the others' time: absence earns no
-credit. Within a flow the row that is `due` first leads: by its first caller's deadline.
+clock that runs with the predicted seconds of its rows, ten times as fast for bulk; the flow whose
+clock is furthest behind goes next. A flow that was empty starts at the others' time: absence earns
+no credit. Within a flow the row that is `due` first leads: by its first caller's deadline.
 """
 
 import heapq

@@ -2,7 +2,7 @@
 
 A row of sums stands in `usage_events` like a run of requests, so that all queries of usage, also
 those of older schemas, return the same as before. The ids of the requests and their time within the
-hour are lost. Duplicates are then detected by the marks of the logs alone, see `EventRecorder`.
+hour are lost. Duplicates are then detected by marks and ranges of the logs alone (`EventRecorder`).
 """
 
 import hashlib

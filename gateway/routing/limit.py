@@ -1,9 +1,9 @@
-"""Computes how many items a backend may have in flight from the latencies of its answers.
+"""Computes how many items suit a backend at a time, from the latencies of its answers.
 
-`Fleet.shed` refuses by it; health is judged in `member`. The limit follows a gradient of latencies,
-after Netflix's concurrency-limits (Gradient2): while answers take about as long as usual, it grows
-by a fraction of its root; where they take more than twice as long, work queues, and it shrinks with
-the ratio.
+`Fleet.shed` refuses work while all available backends are at theirs; health is judged in `member`.
+The limit follows a gradient of latencies, after Netflix's concurrency-limits (Gradient2): while
+answers take about as long as usual, it grows by a fraction of its root; where they take more than
+twice as long, work queues, and it shrinks with the ratio.
 """
 
 import math
@@ -11,7 +11,7 @@ import math
 import msgspec
 
 LEAST = 8.0
-"""Items that a recovered backend may have in flight at first."""
+"""The first limit of a recovered backend, in items."""
 _MOST = 4096.0
 # Answers may take so many times as long as usual before that counts as a queue.
 _TOLERANCE = 2.0
