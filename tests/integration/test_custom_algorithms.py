@@ -207,9 +207,9 @@ async def test_an_item_that_holds_the_process_is_refused_and_holds_up_nobody_els
 
 
 async def test_the_time_in_which_others_hold_the_process_is_not_counted(tmp_path: Path) -> None:
-    """Each of four items takes half of its time, at once, and they run one after the other."""
-    code = "import time\nasync def run(item, ask):\n    time.sleep(0.3)\n    return item\n"
-    models = write_own(write_repository(tmp_path / "models"), code, options={"time": 0.6})
+    """Four items at once, one after the other: together they take more than the time of one."""
+    code = "import time\nasync def run(item, ask):\n    time.sleep(0.6)\n    return item\n"
+    models = write_own(write_repository(tmp_path / "models"), code, options={"time": 2.0})
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
         outcomes = await backend.ask("own", Task.INFER, ["a", "b", "c", "d"])
 

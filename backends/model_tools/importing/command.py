@@ -44,16 +44,16 @@ def import_command(
     """Import the Hugging Face folder PATH as the next revision of a model.
 
     PATH may be a name on the hub (`owner/name`) where that can be reached. An ONNX graph is taken
-    where there is one; else a graph of fused operators is built of the safetensors of a BERT,
-    DistilBERT, RoBERTa or DeBERTa-v2 model, without torch; others are exported by optimum where it
-    is installed. The model is loaded and run before it gets its place.
+    where there is one; else a graph of fused operators is built of the safetensors of a family that
+    docs/models.md lists, without torch; others are exported by optimum where it is installed. The
+    model is loaded and run before it gets its place.
 
     A `model.yaml` in the folder is kept, and what it says wins over what is inferred. Where an ONNX
     graph has names of its own, say which of its inputs is `input_ids`, `attention_mask` or
     `token_type_ids` with --input, and which of its outputs `logits`, `pooled` (a vector a text) or
     `tokens` (a vector a token) with --output.
 
-    With --precision, a variant of a classifier becomes the revision after it if it stays within
+    With --precision, a variant of the graph becomes the revision after it if it stays within
     the bounds; else its numbers are printed and the exit code is 1.
     """
     quiet_libraries()
