@@ -160,7 +160,8 @@ $(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
 # All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
 $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
-	@$(PIP) install --no-deps --require-hashes -r requirements/dev.txt
+	@# Modules are compiled when they are imported: tests import a part of them.
+	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.txt
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
 

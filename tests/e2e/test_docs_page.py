@@ -1,7 +1,6 @@
 """Tests the documentation page in a real browser: all operations, no foreign host."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
@@ -19,10 +18,17 @@ pytestmark = [
 _LAST = "Whether requests can be answered"
 
 
-@pytest.fixture
-async def page(anyio_backend: str, system: System, tmp_path: Path) -> AsyncIterator[Page]:
-    """The page, drawn to its end."""
-    async with open_page(tmp_path / "browser") as opened:
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def page(
+    anyio_backend: str, system: System, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Page]:
+    """The page, drawn to its end once: that takes a browser most of a test's time."""
+    async with open_page(tmp_path_factory.mktemp("browser")) as opened:
         await opened.open(f"{system.url}/docs")
         await opened.text_with(_LAST)
         yield opened
