@@ -13,6 +13,9 @@ PYTEST_ARGS ?=
 TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN) + 1)
 UPGRADE ?=
 
+# Where Python may not keep compiled modules, every process of every test compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \

@@ -1,5 +1,7 @@
 """Fixtures every test may use: the event loop's kind, the demo models built once, databases."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +40,24 @@ def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = folder / "demo-models"
     build_demo_models(target, progress=lambda _: None)
     return target
+
+
+@pytest.fixture(scope="session")
+def light_models(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of `minilm` with 2 layers and `sentiment` on it, which no test may change.
+
+    For systems whose starts, stops and loads are tested: a start takes half the processor time.
+    """
+    root = tmp_path_factory.mktemp("light") / "models"
+    for name, instead in (("minilm", "minilm-l2"), ("sentiment", "sentiment-small")):
+        folder = shutil.copytree(
+            demo_models / instead / "1", root / name / "1", copy_function=os.link
+        )
+        manifest = folder / "model.yaml"
+        text = manifest.read_text().replace("encoder: minilm-l2", "encoder: minilm")
+        manifest.unlink()
+        manifest.write_text(text.replace("tasks: []", "tasks: [embed, rerank]"))
+    return root
 
 
 @pytest.fixture(scope="session")

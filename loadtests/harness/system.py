@@ -122,6 +122,17 @@ class System:
         now = [p for p in self.processes(role) if region in (None, p.region)]
         return bool(now) and all(p.pid != pid and _alive(p.pid) for p in now)
 
+    def is_backend_ready(self, region: str) -> bool:
+        """Return whether the backends of `region` themselves say that they are ready.
+
+        Gateways may still show what a killed one said at its last probe.
+        """
+        return all(
+            _is_ready(process.address)
+            for process in self.processes("backend")
+            if process.region == region
+        )
+
     def client(self, **options: Any) -> httpx.Client:
         """Return a client with the demo key."""
         headers = {"authorization": f"Bearer {self.key}"}
@@ -167,6 +178,13 @@ class System:
             for answer in asked
             for model in (answer.json()["data"] if answer.status_code == 200 else [{"regions": []}])
         )
+
+
+def _is_ready(address: str | None) -> bool:
+    try:
+        return httpx.get(f"{address}/health/ready", timeout=1).status_code == httpx.codes.OK
+    except httpx.TransportError:
+        return False
 
 
 def _alive(pid: int) -> bool:

@@ -33,10 +33,11 @@ def public_classes() -> Iterator[ast.ClassDef]:
 def exceptions(classes: list[ast.ClassDef]) -> set[str]:
     """Return the names of the classes that are exceptions, by their bases."""
     found = {"Exception", "BaseException", "ValueError", "ConnectionError", "OSError"}
+    bases = {c.name: {ast.unparse(base) for base in c.bases} for c in classes}
     size = 0
     while size != len(found):
         size = len(found)
-        found |= {c.name for c in classes if {ast.unparse(base) for base in c.bases} & found}
+        found |= {name for name, known in bases.items() if known & found}
     return found
 
 
@@ -46,10 +47,11 @@ def head_noun(name: str) -> str:
 
 
 CLASSES = list(public_classes())
+EXCEPTIONS = exceptions(CLASSES)
 NOUNS = {
     head_noun(c.name): c.name
     for c in CLASSES
-    if c.name not in exceptions(CLASSES) and head_noun(c.name) not in PLAIN
+    if c.name not in EXCEPTIONS and head_noun(c.name) not in PLAIN
 }
 TABLES = [row for row in rows(PAGE) if row[0] not in {"word", "noun"}]
 TERMS = [word for row in TABLES for word in words(row[0])]

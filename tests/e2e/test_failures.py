@@ -24,10 +24,10 @@ _IN_FLIGHT = 32
 
 
 @pytest.fixture(scope="module")
-def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Two workers; each test waits until all is as it was."""
     data = tmp_path_factory.mktemp("failures") / "data"
-    with System(data, models=demo_models, workers=2) as running:
+    with System(data, models=light_models, workers=2) as running:
         yield running
 
 

@@ -46,11 +46,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 @pytest.fixture(scope="module")
-def models(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository whose second revision says the opposite; others are no good beside it."""
     root = tmp_path_factory.mktemp("arms") / "models"
     for name in ("minilm", MODEL):
-        shutil.copytree(demo_models / name, root / name)
+        shutil.copytree(light_models / name, root / name)
     folder = root / MODEL
     for number in ("2", "3", "4"):
         shutil.copytree(folder / "1", folder / number)

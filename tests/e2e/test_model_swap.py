@@ -22,6 +22,8 @@ MODEL = "sentiment"
 KNOWN = [f"a film of {number} good moments" for number in range(20)]
 ASKERS = 8
 _AT_LEAST = 200
+# Seconds between the requests of an asker: the processor is for what changes meanwhile.
+_PAUSE = 0.05
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -34,9 +36,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 @pytest.fixture(scope="module")
-def folder(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swap")
-    shutil.copytree(demo_models, folder / "models")
+    shutil.copytree(light_models, folder / "models")
     return folder
 
 
@@ -98,6 +100,7 @@ class Load:
                     self.failures.append(pretty(response))
                     continue
                 self._note(after, text, response.json())
+                await asyncio.sleep(_PAUSE)
 
     def _note(self, after: bool, text: str, body: dict[str, object]) -> None:  # noqa: FBT001
         (result,) = msgspec.convert(body["results"], list[dict[str, list[dict[str, object]]]])
@@ -214,6 +217,9 @@ def _check_who_is_told(system: System, models: Path, file: str) -> None:
 
 
 def is_ready(system: System, region: str) -> bool:
+    """Whether the region's backends say so themselves, and every worker as well."""
+    if not system.is_backend_ready(region):
+        return False
     with system.admin() as admin:
         regions = admin.get("/admin/regions").json()["regions"]
     (found,) = [each for each in regions if each["name"] == region]

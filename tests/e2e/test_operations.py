@@ -25,10 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def system(demo_models: Path, folder: Path) -> Iterator[System]:
+def system(light_models: Path, folder: Path) -> Iterator[System]:
     """A system with a copy of the default document; each test leaves it as it found it."""
     config = Path(shutil.copytree(_CONFIG, folder / "config"))
-    with System(folder / "data", models=demo_models, workers=2, config=config) as running:
+    with System(folder / "data", models=light_models, workers=2, config=config) as running:
         yield running
 
 
@@ -60,6 +60,7 @@ async def _statuses_during(system: System, change: asyncio.Event) -> list[int]:
                 "/v1/classify", json={"model": "sentiment", "input": f"text {len(statuses)}"}
             )
             statuses.append(response.status_code)
+            await asyncio.sleep(0.01)
     return statuses
 
 
@@ -136,11 +137,11 @@ def test_a_revoked_key_is_refused_at_once(system: System) -> None:
 
 
 def test_a_second_up_on_a_busy_port_is_refused_in_one_line(
-    system: System, demo_models: Path, tmp_path: Path
+    system: System, light_models: Path, tmp_path: Path
 ) -> None:
     finished = _up(
         *("--port", str(system.port), "--admin-port", str(free_port())),
-        *("--data-dir", str(tmp_path / "other"), "--models", str(demo_models)),
+        *("--data-dir", str(tmp_path / "other"), "--models", str(light_models)),
     )
 
     assert finished.returncode == 2
@@ -148,7 +149,7 @@ def test_a_second_up_on_a_busy_port_is_refused_in_one_line(
     assert len(finished.stderr.strip().splitlines()) == 1
 
 
-def test_a_port_that_another_program_took_is_refused(demo_models: Path, tmp_path: Path) -> None:
+def test_a_port_that_another_program_took_is_refused(light_models: Path, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -156,15 +157,15 @@ def test_a_port_that_another_program_took_is_refused(demo_models: Path, tmp_path
 
         finished = _up(
             *("--port", str(port), "--admin-port", str(free_port())),
-            *("--data-dir", str(tmp_path / "data"), "--models", str(demo_models)),
+            *("--data-dir", str(tmp_path / "data"), "--models", str(light_models)),
         )
 
     assert finished.returncode == 2
     assert str(port) in finished.stderr
 
 
-def test_two_systems_run_side_by_side(system: System, demo_models: Path, tmp_path: Path) -> None:
-    with System(tmp_path / "second", models=demo_models) as second:
+def test_two_systems_run_side_by_side(system: System, light_models: Path, tmp_path: Path) -> None:
+    with System(tmp_path / "second", models=light_models) as second:
         for one in (system, second):
             with one.client() as client:
                 body = {"model": "sentiment", "input": "side by side"}

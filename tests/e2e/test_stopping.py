@@ -19,7 +19,7 @@ _DELAY = 2.0
 
 
 @pytest.fixture(scope="module")
-def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Two workers, nobody of which is replaced because it hangs."""
     environment = {
         "SLUICEGATE_HEARTBEAT_TIMEOUT": "0",
@@ -27,7 +27,7 @@ def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     }
     folder = tmp_path_factory.mktemp("stopping")
     data = folder / "data"
-    with System(data, models=demo_models, workers=2, environment=environment) as running:
+    with System(data, models=light_models, workers=2, environment=environment) as running:
         yield running
 
 

@@ -64,9 +64,9 @@ def sink() -> Iterator[Sink]:
 
 
 @pytest.fixture
-def system(demo_models: Path, tmp_path: Path, sink: Sink) -> Iterator[System]:
+def system(light_models: Path, tmp_path: Path, sink: Sink) -> Iterator[System]:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    with System(tmp_path / "data", models=demo_models, environment=environment) as running:
+    with System(tmp_path / "data", models=light_models, environment=environment) as running:
         yield running
 
 
