@@ -21,14 +21,14 @@ def save_packed_apart(graph: Path, target: Path) -> None:
     Raises:
         OSError: it cannot be written, is no graph, or takes too long.
     """
-    # Weights may lie in files of their own beside the graph.
-    if sum(path.stat().st_size for path in graph.parent.iterdir()) < _LEAST_APART:
-        save_packed(graph, target)
-        return
     command = [sys.executable, "-m", __name__, str(graph), str(target)]
     try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_LONGEST)  # noqa: S603 - our own program
-    except subprocess.SubprocessError as error:
+        # Weights may lie in files of their own beside the graph.
+        if sum(path.stat().st_size for path in graph.parent.iterdir()) < _LEAST_APART:
+            save_packed(graph, target)
+        else:
+            subprocess.run(command, check=True, capture_output=True, timeout=_LONGEST)  # noqa: S603 - our own program
+    except (OSError, subprocess.SubprocessError) as error:
         raise OSError(f"{graph}: its weights cannot be packed: {error}") from error
 
 
