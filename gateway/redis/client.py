@@ -13,7 +13,13 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError, ResponseError
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError as RedisConnectionError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+)
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
@@ -25,9 +31,9 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, disca
 _CONNECT_TIMEOUT = 2.0
 """Waiting longer for a lost packet only delays the next attempt: the kernel's retransmissions back
 off."""
-_LOST_ROLE = ("READONLY", "NOREPLICAS", "MOVED ", "CLUSTERDOWN")
-"""Words in the errors of a server that does not, or not surely, have the keys. In the error of a
-script they are in the middle."""
+_LOST_ROLE = (ReadOnlyError, MovedError, ClusterDownError)
+_LOST_ROLE_WORDS = ("READONLY", "NOREPLICAS")
+"""The same without an exception of their own; in the error of a script they may come late."""
 
 
 class _LossDetectingConnection(AbstractConnection):
@@ -49,7 +55,7 @@ class _LossDetectingConnection(AbstractConnection):
         try:
             response = await super().read_response(*args, **kwargs)
         except ResponseError as error:
-            if any(word in str(error) for word in _LOST_ROLE):
+            if _is_lost_role(error):
                 await self.disconnect(nowait=True)
                 raise RedisConnectionError(f"the server lost its role: {error}") from error
             raise
@@ -61,6 +67,12 @@ class _LossDetectingConnection(AbstractConnection):
         loss = None if self._reader is None else self._reader.exception()
         if loss is not None:
             raise RedisConnectionError(f"the connection was lost: {loss}")
+
+
+def _is_lost_role(error: ResponseError) -> bool:
+    """Whether a server that does not, or not surely, have the keys replied with `error`."""
+    text = str(error)
+    return isinstance(error, _LOST_ROLE) or any(word in text for word in _LOST_ROLE_WORDS)
 
 
 class _KeepaliveConnection(_LossDetectingConnection):
