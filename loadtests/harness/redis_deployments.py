@@ -8,6 +8,8 @@ from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 
+FAILOVER_TIMEOUT = 3.0
+"""Seconds; a Sentinel that found no leader tries again after twice as long."""
 _SLOTS = 16_384
 
 
@@ -41,22 +43,33 @@ class SentinelDeployment:
                 return server if b"role:master" in server.ask("INFO replication") else None
         return None
 
-    def rejoin(self, server: Valkey, primary: Valkey) -> None:
-        """Start a killed `server` as a replica, and return when every replica follows `primary`."""
+    def kill_primary(self) -> Valkey:
+        """Kill the present primary, and return it."""
+        primary = self.current()
+        assert primary is not None, "Sentinel names no primary"
+        primary.kill()
+        return primary
+
+    def rejoin(self, server: Valkey) -> None:
+        """Start a killed `server` as a replica, and return when all others follow the primary."""
+        primary = self.current()
+        assert primary is not None, "Sentinel names no primary"
         server.replica_of = primary.port
         server.start()
-        for replica in self.servers:
-            if replica is not primary:
-                wait_until(partial(_is_copied, replica), what="a replica's copy")
-        count = f"slaves={len(self.servers) - 1}".encode()
-        wait_until(lambda: count in self.sentinel.ask("INFO sentinel"), what="Sentinel's view")
+        wait_until(self._is_whole, what="a primary and its replicas")
+
+    def _is_whole(self) -> bool:
+        primary = self.current()
+        return primary is not None and all(
+            _is_copied(server) for server in self.servers if server is not primary
+        )
 
 
 @contextmanager
 def sentinel_deployment(
-    *arguments: str, replicas: int = 1, sentinels: int = 1
+    *arguments: str, replicas: int = 1, sentinels: int = 1, down_after: float = 0.3
 ) -> Iterator[SentinelDeployment]:
-    """Run the servers with `arguments`; Sentinels declare a primary down after 0.3 s."""
+    """Run the servers with `arguments`; Sentinels declare a primary down after `down_after` s."""
     with ExitStack() as stack:
         options = ("--repl-diskless-sync-delay", "0", *arguments)
         servers = [Valkey(*options, port=free_port()) for _ in range(1 + replicas)]
@@ -70,8 +83,8 @@ def sentinel_deployment(
         for watcher in watchers:
             watcher.configuration = (
                 f"sentinel monitor cache 127.0.0.1 {primary.port} {sentinels // 2 + 1}\n"
-                "sentinel down-after-milliseconds cache 300\n"
-                "sentinel failover-timeout cache 3000\n"
+                f"sentinel down-after-milliseconds cache {down_after * 1000:.0f}\n"
+                f"sentinel failover-timeout cache {FAILOVER_TIMEOUT * 1000:.0f}\n"
             )
             stack.enter_context(watcher)
         view = f"slaves={replicas},sentinels={sentinels}".encode()

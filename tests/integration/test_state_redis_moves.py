@@ -24,7 +24,7 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.harness.ports import free_port
 from loadtests.harness.redis_deployments import cluster_of, sentinel_deployment
 from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from loadtests.harness.waiting import eventually, until
 from loadtests.windows import local_share
 from tests.support.events import make_event
 from tests.support.limits import charge, rule
@@ -104,8 +104,8 @@ async def test_a_primary_that_lost_its_role_is_left_at_once(
             await client.register_script(WRITE)(keys=["key"], args=["value"])
         else:
             async with client.pipeline(transaction=True) as together:
-                together.set("key", "value")
-                together.incr("count")
+                _ = together.set("key", "value")
+                _ = together.incr("count")
                 await together.execute()
 
     async with client_of(sentinel) as client:
@@ -147,14 +147,17 @@ class Load:
 
     async def offer(self, holds: Callable[[], bool]) -> None:
         """Offer requests until `holds()`."""
-        while not holds():
+
+        async def step() -> bool:
             for limiter in self.limiters:
                 if (await limiter.admit([charge(of=RULE)])).allowed:
                     self._log.publish(make_event(self.answered))
                     self.answered += 1
                 else:
                     self.refused += 1
-            await asyncio.sleep(0.02)
+            return holds()
+
+        await eventually(step, every=0.02)
 
     def is_decided_by_redis(self) -> bool:
         """Whether no limiter takes Redis for away."""
