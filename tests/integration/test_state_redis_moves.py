@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError, RedisError
 
 from gateway.config.load import load_folder
-from gateway.errors import ConfigurationError
+from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.events.log import EventLog
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
@@ -22,11 +23,12 @@ from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.harness.ports import free_port
-from loadtests.harness.redis_deployments import cluster_of, sentinel_deployment
+from loadtests.harness.redis_deployments import cluster_of, node_id, sentinel_deployment
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
 from loadtests.windows import local_share
 from tests.support.events import make_event
+from tests.support.ledgers import sums
 from tests.support.limits import charge, rule
 from tests.support.pipeline import open_pipeline, running
 
@@ -61,7 +63,8 @@ class NamingSentinel:
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[tuple[Valkey, Valkey]]:
-    with Valkey(port=free_port()) as one, Valkey(port=free_port()) as other:
+    hasty = ("--repl-diskless-sync-delay", "0")
+    with Valkey(*hasty, port=free_port()) as one, Valkey(*hasty, port=free_port()) as other:
         yield one, other
 
 
@@ -137,6 +140,83 @@ async def test_a_primary_that_hangs_costs_one_timeout(sentinel: NamingSentinel) 
             sentinel.primary.resume()
 
 
+def demote(sentinel: NamingSentinel) -> None:
+    """Fail over to the replica, whatever it lacks."""
+    sentinel.named = sentinel.replica
+    sentinel.primary.ask(f"REPLICAOF 127.0.0.1 {sentinel.replica.port}")
+
+
+async def cut_off(sentinel: NamingSentinel) -> None:
+    """Let the replica have all that the primary has, and nothing that comes later."""
+    answer = await asyncio.to_thread(sentinel.primary.ask, "WAIT 1 10000")
+    assert answer == b":1\r\n"
+    sentinel.replica.ask("REPLICAOF NO ONE")
+
+
+@pytest.fixture
+async def replicated(sentinel: NamingSentinel) -> NamingSentinel:
+    sentinel.replica.ask(f"REPLICAOF 127.0.0.1 {sentinel.primary.port}")
+    await until(
+        lambda: b"master_link_status:up" in sentinel.replica.ask("INFO replication"), what="a copy"
+    )
+    return sentinel
+
+
+@pytest.mark.parametrize("unreplicated", ["billed", "shipped"])
+async def test_events_that_no_replica_had_are_shipped_again_and_billed_once(
+    replicated: NamingSentinel, tmp_path: Path, unreplicated: str
+) -> None:
+    async with open_pipeline(tmp_path, replicated.url) as pipeline:
+        shipper = pipeline.shipper()
+        with EventLog(pipeline.events, name="w0") as log:
+            async with running(shipper.run):
+                async with running(pipeline.billing().run):
+                    fill(log, 0, 50)
+                    await until(lambda: pipeline.billed() == 50, what="the first are billed")
+                    await cut_off(replicated)
+                    if unreplicated == "billed":
+                        fill(log, 50, 50)
+                        await until(lambda: pipeline.billed() == 100, what="all are billed")
+                if unreplicated == "shipped":
+                    fill(log, 50, 50)
+                    await until(lambda: shipper.statistics().events == 100, what="all are shipped")
+
+                demote(replicated)
+                fill(log, 100, 50)
+                async with running(pipeline.billing().run):
+                    await until(lambda: pipeline.billed() == 150, what="all are billed")
+
+        found = sums(pipeline.ledger)
+        assert (found.events, found.lost, found.dead_letters, found.waiting) == (150, 0, 0, 0)
+
+
+async def test_limits_forget_what_no_replica_had_and_no_more(
+    replicated: NamingSentinel, tmp_path: Path
+) -> None:
+    lease = RULE.capacity // 50
+    async with (
+        client_of(replicated, bound=60.0) as redis,
+        load_on(redis, tmp_path, workers=1, local_share=0.0) as load,
+    ):
+        await load.offer(lambda: load.answered >= 60)
+        await cut_off(replicated)
+        before = load.answered
+        await load.offer(lambda: load.answered >= 120)
+        forgotten = load.answered - before + lease
+        assert load.refused == 0
+
+        demote(replicated)
+        await load.offer(lambda: load.refused >= 20)
+
+    alone = 1
+    assert RULE.capacity < load.answered <= RULE.capacity + forgotten + alone
+
+
+def fill(log: EventLog, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        log.publish(make_event(number))
+
+
 class Load:
     """Admits requests by two workers' limiters, and publishes the event of each."""
 
@@ -157,7 +237,7 @@ class Load:
                     self.refused += 1
             return holds()
 
-        await eventually(step, every=0.02)
+        await eventually(step, every=0.01)
 
     def is_decided_by_redis(self) -> bool:
         """Whether no limiter takes Redis for away."""
@@ -165,17 +245,19 @@ class Load:
 
 
 @asynccontextmanager
-async def load_on(redis: ScriptClient, events: Path) -> AsyncIterator[Load]:
-    """Enter two limiters and an event log."""
+async def load_on(
+    redis: ScriptClient, events: Path, *, workers: int = WORKERS, local_share: float = SHARE
+) -> AsyncIterator[Load]:
+    """Enter a limiter of each worker, and an event log."""
     async with AsyncExitStack() as stack:
         limiters = [
             RedisRateLimiter(
                 redis=redis,
                 holder=f"worker {number}",
-                local_share=SHARE,
+                local_share=local_share,
                 monotonic=asyncio.get_running_loop().time,
             )
-            for number in range(WORKERS)
+            for number in range(workers)
         ]
         for limiter in limiters:
             await stack.enter_async_context(limiter)
@@ -238,7 +320,26 @@ async def test_a_cluster_keeps_limits_events_and_configuration(tmp_path: Path) -
             for limiter in load.limiters:
                 counts = limiter.statistics()
                 assert (counts.failures, counts.admitted_by_redis > len(tenants) // 2) == (0, True)
-        assert all(server.ask("DBSIZE") != b":0\r\n" for server in cluster)
+            assert all(server.ask("DBSIZE") != b":0\r\n" for server in cluster)
+
+            slot = key_slot(CONTROL_KEYS.encode())
+            (old,) = (each for each in cluster if owns(each, slot))
+            new = next(each for each in cluster if each is not old)
+            old.flush()
+            for server in cluster:
+                server.ask(f"CLUSTER SETSLOT {slot} NODE {node_id(new)}")
+            await eventually(lambda: is_touched(redis))
+            assert b"version" in new.ask(f"CLUSTER GETKEYSINSLOT {slot} 100")
+
+
+def owns(server: Valkey, slot: int) -> bool:
+    return server.ask(f"CLUSTER COUNTKEYSINSLOT {slot}") != b":0\r\n"
+
+
+async def is_touched(redis: Redis) -> bool:
+    with suppress(DependencyUnavailable):
+        return bool(await Control(redis).touch(Topic.ACCOUNTS))
+    return False
 
 
 def test_a_cluster_without_a_key_is_refused() -> None:
