@@ -1,10 +1,10 @@
 """Sends items to backends and settles each, whatever the backends do."""
 
-import asyncio
 import copy
 from collections.abc import Callable
 from typing import Self
 
+from gateway.dispatch import failures
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
@@ -45,9 +45,8 @@ class Dispatcher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._context.tasks.__aexit__(None, None, None)
-        # Cancelled attempts settle their items in callbacks of this event-loop iteration.
-        await asyncio.sleep(0)
+        for dispatch in tuple(self._context.in_progress):
+            dispatch.give_up(failures.CANCELLED)
 
     async def run(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""

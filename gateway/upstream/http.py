@@ -19,7 +19,6 @@ from backends.protocol import (
     Call,
     PlanVerdict,
     Refusal,
-    Report,
     ServingState,
 )
 from gateway.config.document import RoutingConfig
@@ -30,13 +29,14 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import (
     CallFailed,
     Cause,
+    OnEnd,
     Receive,
     Transport,
     TransportError,
     TransportResponse,
     locate,
 )
-from gateway.upstream.shared_call import CallKind, SharedCall, kind_of
+from gateway.upstream.shared_call import CallKind, CallPart, SharedCall, kind_of
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
 from gateway.upstream.transport import BackendTransport
 
@@ -121,7 +121,7 @@ class HttpBackendClient:
             name: channel for name, channel in self._channels.items() if name in staying
         }
 
-    async def call(
+    def start_call(
         self,
         endpoint: Endpoint,
         call: Call,
@@ -129,15 +129,15 @@ class HttpBackendClient:
         deadline: float,
         idle_timeout: float,
         receive: Receive,
-    ) -> Report:
-        """See `BackendClient.call`. Simultaneous calls of one kind are sent as one.
+        on_end: OnEnd,
+    ) -> CallPart:
+        """See `BackendClient.start_call`. Simultaneous calls of one kind are sent as one.
 
         An atomic call is sent alone, so that the backend learns when it is cancelled.
         """
         channel = self._channel(endpoint)
         shared = self._shared_call(channel, call)
-        part = shared.join(call, receive, deadline=deadline, idle_timeout=idle_timeout)
-        return await part.outcome
+        return shared.join(call, receive, on_end, deadline=deadline, idle_timeout=idle_timeout)
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""

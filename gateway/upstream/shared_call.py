@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
-from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
 MAX_ITEMS = 256
@@ -24,36 +24,43 @@ def kind_of(call: Call) -> CallKind:
 
 
 class CallPart:
-    """The items of one caller in a call, from `start` on. `outcome` ends once all are answered."""
+    """The items of one caller in a call, from `start` on. It ends once all are answered."""
 
-    def __init__(self, *, start: int, items: int, receive: Receive, deadline: float) -> None:
+    def __init__(
+        self,
+        shared: "SharedCall",
+        *,
+        start: int,
+        items: int,
+        receive: Receive,
+        on_end: OnEnd,
+        deadline: float,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.joined = loop.time()
         self.start = start
         self.missing = items
         self.receive = receive
-        self.deadline = deadline
-        self.outcome: asyncio.Future[Report] = loop.create_future()
+        self.is_open = True
+        self._shared = shared
+        self._on_end = on_end
         self._timer = loop.call_at(deadline, self._expire)
 
-    def settle(self, report: Report) -> None:
-        """End as answered."""
-        self._timer.cancel()
-        if not self.outcome.done():
-            self.outcome.set_result(report)
+    def cancel(self) -> None:
+        """End without telling the caller."""
+        if self.is_open:
+            self.is_open = False
+            self._timer.cancel()
+            self._shared.part_ended()
 
-    def fail(self, error: BaseException) -> None:
-        """End as failed."""
-        self._timer.cancel()
-        if self.outcome.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.outcome.cancel()
-        else:
-            self.outcome.set_exception(error)
+    def end(self, how: Report | BaseException) -> None:
+        """End with the report, or as failed."""
+        if self.is_open:
+            self.cancel()
+            self._on_end(how)
 
     def _expire(self) -> None:
-        self.fail(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))
+        self.end(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))
 
 
 class SharedCall:
@@ -101,13 +108,17 @@ class SharedCall:
         return len(self._items) + len(call.items) <= MAX_ITEMS and self._bytes + size <= MAX_BYTES
 
     def join(
-        self, call: Call, receive: Receive, *, deadline: float, idle_timeout: float
+        self, call: Call, receive: Receive, on_end: OnEnd, *, deadline: float, idle_timeout: float
     ) -> CallPart:
         """Add the items of `call`."""
         part = CallPart(
-            start=len(self._items), items=len(call.items), receive=receive, deadline=deadline
+            self,
+            start=len(self._items),
+            items=len(call.items),
+            receive=receive,
+            on_end=on_end,
+            deadline=deadline,
         )
-        part.outcome.add_done_callback(self._ended)
         self._waiting += 1
         self.deadline = max(self.deadline, deadline)
         self.idle_timeout = max(self.idle_timeout, idle_timeout)
@@ -142,32 +153,41 @@ class SharedCall:
         if isinstance(frame, Report):
             for part in self._parts:
                 if part.missing <= 0:
-                    part.settle(frame)
+                    part.end(frame)
             return
         if not 0 <= frame.index < len(self._owners):
             return
         part = self._owners[frame.index]
-        if not part.outcome.done():
+        if part.is_open:
             part.missing -= 1
             try:
                 part.receive(_moved(frame, part.start))
             except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
-                part.fail(error)
+                part.end(error)
 
     def end(self) -> None:
         """End every part: with the report where it came last, else as cut."""
+        self._on_abandoned = None
         if self._final_report is None:
             self.fail(CallFailed(Cause.CUT, "the backend's answer ended too early"))
             return
         for part in self._parts:
-            part.settle(self._final_report)
+            part.end(self._final_report)
+        self._forget_parts()
 
     def fail(self, error: BaseException) -> None:
         """End every part that is not answered."""
+        self._on_abandoned = None
         for part in self._parts:
-            part.fail(error)
+            part.end(error)
+        self._forget_parts()
 
-    def _ended(self, _: asyncio.Future[Report]) -> None:
+    def _forget_parts(self) -> None:
+        """Leave no cycles, as parts refer to their call."""
+        self._parts, self._owners = [], []
+
+    def part_ended(self) -> None:
+        """Note that one more caller waits no longer."""
         self._waiting -= 1
         if self._waiting or self._on_abandoned is None:
             return
