@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha1
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from gateway.cache.entry import (
 )
 from gateway.cache.key import CacheKey
 from gateway.redis.connect import PipelinedClient
-from gateway.redis.pipeline import Command
+from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
 _MOST_REMEMBERED = 4096
@@ -41,12 +42,29 @@ return 1
 """
 
 
+class _Claimant:
+    """A caller with its keys, of which others compute those at the places `elsewhere`."""
+
+    __slots__ = ("elsewhere", "ended", "is_current")
+
+    def __init__(
+        self, is_current: Callable[[CachedResult], bool], ended: "asyncio.Future[None]"
+    ) -> None:
+        self.is_current = is_current
+        self.elsewhere: list[int] = []
+        self.ended = ended
+
+
 class _Request(NamedTuple):
-    """A key to claim. `is_elsewhere`: another worker computes it, or has just done so."""
+    """A key to claim, the `place`-th of `claimant`."""
 
     key: CacheKey
-    is_current: Callable[[CachedResult], bool]
-    is_elsewhere: asyncio.Future[bool]
+    place: int
+    claimant: _Claimant
+
+    def deny(self) -> None:
+        """Note that another worker computes it, or has just done so."""
+        self.claimant.elsewhere.append(self.place)
 
     def may_be_given(self, value: bytes) -> bool:
         """Tell whether an unpacked `value` is the key's answer, and current."""
@@ -54,7 +72,7 @@ class _Request(NamedTuple):
             entry = decode_entry(self.key, value)
         except Exception:  # noqa: BLE001 - a damaged value is no answer, whatever is wrong with it
             return False
-        return entry is not None and self.is_current(entry)
+        return entry is not None and self.claimant.is_current(entry)
 
 
 class Claims:
@@ -78,6 +96,7 @@ class Claims:
         self._lease = lease
         self._monotonic = monotonic
         self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
         # What it computed in vain, or for a refresh, it does not wait for itself.
         self._name = secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
@@ -109,17 +128,19 @@ class Claims:
         """
         if self._lease <= 0:
             return [False] * len(keys)
-        since = self._monotonic() - self._lease
-        elsewhere = [self._elsewhere.pop(key, since) > since for key in keys]
-        pending = [
-            (index, self._send(key, is_current))
-            for index, (key, is_claimed) in enumerate(zip(keys, elsewhere, strict=True))
-            if not is_claimed
+        elsewhere = [False] * len(keys)
+        if self._elsewhere:
+            since = self._monotonic() - self._lease
+            elsewhere = [self._elsewhere.pop(key, since) > since for key in keys]
+        claimant = _Claimant(is_current, self._loop.create_future())
+        requests = [
+            _Request(key, place, claimant) for place, key in enumerate(keys) if not elsewhere[place]
         ]
-        if pending:
-            await asyncio.wait([future for _, future in pending], timeout=within)
-        for index, future in pending:
-            elsewhere[index] = future.done() and not future.cancelled() and future.result()
+        if requests:
+            self._send(requests, within)
+            await claimant.ended
+        for place in claimant.elsewhere:
+            elsewhere[place] = True
         return elsewhere
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
@@ -142,19 +163,19 @@ class Claims:
         ]
         self._tasks.start(self._execute(commands))
 
-    def _send(
-        self, key: CacheKey, is_current: Callable[[CachedResult], bool]
-    ) -> asyncio.Future[bool]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
+    def _send(self, requests: list[_Request], within: float) -> None:
+        """Send `requests` with others of this iteration; the first one's time is that of all."""
         if not self._unsent:
-            loop.call_soon(self._flush)
-        self._unsent.append(_Request(key, is_current, future))
-        return future
+            self._loop.call_soon(self._flush, within)
+        self._unsent += requests
 
-    def _flush(self) -> None:
+    def _flush(self, within: float) -> None:
         unsent, self._unsent = self._unsent, []
-        self._tasks.start(self._write(unsent))
+        timer = self._loop.call_later(within, _end, unsent)
+        on_done = partial(self._replied, unsent, timer)
+        commands = [self._set(request.key) for request in unsent]
+        if not self._client.execute_nowait(commands, on_done):
+            self._tasks.start(self._write(commands, on_done))
 
     def _renew_due(self) -> None:
         self._renewing = None
@@ -163,24 +184,41 @@ class Claims:
         names = [self._prefix + key.address for key in due]
         self._tasks.start(self._execute([(b"PEXPIRE", name, life, b"GT") for name in names]))
 
-    async def _write(self, unsent: Sequence[_Request]) -> None:
+    async def _write(self, commands: Sequence[Command], on_done: Callable[[Replies], None]) -> None:
+        replies: Replies = ConnectionError("given up")
         try:
-            replies = await self._client.execute([self._set(request.key) for request in unsent])
-            # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
-            refused = [
-                request for request, reply in zip(unsent, replies, strict=True) if reply is None
-            ]
-            if refused:
-                await self._examine(refused)
-        except OSError:
-            pass  # reads and writes tell the breaker
+            replies = await self._client.execute(commands)
+        except OSError as error:  # reads and writes tell the breaker
+            replies = error.with_traceback(None)
         finally:
-            # A claim that was lost costs only that others compute it, too.
-            for request in unsent:
-                if not request.is_elsewhere.done():
-                    request.is_elsewhere.set_result(False)
+            on_done(replies)
 
-    async def _examine(self, refused: Sequence[_Request]) -> None:
+    def _replied(
+        self, requests: list[_Request], timer: asyncio.TimerHandle, replies: Replies
+    ) -> None:
+        # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
+        refused = (
+            []
+            if isinstance(replies, OSError)
+            else [one for one, reply in zip(requests, replies, strict=True) if reply is None]
+        )
+        if refused:
+            self._tasks.start(self._examine(refused, requests, timer))
+        else:
+            timer.cancel()
+            _end(requests)
+
+    async def _examine(
+        self, refused: Sequence[_Request], requests: list[_Request], timer: asyncio.TimerHandle
+    ) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                await self._replace_useless(refused)
+        finally:
+            timer.cancel()
+            _end(requests)
+
+    async def _replace_useless(self, refused: Sequence[_Request]) -> None:
         """Find out what lies where claims were refused, and replace what is of no use to anybody.
 
         Nobody would answer there, and every worker that finds it would wait for that: an answer
@@ -195,20 +233,18 @@ class Claims:
         for request, value, plain in zip(refused, values, plain_values, strict=True):
             if value is None or plain is None:
                 continue
-            claimant = read_claim(request.key, value)
-            if claimant is not None:
-                request.is_elsewhere.set_result(claimant != self._name)
-            elif request.may_be_given(plain):
-                request.is_elsewhere.set_result(True)
-            else:
+            owner = read_claim(request.key, value)
+            if owner is None and not request.may_be_given(plain):
                 useless.append((request, value))
+            elif owner != self._name:
+                request.deny()
         if useless:
             replies = await self._client.execute(
                 [self._replace(request.key, value) for request, value in useless]
             )
             for (request, _), reply in zip(useless, replies, strict=True):
-                # Another worker was quicker; an error leaves it to each.
-                request.is_elsewhere.set_result(reply == 0)
+                if reply == 0:  # another worker was quicker; an error leaves it to each
+                    request.deny()
 
     def _set(self, key: CacheKey) -> Command:
         claim = encode_claim(key, self._name)
@@ -226,3 +262,11 @@ class Claims:
 
     def _life(self) -> int:
         return max(1, int(self._lease * 1000))
+
+
+def _end(requests: Sequence[_Request]) -> None:
+    """Let those go on who wait for these claims: one that was lost costs only double work."""
+    for request in requests:
+        ended = request.claimant.ended
+        if not ended.done():
+            ended.set_result(None)

@@ -177,15 +177,13 @@ class Inference:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         is_whole = not (prepared.request.continue_on_error or stale)
         while missing:
-            waiting = self._join_or_lead(prepared, caller, missing)
-            has_failed = await waiting.wait(caller, is_whole=is_whole)
+            waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
+            has_failed = await waiting.wait()
             otherwise = GIVEN_UP if has_failed else LATE
             for index, member in waiting.members.items():
-                outcomes[index] = flight_outcome(
-                    member.outcome, leads=member.leads, otherwise=otherwise
-                )
+                outcomes[index] = flight_outcome(member, otherwise)
             if has_failed:
-                waiting.give_up(prepared, self._flights)
+                waiting.give_up()
                 break
             missing = self._failed_for_leader_only(outcomes, waiting.members, caller)
         if stale:
@@ -254,7 +252,12 @@ class Inference:
         return outcomes
 
     def _join_or_lead(
-        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int]
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        missing: Sequence[int],
+        *,
+        is_whole: bool,
     ) -> ItemWaits:
         waiting: dict[int, FlightMember] = {}
         led: list[int] = []
@@ -274,7 +277,7 @@ class Inference:
         lead = LedTask()
         if led:
             self._tasks.start(self._compute(prepared, caller, led, lead))
-        return ItemWaits(waiting, lead)
+        return ItemWaits(waiting, lead, caller, is_whole=is_whole)
 
     async def _compute(
         self, prepared: PreparedRequest, caller: Caller, led: Sequence[int], lead: LedTask
@@ -320,13 +323,14 @@ class Inference:
         """Return the items that joined another's lead which failed for reasons of its own."""
         if asyncio.get_running_loop().time() >= caller.deadline:
             return []
-        own = {member.outcome for member in waiting.values() if member.leads}
-        return [
-            index
+        failed = [
+            (index, member.flight)
             for index, member in waiting.items()
-            if member.outcome not in own
-            and is_leaders_own(outcomes[index], member.leader, caller.criticality)
+            if not member.leads
+            and is_leaders_own(outcomes[index], member.flight.leader, caller.criticality)
         ]
+        own = {member.flight for member in waiting.values() if member.leads} if failed else ()
+        return [index for index, flight in failed if flight not in own]
 
 
 def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:

@@ -4,8 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Mapping
 
-from gateway.inference.coalescing import FlightMember, Flights
-from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.coalescing import Flight, FlightMember
 from gateway.types import Caller, Criticality, ItemOutcome
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
@@ -43,57 +42,69 @@ class LedTask:
 class ItemWaits:
     """The items of a request that are in flight, by index, and the task for those it leads."""
 
-    def __init__(self, members: Mapping[int, FlightMember], lead: LedTask) -> None:
+    def __init__(
+        self,
+        members: Mapping[int, FlightMember],
+        lead: LedTask,
+        caller: Caller,
+        *,
+        is_whole: bool,
+    ) -> None:
         self.members = members
         self._lead = lead
+        self._caller = caller
+        self._is_whole = is_whole
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._open = 0
 
-    async def wait(self, caller: Caller, *, is_whole: bool) -> bool:
+    async def wait(self) -> bool:
         """Wait until every item has ended, at the latest a little after the caller's deadline.
 
         A request that is of use as a whole only waits no longer than until one item has failed for
-        good: then return `True`. Shared futures are never cancelled.
+        good: then return `True`.
         """
-
-        def ended(future: asyncio.Future[ItemOutcome]) -> None:
-            self._open -= 1
-            if self._ended.done():
-                return
-            has_failed = is_whole and self._has_failed(future, caller)
-            if has_failed or not self._open:
-                self._ended.set_result(has_failed)
-
-        futures = {member.outcome for member in self.members.values()}
-        self._open = len(futures)
-        for future in futures:
-            future.add_done_callback(ended)
+        flights = dict.fromkeys(member.flight for member in self.members.values())
+        self._open = len(flights)
+        for flight in flights:
+            if flight.outcome is None:
+                flight.waiters.append(self._flight_ended)
+            else:
+                self._flight_ended(flight)
+        loop = asyncio.get_running_loop()
+        timer = loop.call_at(self._caller.deadline + _GRACE, self._end, False)
         try:
-            async with asyncio.timeout_at(caller.deadline + _GRACE):
-                return await self._ended
-        except TimeoutError:
-            return False
+            return await self._ended
         finally:
-            for future in futures:
-                future.remove_done_callback(ended)
+            timer.cancel()
+            for flight in flights:
+                if flight.outcome is None:
+                    flight.waiters.remove(self._flight_ended)
 
-    def give_up(self, prepared: PreparedRequest, flights: Flights) -> None:
+    def give_up(self) -> None:
         """Cancel the work on what the request leads, unless another request waits for it too."""
-        keys = prepared.flight_keys
-        led = {keys[index] for index, member in self.members.items() if member.leads}
-        own = Counter(keys[index] for index, member in self.members.items() if not member.leads)
-        if all(flights.followers(key) <= own[key] for key in led):
+        waiting = [one for one in self.members.values() if one.flight.outcome is None]
+        own = Counter(one.flight for one in waiting if not one.leads)
+        if all(one.flight.followers <= own[one.flight] for one in waiting if one.leads):
             self._lead.give_up()
 
-    def _has_failed(self, future: asyncio.Future[ItemOutcome], caller: Caller) -> bool:
+    def _flight_ended(self, flight: Flight) -> None:
+        self._open -= 1
+        if self._is_whole and self._has_failed(flight):
+            self._end(True)
+        elif not self._open:
+            self._end(False)
+
+    def _end(self, has_failed: bool) -> None:  # noqa: FBT001
+        if not self._ended.done():
+            self._ended.set_result(has_failed)
+
+    def _has_failed(self, flight: Flight) -> bool:
         """Tell whether an item has ended in a way that the whole request does."""
-        outcome = future.result()
-        if outcome.failure is None:
+        outcome = flight.outcome
+        if outcome is None or outcome.failure is None:
             return False
-        members = [member for member in self.members.values() if member.outcome is future]
-        return any(member.leads for member in members) or not is_leaders_own(
-            outcome, members[0].leader, caller.criticality
-        )
+        leads = any(one.leads for one in self.members.values() if one.flight is flight)
+        return leads or not is_leaders_own(outcome, flight.leader, self._caller.criticality)
 
 
 def is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:

@@ -1,11 +1,10 @@
 """Makes item outcomes of cache entries and of flights."""
 
-import asyncio
-
 from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
+from gateway.inference.coalescing import FlightMember
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -58,10 +57,9 @@ def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
 
 
-def flight_outcome(
-    future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
-) -> ItemOutcome:
-    """Return the outcome of a flight."""
-    if not future.done():
+def flight_outcome(member: FlightMember, otherwise: ItemOutcome) -> ItemOutcome:
+    """Return the outcome of a flight for one of its callers, `otherwise` while it has none."""
+    outcome = member.flight.outcome
+    if outcome is None:
         return otherwise
-    return future.result() if leads else joined_outcome(future.result())
+    return outcome if member.leads else joined_outcome(outcome)

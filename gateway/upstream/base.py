@@ -56,7 +56,7 @@ class CallFailed(Exception):
 class StartedCall(Protocol):
     """A call that has begun."""
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """Receive nothing more, not even its end; release the connection and its slot."""
         ...
 
