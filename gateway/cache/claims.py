@@ -43,28 +43,31 @@ return 1
 
 
 class _Claimant:
-    """A caller with its keys, of which others compute those at the places `elsewhere`."""
+    """A caller that claims `keys`; `denied` are those that others compute, or just have."""
 
-    __slots__ = ("elsewhere", "ended", "is_current")
+    __slots__ = ("denied", "ended", "is_current", "keys")
 
     def __init__(
-        self, is_current: Callable[[CachedResult], bool], ended: "asyncio.Future[None]"
+        self,
+        keys: Sequence[CacheKey],
+        is_current: Callable[[CachedResult], bool],
+        ended: "asyncio.Future[None]",
     ) -> None:
+        self.keys = keys
         self.is_current = is_current
-        self.elsewhere: list[int] = []
+        self.denied: set[CacheKey] = set()
         self.ended = ended
 
 
-class _Request(NamedTuple):
-    """A key to claim, the `place`-th of `claimant`."""
+class _Refused(NamedTuple):
+    """A key that could not be claimed at once."""
 
-    key: CacheKey
-    place: int
     claimant: _Claimant
+    key: CacheKey
 
     def deny(self) -> None:
         """Note that another worker computes it, or has just done so."""
-        self.claimant.elsewhere.append(self.place)
+        self.claimant.denied.add(self.key)
 
     def may_be_given(self, value: bytes) -> bool:
         """Tell whether an unpacked `value` is the key's answer, and current."""
@@ -100,7 +103,7 @@ class Claims:
         # What it computed in vain, or for a refresh, it does not wait for itself.
         self._name = secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
-        self._unsent: list[_Request] = []
+        self._unsent: list[_Claimant] = []
         self._due: set[CacheKey] = set()
         self._renewing: asyncio.TimerHandle | None = None
         self.seen = 0
@@ -128,20 +131,21 @@ class Claims:
         """
         if self._lease <= 0:
             return [False] * len(keys)
-        elsewhere = [False] * len(keys)
+        denied: set[CacheKey] = set()
+        wanted = keys
         if self._elsewhere:
             since = self._monotonic() - self._lease
-            elsewhere = [self._elsewhere.pop(key, since) > since for key in keys]
-        claimant = _Claimant(is_current, self._loop.create_future())
-        requests = [
-            _Request(key, place, claimant) for place, key in enumerate(keys) if not elsewhere[place]
-        ]
-        if requests:
-            self._send(requests, within)
+            denied = {key for key in keys if self._elsewhere.pop(key, since) > since}
+            wanted = [key for key in keys if key not in denied]
+        if wanted:
+            claimant = _Claimant(wanted, is_current, self._loop.create_future())
+            if not self._unsent:
+                # The time of the first one is that of all who claim in this iteration.
+                self._loop.call_soon(self._flush, within)
+            self._unsent.append(claimant)
             await claimant.ended
-        for place in claimant.elsewhere:
-            elsewhere[place] = True
-        return elsewhere
+            denied |= claimant.denied
+        return [key in denied for key in keys] if denied else [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Let the claims on `keys` last for another lease, soon; answers are left as they are."""
@@ -163,17 +167,16 @@ class Claims:
         ]
         self._tasks.start(self._execute(commands))
 
-    def _send(self, requests: list[_Request], within: float) -> None:
-        """Send `requests` with others of this iteration; the first one's time is that of all."""
-        if not self._unsent:
-            self._loop.call_soon(self._flush, within)
-        self._unsent += requests
-
     def _flush(self, within: float) -> None:
         unsent, self._unsent = self._unsent, []
         timer = self._loop.call_later(within, _end, unsent)
         on_done = partial(self._replied, unsent, timer)
-        commands = [self._set(request.key) for request in unsent]
+        prefix, name, life = self._prefix, self._name, self._life()
+        commands: list[Command] = [
+            (b"SET", prefix + key.address, encode_claim(key, name), b"NX", b"PX", life)
+            for claimant in unsent
+            for key in claimant.keys
+        ]
         if not self._client.execute_nowait(commands, on_done):
             self._tasks.start(self._write(commands, on_done))
 
@@ -194,31 +197,28 @@ class Claims:
             on_done(replies)
 
     def _replied(
-        self, requests: list[_Request], timer: asyncio.TimerHandle, replies: Replies
+        self, claimants: list[_Claimant], timer: asyncio.TimerHandle, replies: Replies
     ) -> None:
-        # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
-        refused = (
-            []
-            if isinstance(replies, OSError)
-            else [one for one, reply in zip(requests, replies, strict=True) if reply is None]
-        )
-        if refused:
-            self._tasks.start(self._examine(refused, requests, timer))
-        else:
+        if isinstance(replies, OSError) or None not in replies:
             timer.cancel()
-            _end(requests)
+            _end(claimants)
+            return
+        # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
+        claims = (_Refused(claimant, key) for claimant in claimants for key in claimant.keys)
+        refused = [one for one, reply in zip(claims, replies, strict=True) if reply is None]
+        self._tasks.start(self._examine(refused, claimants, timer))
 
     async def _examine(
-        self, refused: Sequence[_Request], requests: list[_Request], timer: asyncio.TimerHandle
+        self, refused: list[_Refused], claimants: list[_Claimant], timer: asyncio.TimerHandle
     ) -> None:
         try:
             with contextlib.suppress(OSError):
                 await self._replace_useless(refused)
         finally:
             timer.cancel()
-            _end(requests)
+            _end(claimants)
 
-    async def _replace_useless(self, refused: Sequence[_Request]) -> None:
+    async def _replace_useless(self, refused: Sequence[_Refused]) -> None:
         """Find out what lies where claims were refused, and replace what is of no use to anybody.
 
         Nobody would answer there, and every worker that finds it would wait for that: an answer
@@ -228,7 +228,7 @@ class Claims:
             [(b"GET", self._prefix + request.key.address) for request in refused]
         )
         values = [reply if isinstance(reply, bytes) else None for reply in replies]
-        useless: list[tuple[_Request, bytes]] = []
+        useless: list[tuple[_Refused, bytes]] = []
         plain_values = await map_values(unpack, values)
         for request, value, plain in zip(refused, values, plain_values, strict=True):
             if value is None or plain is None:
@@ -246,10 +246,6 @@ class Claims:
                 if reply == 0:  # another worker was quicker; an error leaves it to each
                     request.deny()
 
-    def _set(self, key: CacheKey) -> Command:
-        claim = encode_claim(key, self._name)
-        return (b"SET", self._prefix + key.address, claim, b"NX", b"PX", self._life())
-
     def _replace(self, key: CacheKey, value: bytes) -> Command:
         """Return the command that puts a claim in the place of `value`."""
         name, claim = self._prefix + key.address, encode_claim(key, self._name)
@@ -264,9 +260,8 @@ class Claims:
         return max(1, int(self._lease * 1000))
 
 
-def _end(requests: Sequence[_Request]) -> None:
+def _end(claimants: Sequence[_Claimant]) -> None:
     """Let those go on who wait for these claims: one that was lost costs only double work."""
-    for request in requests:
-        ended = request.claimant.ended
-        if not ended.done():
-            ended.set_result(None)
+    for claimant in claimants:
+        if not claimant.ended.done():
+            claimant.ended.set_result(None)

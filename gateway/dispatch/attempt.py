@@ -68,7 +68,7 @@ class Attempt:
             return None
         item = self.items[frame.index]
         is_waited_for = self.waiting.pop(item.index, None) is not None
-        is_duplicated = self.duplicated.pop(item.index, None) is not None
+        is_duplicated = bool(self.duplicated) and self.duplicated.pop(item.index, None) is not None
         if not is_waited_for and not is_duplicated:
             return None
         if isinstance(frame, Done):

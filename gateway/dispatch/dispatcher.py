@@ -1,8 +1,8 @@
 """Sends items to backends and settles each, whatever the backends do."""
 
 import copy
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
 from gateway.dispatch import failures
 from gateway.dispatch.budget import RetryBudget
@@ -48,21 +48,19 @@ class Dispatcher:
         for dispatch in tuple(self._context.in_progress):
             dispatch.give_up(failures.CANCELLED)
 
-    async def run(
+    def run(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Settle every item of `work` exactly once, each as soon as its outcome is known.
 
         Returns when all are settled, at the latest at `deadline` (of the event loop's clock); when
         cancelled, what is open is settled as a failure first. A failure of backends is an outcome,
         never an exception.
         """
-        if work.items:
-            self.hedging.share = self._context.fleet.routing.hedge_share
-            dispatch = RequestDispatch(
-                self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
-            )
-            await dispatch.finish()
+        self.hedging.share = self._context.fleet.routing.hedge_share
+        return RequestDispatch(
+            self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
+        ).finish()
 
     def _endpoint_lost(self, endpoint: Endpoint) -> None:
         for dispatch in tuple(self._context.in_progress):

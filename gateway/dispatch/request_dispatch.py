@@ -62,6 +62,7 @@ class RequestDispatch:
         # An item that hangs a model owner's algorithm must not hang it in a second region.
         self._may_hedge = context.hedging.share > 0 and work.model.info.algorithm != "custom"
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
         self._bug: BaseException | None = None
 
     async def finish(self) -> None:
@@ -70,17 +71,19 @@ class RequestDispatch:
         When cancelled, it settles the open items as `cancelled` first. An attempt whose items were
         all answered by others goes on: its backend caches the rows, and its latency is measured.
         """
+        if not self._open:
+            return
         self._context.in_progress.add(self)
-        timer = self._loop.call_at(self._deadline, self.give_up, failures.EXPIRED)
+        self._timer = self._loop.call_at(self._deadline, self.give_up, failures.EXPIRED)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
-                await self._ended
+                if self._open:
+                    await self._ended
         except asyncio.CancelledError:
             self.give_up(failures.CANCELLED)
             raise
         finally:
-            timer.cancel()
             if self._open:
                 self.give_up(failures.EXPIRED)
             self._leave()
@@ -99,6 +102,8 @@ class RequestDispatch:
         """Be in progress no longer, once nothing is open and no call is in flight."""
         if not self._open and not self._attempts:
             self._context.in_progress.discard(self)
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _start(self) -> None:
         items, context = self._work.items, self._context

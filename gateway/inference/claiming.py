@@ -7,7 +7,8 @@ requests without equal ones wait for nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,19 +35,21 @@ _RENEWED_EACH = 0.25
 class _HeldClaims:
     """The claims of one work, from when it began on until they end."""
 
-    __slots__ = ("since", "unanswered", "unsettled")
+    __slots__ = ("_settle", "since", "unanswered", "unsettled")
 
-    def __init__(self, items: Sequence[WorkItem], since: float) -> None:
+    def __init__(self, items: Sequence[WorkItem], settle: Settle, since: float) -> None:
+        self._settle = settle
         self.unsettled = {item.index: item.key for item in items if item.key is not None}
         self.unanswered: list[CacheKey] = []
         """The keys of items that failed."""
         self.since = since
 
-    def note(self, index: int, outcome: ItemOutcome) -> None:
-        """Note that an item has ended."""
-        key = self.unsettled.pop(index, None)
-        if key is not None and outcome.failure is not None and outcome.failure.status != _REFUSED:
+    def settle(self, index: int, outcome: ItemOutcome) -> None:
+        """Settle an item, whose claim has ended."""
+        key, failure = self.unsettled.pop(index, None), outcome.failure
+        if failure is not None and key is not None and failure.status != _REFUSED:
             self.unanswered.append(key)
+        self._settle(index, outcome)
 
 
 class ClaimingRunner:
@@ -74,13 +77,17 @@ class ClaimingRunner:
         self._held: dict[_HeldClaims, None] = {}
         self._renewing: asyncio.TimerHandle | None = None
 
-    async def run(
+    def run(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Settle all of `work`, at the latest at the deadline."""
         if self.lease <= 0 or all(item.key is None for item in work.items):
-            await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
-            return
+            return self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
+        return self._claim_and_run(work, deadline, settle, traceparent)
+
+    async def _claim_and_run(
+        self, work: Work, deadline: float, settle: Settle, traceparent: str
+    ) -> None:
         ours, theirs = await self._claim(work, work.items)
 
         async def run(items: Sequence[WorkItem]) -> None:
@@ -103,18 +110,13 @@ class ClaimingRunner:
     ) -> None:
         """Run `work`, whose claims are renewed until they end; release what has no answer."""
         loop = asyncio.get_running_loop()
-        held = _HeldClaims(work.items, loop.time())
-
-        def note_and_settle(index: int, outcome: ItemOutcome) -> None:
-            held.note(index, outcome)
-            settle(index, outcome)
-
+        held = _HeldClaims(work.items, settle, loop.time())
         self._held[held] = None
         if self._renewing is None:
             self._renewing = loop.call_later(self._pause(), self._renew)
         try:
             await self._runner.run(
-                work, deadline=deadline, settle=note_and_settle, traceparent=traceparent
+                work, deadline=deadline, settle=held.settle, traceparent=traceparent
             )
         finally:
             del self._held[held]
@@ -125,7 +127,10 @@ class ClaimingRunner:
         self, work: Work, items: Sequence[WorkItem]
     ) -> tuple[list[WorkItem], list[WorkItem]]:
         """Return which of `items` this worker computes, and which another does."""
-        claimed = iter(await self._cache.claim(_keys(items), work.is_valid))
+        claims = await self._cache.claim(_keys(items), work.is_valid)
+        if True not in claims:
+            return list(items), []
+        claimed = iter(claims)
         ours: list[WorkItem] = []
         theirs: list[WorkItem] = []
         for item in items:

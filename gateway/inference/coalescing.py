@@ -1,7 +1,6 @@
 """Coalesces equal items that are in flight at once, so that each is computed once."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
 
@@ -25,13 +24,6 @@ class Flight:
         self.waiters: list[Callable[[Flight], object]] = []
 
 
-class FlightMember(NamedTuple):
-    """One caller's part in a flight, and whether the caller leads it."""
-
-    flight: Flight
-    leads: bool
-
-
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Items in flight now; how many led and how many joined since the start."""
 
@@ -45,7 +37,7 @@ class Flights:
 
     The leader must call `settle` in every case, as the followers wait for it.
     An item may have been settled since the cache was read: where computing it twice matters, the
-    leader reads memory once more after `join`.
+    leader reads memory once more after `lead`.
     """
 
     def __init__(self) -> None:
@@ -56,16 +48,19 @@ class Flights:
     def __contains__(self, key: CacheKey) -> bool:
         return key in self._flights
 
-    def join(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> FlightMember:
-        """Join `key`'s flight; the caller leads it if there is none yet."""
+    def join(self, key: CacheKey) -> Flight | None:
+        """Join `key`'s flight; `None` if there is none yet, which the caller may `lead`."""
         flight = self._flights.get(key)
         if flight is not None:
             self._joined += 1
             flight.followers += 1
-            return FlightMember(flight, leads=False)
+        return flight
+
+    def lead(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> Flight:
+        """Begin the flight of `key`, which has none."""
         flight = self._flights[key] = Flight(criticality)
         self._led += 1
-        return FlightMember(flight, leads=True)
+        return flight
 
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""

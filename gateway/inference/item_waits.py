@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 
-from gateway.inference.coalescing import Flight, FlightMember
-from gateway.types import Caller, Criticality, ItemOutcome
+from gateway.inference.coalescing import Flight
+from gateway.inference.outcomes import joined_outcome
+from gateway.types import Caller, ItemOutcome
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
@@ -40,17 +40,14 @@ class LedTask:
 
 
 class ItemWaits:
-    """The items of a request that are in flight, by index, and the task for those it leads."""
+    """The items of a request that are in flight, by index: those it leads, those it joined.
 
-    def __init__(
-        self,
-        members: Mapping[int, FlightMember],
-        lead: LedTask,
-        caller: Caller,
-        *,
-        is_whole: bool,
-    ) -> None:
-        self.members = members
+    `lead` is the task that computes the former.
+    """
+
+    def __init__(self, lead: LedTask, caller: Caller, *, is_whole: bool) -> None:
+        self.led: dict[int, Flight] = {}
+        self.joined: dict[int, Flight] = {}
         self._lead = lead
         self._caller = caller
         self._is_whole = is_whole
@@ -63,29 +60,46 @@ class ItemWaits:
         A request that is of use as a whole only waits no longer than until one item has failed for
         good: then return `True`.
         """
-        flights = dict.fromkeys(member.flight for member in self.members.values())
+        flights = dict.fromkeys((*self.led.values(), *self.joined.values()))
         self._open = len(flights)
+        ended = self._flight_ended
         for flight in flights:
             if flight.outcome is None:
-                flight.waiters.append(self._flight_ended)
+                flight.waiters.append(ended)
             else:
-                self._flight_ended(flight)
-        loop = asyncio.get_running_loop()
-        timer = loop.call_at(self._caller.deadline + _GRACE, self._end, False)
+                ended(flight)
+        deadline = self._caller.deadline + _GRACE
+        timer = asyncio.get_running_loop().call_at(deadline, self._end, False)
         try:
             return await self._ended
         finally:
             timer.cancel()
             for flight in flights:
                 if flight.outcome is None:
-                    flight.waiters.remove(self._flight_ended)
+                    flight.waiters.remove(ended)
+
+    def fill(self, outcomes: list[ItemOutcome | None], otherwise: ItemOutcome) -> None:
+        """Put what became of the items into `outcomes`, `otherwise` where they have not ended."""
+        for index, flight in self.led.items():
+            outcomes[index] = flight.outcome or otherwise
+        for index, flight in self.joined.items():
+            outcomes[index] = joined_outcome(flight.outcome) if flight.outcome else otherwise
 
     def give_up(self) -> None:
         """Cancel the work on what the request leads, unless another request waits for it too."""
-        waiting = [one for one in self.members.values() if one.flight.outcome is None]
-        own = Counter(one.flight for one in waiting if not one.leads)
-        if all(one.flight.followers <= own[one.flight] for one in waiting if one.leads):
+        own = Counter(self.joined.values())
+        led = (flight for flight in self.led.values() if flight.outcome is None)
+        if all(flight.followers <= own[flight] for flight in led):
             self._lead.give_up()
+
+    def failed_for_leader_only(self) -> list[int]:
+        """Return the items that joined another's lead which failed for reasons of its own."""
+        own = self.led.values()
+        return [
+            index
+            for index, flight in self.joined.items()
+            if self._is_leaders_own(flight) and flight not in own
+        ]
 
     def _flight_ended(self, flight: Flight) -> None:
         self._open -= 1
@@ -100,16 +114,16 @@ class ItemWaits:
 
     def _has_failed(self, flight: Flight) -> bool:
         """Tell whether an item has ended in a way that the whole request does."""
+        if flight.outcome is None or flight.outcome.failure is None:
+            return False
+        return flight in self.led.values() or not self._is_leaders_own(flight)
+
+    def _is_leaders_own(self, flight: Flight) -> bool:
+        """Tell whether the leader's failure has reasons that do not hold for who joined it."""
         outcome = flight.outcome
         if outcome is None or outcome.failure is None:
             return False
-        leads = any(one.leads for one in self.members.values() if one.flight is flight)
-        return leads or not is_leaders_own(outcome, flight.leader, self._caller.criticality)
-
-
-def is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
-    """Tell whether the leader's failure has reasons that do not hold for who joined it."""
-    if outcome is None or outcome.failure is None:
-        return False
-    code = outcome.failure.code
-    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))
+        code = outcome.failure.code
+        return code in _LEADERS_OWN or (
+            code == _SHED and self._caller.criticality.outranks(flight.leader)
+        )

@@ -4,7 +4,6 @@ from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
-from gateway.inference.coalescing import FlightMember
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -55,11 +54,3 @@ def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
         f" {info.max_tokens}; shorten it, or leave out `truncate`",
     )
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
-
-
-def flight_outcome(member: FlightMember, otherwise: ItemOutcome) -> ItemOutcome:
-    """Return the outcome of a flight for one of its callers, `otherwise` while it has none."""
-    outcome = member.flight.outcome
-    if outcome is None:
-        return otherwise
-    return outcome if member.leads else joined_outcome(outcome)

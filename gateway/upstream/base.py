@@ -81,7 +81,9 @@ class BackendClient(Protocol):
 
         Passes every outcome to `receive` the moment it arrives, and the end to `on_end`, once and
         never before this returned. What `receive` raises ends the call; `on_end` must not raise.
-        Ends by `deadline` (of the loop's clock), or `idle_timeout` seconds after the last byte.
+        The connection is given up at `deadline` (of the loop's clock), or `idle_timeout` seconds
+        after the last byte. Where others share it, that is at the latest of theirs: who will not
+        wait so long cancels.
         """
         ...
 

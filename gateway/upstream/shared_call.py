@@ -34,23 +34,20 @@ class CallPart:
         items: int,
         receive: Receive,
         on_end: OnEnd,
-        deadline: float,
+        joined: float,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self.joined = loop.time()
+        self.joined = joined
         self.start = start
         self.missing = items
         self.receive = receive
         self.is_open = True
         self._shared = shared
         self._on_end = on_end
-        self._timer = loop.call_at(deadline, self._expire)
 
     def cancel(self) -> None:
         """End without telling the caller."""
         if self.is_open:
             self.is_open = False
-            self._timer.cancel()
             self._shared.part_ended()
 
     def end(self, how: Report | BaseException) -> None:
@@ -58,9 +55,6 @@ class CallPart:
         if self.is_open:
             self.cancel()
             self._on_end(how)
-
-    def _expire(self) -> None:
-        self.end(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))
 
 
 class SharedCall:
@@ -117,7 +111,7 @@ class SharedCall:
             items=len(call.items),
             receive=receive,
             on_end=on_end,
-            deadline=deadline,
+            joined=asyncio.get_running_loop().time(),
         )
         self._waiting += 1
         self.deadline = max(self.deadline, deadline)

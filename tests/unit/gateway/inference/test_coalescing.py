@@ -9,14 +9,15 @@ DONE = ItemOutcome(source=Source.COMPUTED, result=b"{}")
 
 def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
     flights = Flights()
-    joined = [flights.join(cache_key("a")) for _ in range(200)]
+    led = flights.lead(cache_key("a"))
+    joined = [flights.join(cache_key("a")) for _ in range(199)]
     heard: list[Flight] = []
-    for seat in joined:
-        seat.flight.waiters.append(heard.append)
+    for _ in range(200):
+        led.waiters.append(heard.append)
 
     flights.settle(cache_key("a"), DONE)
 
-    assert [seat.leads for seat in joined] == [True] + [False] * 199
+    assert joined == [led] * 199
     assert [flight.outcome for flight in heard] == [DONE] * 200
     statistics = flights.statistics()
     assert (statistics.in_flight, statistics.led, statistics.joined) == (0, 1, 199)
@@ -24,17 +25,17 @@ def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
 
 def test_after_the_outcome_the_next_leads_anew() -> None:
     flights = Flights()
-    flights.join(cache_key("a"))
+    flights.lead(cache_key("a"))
     flights.settle(cache_key("a"), DONE)
 
-    assert flights.join(cache_key("a")).leads
-    assert flights.join(cache_key("b")).leads
+    assert flights.join(cache_key("a")) is None
+    assert flights.join(cache_key("b")) is None
 
 
 def test_settling_what_nobody_asked_for_or_twice_is_harmless() -> None:
     flights = Flights()
     flights.settle(cache_key("a"), DONE)
-    flight = flights.join(cache_key("a")).flight
+    flight = flights.lead(cache_key("a"))
 
     flights.settle(cache_key("a"), DONE)
     flights.settle(cache_key("a"), DONE)
