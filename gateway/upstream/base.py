@@ -159,6 +159,11 @@ class TransportResponse(Protocol):
         """The HTTP status."""
         ...
 
+    @property
+    def is_read(self) -> bool:
+        """Whether it is known that nothing is left of the body."""
+        ...
+
     async def read(self) -> bytes:
         """Return what has arrived of the body, nothing at its end.
 

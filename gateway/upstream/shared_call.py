@@ -71,10 +71,8 @@ class SharedCall:
         self._frames = FrameReader()
         self._final_report: Report | None = None
         self._on_abandoned: Callable[[], object] | None = None
-        self.deadline = 0.0
-        """The loop time at which the last caller stops waiting."""
-        self.idle_timeout = 0.0
-        """The longest idle timeout of the callers."""
+        self._deadline = 0.0
+        self._idle_timeout = 0.0
 
     def call_at(self, now: float) -> Call:
         """Return the call with all items, as sent at `now`.
@@ -90,6 +88,13 @@ class SharedCall:
         elif len(self._parts) == 1:
             return self._like
         return msgspec.structs.replace(self._like, items=items)
+
+    def silent_at(self) -> float:
+        """Return the loop time at which the call ends unless something is heard from now on.
+
+        No caller has a later deadline, or a longer idle timeout.
+        """
+        return min(self._deadline, asyncio.get_running_loop().time() + self._idle_timeout)
 
     @property
     def has_waiting_callers(self) -> bool:
@@ -114,8 +119,8 @@ class SharedCall:
             joined=asyncio.get_running_loop().time(),
         )
         self._waiting += 1
-        self.deadline = max(self.deadline, deadline)
-        self.idle_timeout = max(self.idle_timeout, idle_timeout)
+        self._deadline = max(self._deadline, deadline)
+        self._idle_timeout = max(self._idle_timeout, idle_timeout)
         self._items += call.items
         self._owners += [part] * len(call.items)
         self._parts.append(part)
