@@ -183,8 +183,7 @@ class Inference:
             if has_failed:
                 waiting.give_up()
                 break
-            is_late = asyncio.get_running_loop().time() >= caller.deadline
-            missing = [] if is_late or not waiting.joined else waiting.failed_for_leader_only()
+            missing = waiting.failed_for_leader_only()
         if stale:
             self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
         return Answer(

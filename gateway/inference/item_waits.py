@@ -93,7 +93,12 @@ class ItemWaits:
             self._lead.give_up()
 
     def failed_for_leader_only(self) -> list[int]:
-        """Return the items that joined another's lead which failed for reasons of its own."""
+        """Return the items that joined another's lead which failed for reasons of its own.
+
+        None where the caller's deadline has passed.
+        """
+        if not self.joined or asyncio.get_running_loop().time() >= self._caller.deadline:
+            return []
         own = self.led.values()
         return [
             index
