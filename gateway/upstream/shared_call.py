@@ -66,7 +66,8 @@ class SharedCall:
         self._owners: list[CallPart] = []
         self._parts: list[CallPart] = []
         self._bytes = 0
-        self._created = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._created = self._loop.time()
         self._waiting = 0
         self._frames = FrameReader()
         self._final_report: Report | None = None
@@ -94,7 +95,7 @@ class SharedCall:
 
         No caller has a later deadline, or a longer idle timeout.
         """
-        return min(self._deadline, asyncio.get_running_loop().time() + self._idle_timeout)
+        return min(self._deadline, self._loop.time() + self._idle_timeout)
 
     @property
     def has_waiting_callers(self) -> bool:
@@ -116,7 +117,7 @@ class SharedCall:
             items=len(call.items),
             receive=receive,
             on_end=on_end,
-            joined=asyncio.get_running_loop().time(),
+            joined=self._loop.time(),
         )
         self._waiting += 1
         self._deadline = max(self._deadline, deadline)
