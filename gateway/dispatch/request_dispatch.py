@@ -1,7 +1,6 @@
 """Settles the items of one request: tries them at backends, retries, hedges and fails over."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -153,7 +152,7 @@ class RequestDispatch:
                 receive=partial(self._receive, attempt),
                 on_end=partial(self._call_ended, attempt),
             )
-        except Exception as error:  # noqa: BLE001 - as one that ends later
+        except Exception as error:  # noqa: BLE001 - treated as one that ends later
             self._loop.call_soon(self._call_ended, attempt, error)
 
     def _call_ended(self, attempt: Attempt, end: Report | BaseException) -> None:
@@ -181,10 +180,7 @@ class RequestDispatch:
         if attempt.hedge_timer is not None:
             attempt.hedge_timer.cancel()
         self._context.fleet.ended(attempt.endpoint, len(attempt.items))
-        kind = None if error is None else type(error)
-        # Where a span re-raises what ended it, this has been dealt with.
-        with contextlib.suppress(CallFailed, asyncio.CancelledError):
-            attempt.span.__exit__(kind, error, None)
+        attempt.span.__exit__(None if error is None else type(error), error, None)
         self._leave()
 
     def _hedge(self, attempt: Attempt) -> None:

@@ -84,6 +84,9 @@ class BackendClient(Protocol):
         The connection is given up at `deadline` (of the loop's clock), or `idle_timeout` seconds
         after the last byte. Where others share it, that is at the latest of theirs: who will not
         wait so long cancels.
+
+        Raises:
+            CallFailed: it cannot begin.
         """
         ...
 
