@@ -16,6 +16,7 @@ from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Work, WorkItem, WorkRunner
 from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import hit_outcome, joined_outcome
+from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
@@ -48,11 +49,13 @@ class ClaimingRunner:
         *,
         cache: SharedCache,
         lease: float,
+        tracer: Tracer,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._runner = runner
         self._cache = cache
         self.lease = lease
+        self._tracer = tracer
         self._wall = wall
 
     async def run(
@@ -67,7 +70,10 @@ class ClaimingRunner:
         if self.lease <= 0 or all(item.key is None for item in work.items):
             await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
             return
-        ours, theirs = await self._claim(work, work.items)
+        with self._tracer.span("claim", parent=traceparent) as span:
+            ours, theirs = await self._claim(work, work.items)
+            span.set("sluicegate.items.ours", len(ours))
+            span.set("sluicegate.items.theirs", len(theirs))
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
@@ -84,13 +90,15 @@ class ClaimingRunner:
         if not theirs:
             await run(ours)
             return
+        waiting = self._tracer.span("wait for other workers", parent=traceparent)
         async with asyncio.TaskGroup() as tasks:
             if ours:
                 tasks.create_task(run(ours))
             now = asyncio.get_running_loop().time()
             until = now + (deadline - now) * _SHARE_OF_TIME
-            async for items in self._abandoned_by_others(work, theirs, until, settle):
-                tasks.create_task(run(items))
+            with waiting:
+                async for items in self._abandoned_by_others(work, theirs, until, settle):
+                    tasks.create_task(run(items))
 
     async def _claim(
         self, work: Work, items: Sequence[WorkItem]

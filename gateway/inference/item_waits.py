@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gateway.inference.coalescing import FlightMember, Flights
 from gateway.inference.prepared_request import PreparedRequest
+from gateway.telemetry.tracing import Span
 from gateway.types import Caller, Criticality, ItemOutcome
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
@@ -76,6 +77,13 @@ class ItemWaits:
         finally:
             for future in futures:
                 future.remove_done_callback(ended)
+
+    def describe(self, span: Span) -> None:
+        """Note in `span` how many of the items the request leads, and how many it joined."""
+        if span.is_recorded:
+            led = sum(member.leads for member in self.members.values())
+            span.set("sluicegate.items.led", led)
+            span.set("sluicegate.items.joined", len(self.members) - led)
 
     def give_up(self, prepared: PreparedRequest, flights: Flights) -> None:
         """Cancel the work on what the request leads, unless another request waits for it too."""

@@ -1,0 +1,208 @@
+"""Exports spans as the standard `OTEL_*` variables say; gateways and backends share it."""
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Final
+
+import msgspec
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    ConsoleSpanExporter,
+    SpanExporter,
+    SpanExportResult,
+)
+from typing_extensions import override
+
+_log = logging.getLogger(__name__)
+# OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
+CLOSE_WITHIN: Final = 2.0
+_OTLP = "OTEL_EXPORTER_OTLP_"
+_PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
+
+
+class TracingProblem(ValueError):
+    """The variables ask for what cannot be had; the message names the one to change."""
+
+
+class TracingStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts spans: taken by the collector, lost in sending, dropped as the queue was full."""
+
+    exported: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class CountingExporter(SpanExporter):
+    """Gives spans to each of `exporters`, and counts those that one of them did not take."""
+
+    def __init__(self, exporters: Sequence[SpanExporter]) -> None:
+        self._exporters = exporters
+        self.taken = self.failed = 0
+
+    @override
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.taken += len(spans)
+        result = SpanExportResult.FAILURE
+        try:
+            results = {exporter.export(spans) for exporter in self._exporters}
+            if results == {SpanExportResult.SUCCESS}:
+                result = SpanExportResult.SUCCESS
+        finally:
+            if result is SpanExportResult.FAILURE:
+                self.failed += len(spans)
+        return result
+
+    @override
+    def shutdown(self) -> None:
+        for exporter in self._exporters:
+            exporter.shutdown()
+
+
+class SpanQueue(SpanProcessor):
+    """Queues ended spans for a thread that exports them; any thread may add one.
+
+    A span that finds the queue full is dropped and counted, so that nobody waits for a collector.
+    The SDK's own processor would write a line to the log for it.
+    """
+
+    def __init__(
+        self,
+        exporters: Sequence[SpanExporter],
+        environ: Mapping[str, str],
+        *,
+        close_within: float = CLOSE_WITHIN,
+    ) -> None:
+        self._room = _number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
+        self._exporter = CountingExporter(exporters)
+        self._batches = BatchSpanProcessor(
+            self._exporter,
+            max_queue_size=self._room,
+            schedule_delay_millis=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000),
+            max_export_batch_size=min(
+                self._room, _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
+            ),
+        )
+        self._close_within = close_within
+        self._lock = threading.Lock()
+        self._accepted = self._dropped = 0
+
+    @override
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is None or not span.context.trace_flags.sampled:
+            return
+        with self._lock:
+            if self._accepted - self._exporter.taken >= self._room:
+                self._dropped += 1
+                return
+            self._accepted += 1
+        self._batches.on_end(span)
+
+    @override
+    def shutdown(self) -> None:
+        """Export the queued spans, for at most `close_within` seconds."""
+        closing = threading.Thread(target=self._batches.shutdown, daemon=True)
+        closing.start()
+        closing.join(self._close_within)
+
+    def statistics(self) -> TracingStatistics:
+        """Return counts since the start."""
+        exporter = self._exporter
+        failed = exporter.failed
+        # What is being sent now counts as exported: it is neither lost nor in the queue.
+        return TracingStatistics(
+            exported=max(0, exporter.taken - failed), failed=failed, dropped=self._dropped
+        )
+
+
+def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
+    """Tell whether `environ` asks for traces.
+
+    Only where it names an exporter or an OTLP endpoint: the SDK's default, a collector on this
+    machine, would log errors on installations without one.
+    """
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    names = _exporter_names(environ)
+    has_endpoint = environ.get(_OTLP + "TRACES_ENDPOINT") or environ.get(_OTLP + "ENDPOINT")
+    return names != ["none"] and bool(names or has_endpoint)
+
+
+def open_queue(environ: Mapping[str, str]) -> SpanQueue:
+    """Return the queue of the exporters that `environ`, the process's own environment, names.
+
+    Raises:
+        TracingProblem: an exporter is not installed, or a variable has an impossible value.
+    """
+    exporters: list[SpanExporter] = []
+    for name in _exporter_names(environ) or ["otlp"]:
+        if name == "otlp":
+            exporters.append(_otlp_exporter(environ))
+        elif name == "console":
+            exporters.append(ConsoleSpanExporter())
+        elif name != "none":
+            _log.warning("OTEL_TRACES_EXPORTER is ignored", extra={"exporter": name})
+    try:
+        return SpanQueue(exporters, environ)
+    except ValueError as error:
+        raise TracingProblem(f"the variables `OTEL_BSP_*` do not fit together: {error}") from error
+
+
+def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProvider:
+    """Return a provider with sampler, limits and resource of the process's environment.
+
+    What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over `attributes`.
+    """
+    given = OTELResourceDetector().detect().attributes
+    resource = Resource.create({**attributes, **given})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(queue)
+    return provider
+
+
+def _exporter_names(environ: Mapping[str, str]) -> list[str]:
+    names = environ.get("OTEL_TRACES_EXPORTER", "").split(",")
+    return [name.strip() for name in names if name.strip()]
+
+
+def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
+    protocol = _otlp_variable(environ, "PROTOCOL").strip() or "http/protobuf"
+    if protocol not in _PACKAGES:
+        _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is ignored", extra={"protocol": protocol})
+    package = _PACKAGES.get(protocol, "http")
+    try:
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter")
+    except ImportError as error:
+        raise TracingProblem(
+            f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
+            f" ({error}): install `sluicegate[otlp-grpc]`, or set it to `http/protobuf`"
+        ) from error
+    # By the specification these are milliseconds, which the SDK's exporters read as seconds.
+    name = _OTLP + ("TRACES_TIMEOUT" if environ.get(_OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
+    timeout = min(
+        _number(environ, name, default=10_000),
+        _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", default=30_000),
+    )
+    try:
+        exporter: SpanExporter = module.OTLPSpanExporter(timeout=timeout / 1000)
+    except Exception as error:  # whatever the exporter makes of a variable
+        raise TracingProblem(f"the variables `{_OTLP}*` cannot be used: {error}") from error
+    return exporter
+
+
+def _otlp_variable(environ: Mapping[str, str], name: str) -> str:
+    return environ.get(f"{_OTLP}TRACES_{name}") or environ.get(_OTLP + name, "")
+
+
+def _number(environ: Mapping[str, str], name: str, *, default: int) -> int:
+    """Return a whole number above 0; what is none is ignored with a warning, as is specified."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    _log.warning("a variable is no whole number above 0 and is ignored", extra={"variable": name})
+    return default
