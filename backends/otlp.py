@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Final
@@ -9,13 +10,10 @@ from typing import Final
 import msgspec
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    ConsoleSpanExporter,
-    SpanExporter,
-    SpanExportResult,
-)
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 from typing_extensions import override
+
+from backends.otlp_encoding import encode_spans
 
 _log = logging.getLogger(__name__)
 # OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
@@ -36,37 +34,12 @@ class TracingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
 
 
-class CountingExporter(SpanExporter):
-    """Gives spans to each of `exporters`, and counts those that one of them did not take."""
-
-    def __init__(self, exporters: Sequence[SpanExporter]) -> None:
-        self._exporters = exporters
-        self.taken = self.failed = 0
-
-    @override
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.taken += len(spans)
-        result = SpanExportResult.FAILURE
-        try:
-            results = {exporter.export(spans) for exporter in self._exporters}
-            if results == {SpanExportResult.SUCCESS}:
-                result = SpanExportResult.SUCCESS
-        finally:
-            if result is SpanExportResult.FAILURE:
-                self.failed += len(spans)
-        return result
-
-    @override
-    def shutdown(self) -> None:
-        for exporter in self._exporters:
-            exporter.shutdown()
-
-
 class SpanQueue(SpanProcessor):
     """Queues ended spans for a thread that exports them; any thread may add one.
 
     A span that finds the queue full is dropped and counted, so that nobody waits for a collector.
-    The SDK's own processor would write a line to the log for it.
+    The SDK's own processor asks the kernel for the process's id at each span, and writes a line to
+    the log for each that it drops.
     """
 
     def __init__(
@@ -76,46 +49,71 @@ class SpanQueue(SpanProcessor):
         *,
         close_within: float = CLOSE_WITHIN,
     ) -> None:
+        self._exporters = exporters
         self._room = _number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
-        self._exporter = CountingExporter(exporters)
-        self._batches = BatchSpanProcessor(
-            self._exporter,
-            max_queue_size=self._room,
-            schedule_delay_millis=_number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000),
-            max_export_batch_size=min(
-                self._room, _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
-            ),
-        )
+        batch = _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
+        self._batch = min(batch, self._room)
+        self._delay = _number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000) / 1000
         self._close_within = close_within
+        self._spans: deque[ReadableSpan] = deque()
         self._lock = threading.Lock()
-        self._accepted = self._dropped = 0
+        self._exported = self._failed = self._dropped = 0
+        self._is_closing = False
+        self._wakes = threading.Event()
+        self._thread = threading.Thread(target=self._export_batches, name="spans", daemon=True)
+        self._thread.start()
 
     @override
     def on_end(self, span: ReadableSpan) -> None:
-        if span.context is None or not span.context.trace_flags.sampled:
+        if span.context is None or not span.context.trace_flags & 1:
             return
-        with self._lock:
-            if self._accepted - self._exporter.taken >= self._room:
+        queued = len(self._spans)
+        if queued >= self._room:
+            with self._lock:
                 self._dropped += 1
-                return
-            self._accepted += 1
-        self._batches.on_end(span)
+            return
+        self._spans.append(span)
+        if queued + 1 >= self._batch and not self._wakes.is_set():
+            self._wakes.set()
 
     @override
     def shutdown(self) -> None:
         """Export the queued spans, for at most `close_within` seconds."""
-        closing = threading.Thread(target=self._batches.shutdown, daemon=True)
-        closing.start()
-        closing.join(self._close_within)
+        self._is_closing = True
+        self._wakes.set()
+        self._thread.join(self._close_within)
 
     def statistics(self) -> TracingStatistics:
         """Return counts since the start."""
-        exporter = self._exporter
-        failed = exporter.failed
-        # What is being sent now counts as exported: it is neither lost nor in the queue.
         return TracingStatistics(
-            exported=max(0, exporter.taken - failed), failed=failed, dropped=self._dropped
+            exported=self._exported, failed=self._failed, dropped=self._dropped
         )
+
+    def _export_batches(self) -> None:
+        while not self._is_closing:
+            self._wakes.wait(self._delay)
+            self._wakes.clear()
+            self._export()
+            while len(self._spans) >= self._batch:
+                self._export()
+        while self._spans:
+            self._export()
+        for exporter in self._exporters:
+            exporter.shutdown()
+
+    def _export(self) -> None:
+        batch = [self._spans.popleft() for _ in range(min(len(self._spans), self._batch))]
+        if not batch:
+            return
+        try:
+            results = {exporter.export(batch) for exporter in self._exporters}
+        except Exception:  # noqa: BLE001 - whatever an exporter raises, the next may succeed
+            _log.exception("spans were not exported")
+            results = {SpanExportResult.FAILURE}
+        if SpanExportResult.FAILURE in results:
+            self._failed += len(batch)
+        else:
+            self._exported += len(batch)
 
 
 def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
@@ -145,10 +143,7 @@ def open_queue(environ: Mapping[str, str]) -> SpanQueue:
             exporters.append(ConsoleSpanExporter())
         elif name != "none":
             _log.warning("OTEL_TRACES_EXPORTER is ignored", extra={"exporter": name})
-    try:
-        return SpanQueue(exporters, environ)
-    except ValueError as error:
-        raise TracingProblem(f"the variables `OTEL_BSP_*` do not fit together: {error}") from error
+    return SpanQueue(exporters, environ)
 
 
 def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProvider:
@@ -180,6 +175,8 @@ def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
             f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
             f" ({error}): install `sluicegate[otlp-grpc]`, or set it to `http/protobuf`"
         ) from error
+    # Both exporters look their encoder up there.
+    setattr(module, "encode_spans", encode_spans)  # noqa: B010 - no type says that it is there
     # By the specification these are milliseconds, which the SDK's exporters read as seconds.
     name = _OTLP + ("TRACES_TIMEOUT" if environ.get(_OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
     timeout = min(

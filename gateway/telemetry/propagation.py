@@ -6,7 +6,7 @@ nobody, and is not passed on.
 """
 
 from collections.abc import Sequence
-from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, Final
 
 from opentelemetry.trace import get_current_span
@@ -28,32 +28,35 @@ class ContextReader:
     def __init__(self, names: str = "") -> None:
         formats = {name.strip().lower() for name in (names or DEFAULT).split(",")}
         self._reads_w3c = "tracecontext" in formats and "none" not in formats
-        self._others = None
-        if formats - {"tracecontext", "baggage", "none"} and "none" not in formats:
-            self._others = _sdk_propagator()
+        self.split = split_context if self._reads_w3c else _without_context
+        """Returns the trace context of a request's bytes, and these without it."""
+        others = set() if "none" in formats else formats - {"tracecontext", "baggage"}
+        self._others = [_installed(name) for name in sorted(others)]
 
     def read(self, headers: Headers) -> str:
         """Return the trace context that `headers` (names in lower case) carry."""
         context = context_of(headers) if self._reads_w3c else ""
-        if context or self._others is None:
+        if context or not self._others:
             return context
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-        found = get_current_span(self._others.extract(carrier)).get_span_context()
-        if not found.is_valid:
-            return ""
-        return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
-
-    def split(self, request: bytes) -> tuple[str, bytes]:
-        """Return the trace context of a request's bytes, and these without it."""
-        context, request = split_context(request)
-        return context if self._reads_w3c else "", request
+        for propagator in self._others:
+            found = get_current_span(propagator.extract(carrier)).get_span_context()
+            if found.is_valid:
+                return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags:02x}"
+        return ""
 
 
-def _sdk_propagator() -> Any:  # a `TextMapPropagator`, which the import may refuse to make
+def _without_context(request: bytes) -> tuple[str, bytes]:
+    return "", split_context(request)[1]
+
+
+def _installed(name: str) -> Any:  # a `TextMapPropagator`, made by a package of any kind
+    found = entry_points(group="opentelemetry_propagator", name=name)
     try:
-        return import_module("opentelemetry.propagate").get_global_textmap()
+        (entry,) = found
+        return entry.load()()
     except Exception as error:  # whatever a propagator's package raises
         raise ConfigurationError(
-            f"`OTEL_PROPAGATORS` cannot be used ({error}): install the propagator's package, or"
-            f" set it to `{DEFAULT}`"
+            f"`OTEL_PROPAGATORS` names `{name}`, which cannot be used: install its package, or"
+            f" leave it out; the default is `{DEFAULT}`"
         ) from error

@@ -13,8 +13,9 @@ SAMPLED: Final = 1
 LENGTH: Final = 55
 """Of a `traceparent`; what follows it after a blank is the `tracestate`."""
 _LONGEST_STATE = 512
+_ODD: Final = "13579bdf"
 _IDS = rb"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-_VALUE = re.compile(rb"(?:00-(%b)|(?!ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
+_VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
 # As most clients write them. A folded line is left to the parser.
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
@@ -28,16 +29,17 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     So requests are the same whose traces differ. A head of unusual form is returned as it is, with
     no context: a parser then reads it, and `context_of` its fields.
     """
-    end = request.find(b"\r\n\r\n") + 3
-    head, rest = request[:end], request[end:]
-    found = _PARENT_LINE.search(head)
-    if found is None or head.count(b"raceparent") > 1:
+    start = request.find(PARENT_MARK) - 3
+    found = _PARENT_LINE.match(request, start) if start > 0 else None
+    if found is None or request.find(b"raceparent", found.end()) > 0:
         return "", request
-    head = head[: found.start()] + head[found.end() :]
+    rest = request[:start] + request[found.end() :]
+    if b"racestate" not in rest:
+        return found[1].decode(), rest
+    head, mark, body = rest.partition(b"\r\n\r\n")
+    head += mark
     states = _STATE_LINE.findall(head)
-    if states:
-        head = _STATE_LINE.sub(b"", head)
-    return _text(found[1], states), head + rest
+    return _text(found[1], states), _STATE_LINE.sub(b"", head) + body
 
 
 def context_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
@@ -55,7 +57,7 @@ def context_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 def is_sampled(context: str) -> bool:
     """Tell whether the `sampled` flag of a context is set."""
-    return int(context[53:55], 16) & SAMPLED == SAMPLED
+    return context[54] in _ODD
 
 
 def unsampled(context: str) -> str:

@@ -103,13 +103,15 @@ class SpanSink(Protocol):
 
     def add(
         self,
-        span: "RecordedSpan",
-        *,
-        ended: int,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        times: tuple[int, int],
         attributes: Attributes,
-        status: Status,
+        kind: SpanKind = SpanKind.INTERNAL,
+        status: Status = _OK,
     ) -> None:
-        """Queue a span; never waits and never raises."""
+        """Queue a span, of a start and an end; never waits and never raises."""
         ...
 
 
@@ -129,11 +131,11 @@ class RecordedSpan(Span):
         attributes: Attributes = _NONE,
         started: int = 0,
     ) -> None:
-        self.name = name
-        self.context = context
-        self.parent = parent
-        self.kind = kind
-        self.started = started or time_ns()
+        self._name = name
+        self._context = context
+        self._parent = parent
+        self._kind = kind
+        self._started = started or time_ns()
         self._sink = sink
         self._attributes = dict(attributes)
         self._status = _OK
@@ -154,20 +156,19 @@ class RecordedSpan(Span):
     @property
     @override
     def traceparent(self) -> str:
-        trace_id, span_id, _, flags, state, _ = self.context
+        trace_id, span_id, _, flags, state, _ = self._context
         text = f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
         return f"{text} {state.to_header()}" if state else text
 
     @override
     def child(self, name: str, attributes: Attributes = _NONE) -> Span:
-        return RecordedSpan(
-            self._sink, name, _below(self.context), self.context, attributes=attributes
-        )
+        context = self._context
+        return RecordedSpan(self._sink, name, _below(context), context, attributes=attributes)
 
     @override
     def record(self, name: str, started: int, ended: int, attributes: Attributes = _NONE) -> None:
-        span = RecordedSpan(self._sink, name, _below(self.context), self.context, started=started)
-        self._sink.add(span, ended=ended, attributes=attributes, status=_OK)
+        context = self._context
+        self._sink.add(name, _below(context), context, (started, ended), attributes)
 
     @override
     def set(self, name: str, value: str | float | bool) -> None:
@@ -182,7 +183,16 @@ class RecordedSpan(Span):
     def end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            self._sink.add(self, ended=time_ns(), attributes=self._attributes, status=self._status)
+            times = self._started, time_ns()
+            self._sink.add(
+                self._name,
+                self._context,
+                self._parent,
+                times,
+                self._attributes,
+                self._kind,
+                self._status,
+            )
 
 
 class Tracer:
@@ -262,19 +272,27 @@ class OtelTracer(Tracer):
         return parent != "" and is_sampled(parent)
 
     def add(
-        self, span: RecordedSpan, *, ended: int, attributes: Attributes, status: Status
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        times: tuple[int, int],
+        attributes: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+        status: Status = _OK,
     ) -> None:
         """See `SpanSink.add`."""
+        started, ended = times
         self._queue.on_end(
             ReadableSpan(
-                span.name,
-                span.context,
-                span.parent,
+                name,
+                context,
+                parent,
                 self._resource,
                 attributes if self._limits is None else _bounded(attributes, self._limits),
-                kind=span.kind,
+                kind=kind,
                 status=status,
-                start_time=span.started,
+                start_time=started,
                 end_time=ended,
                 instrumentation_scope=_SCOPE,
             )
