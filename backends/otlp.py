@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -164,6 +165,10 @@ def _exporter_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
+    for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
+        path = _otlp_variable(environ, name)
+        if path and not Path(path).is_file():
+            raise TracingProblem(f"`{_OTLP}{name}` names `{path}`, which is no file: correct it")
     protocol = _otlp_variable(environ, "PROTOCOL").strip() or "http/protobuf"
     if protocol not in _PACKAGES:
         _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is ignored", extra={"protocol": protocol})

@@ -141,11 +141,11 @@ class RequestProcessor:
             body = None if state.span.is_recorded else self.hits.answer(state, parsed)
             if body is not None:
                 return self._reply(state, body)
-            with state.span.child("admission") as span:
-                decision = self._limiter.try_admit(parsed.charges)
-                if decision is None:
-                    span.set("sluicegate.limits.waits", value=True)
-                    return None
+            admission = state.span.child("admission")
+            decision = self._limiter.try_admit(parsed.charges)
+            if decision is None:
+                return None  # `reply_later` records the admission
+            with admission:
                 prepared = state.prepared = self._admitted(state, decision)
             with state.span.child("cache lookup", MEMORY) as span:
                 answer = self._inference.from_memory(prepared, state.options.directives)

@@ -1,5 +1,6 @@
 """Records spans in this process, and receives them over OTLP by HTTP and gRPC."""
 
+import gzip
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -104,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
         sink = self.server
         assert isinstance(sink, HttpSink)
         body = self.rfile.read(int(self.headers["content-length"]))
+        if self.headers["content-encoding"] == "gzip":
+            body = gzip.decompress(body)
         sink.answers.wait(60.0)
         if sink.status == 200:
             sink.headers.append({"path": self.path} | dict(self.headers))
