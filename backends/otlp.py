@@ -15,11 +15,11 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from typing_extensions import override
 
 from backends.otlp_encoding import encode_spans
+from backends.otlp_variables import OTLP, exporter_names, number, otlp_variable
 
 _log = logging.getLogger(__name__)
 # OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
 CLOSE_WITHIN: Final = 2.0
-_OTLP = "OTEL_EXPORTER_OTLP_"
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
 
 
@@ -51,10 +51,10 @@ class SpanQueue(SpanProcessor):
         close_within: float = CLOSE_WITHIN,
     ) -> None:
         self._exporters = exporters
-        self._room = _number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
-        batch = _number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
+        self._room = number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
+        batch = number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
         self._batch = min(batch, self._room)
-        self._delay = _number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000) / 1000
+        self._delay = number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000) / 1000
         self._close_within = close_within
         self._spans: deque[ReadableSpan] = deque()
         self._lock = threading.Lock()
@@ -117,19 +117,6 @@ class SpanQueue(SpanProcessor):
             self._exported += len(batch)
 
 
-def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
-    """Tell whether `environ` asks for traces.
-
-    Only where it names an exporter or an OTLP endpoint: the SDK's default, a collector on this
-    machine, would log errors on installations without one.
-    """
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    names = _exporter_names(environ)
-    has_endpoint = environ.get(_OTLP + "TRACES_ENDPOINT") or environ.get(_OTLP + "ENDPOINT")
-    return names != ["none"] and bool(names or has_endpoint)
-
-
 def open_queue(environ: Mapping[str, str]) -> SpanQueue:
     """Return the queue of the exporters that `environ`, the process's own environment, names.
 
@@ -137,7 +124,7 @@ def open_queue(environ: Mapping[str, str]) -> SpanQueue:
         TracingProblem: an exporter is not installed, or a variable has an impossible value.
     """
     exporters: list[SpanExporter] = []
-    for name in _exporter_names(environ) or ["otlp"]:
+    for name in exporter_names(environ) or ["otlp"]:
         if name == "otlp":
             exporters.append(_otlp_exporter(environ))
         elif name == "console":
@@ -159,17 +146,12 @@ def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProv
     return provider
 
 
-def _exporter_names(environ: Mapping[str, str]) -> list[str]:
-    names = environ.get("OTEL_TRACES_EXPORTER", "").split(",")
-    return [name.strip() for name in names if name.strip()]
-
-
 def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
     for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
-        path = _otlp_variable(environ, name)
+        path = otlp_variable(environ, name)
         if path and not Path(path).is_file():
-            raise TracingProblem(f"`{_OTLP}{name}` names `{path}`, which is no file: correct it")
-    protocol = _otlp_variable(environ, "PROTOCOL").strip() or "http/protobuf"
+            raise TracingProblem(f"`{OTLP}{name}` names `{path}`, which is no file: correct it")
+    protocol = otlp_variable(environ, "PROTOCOL").strip() or "http/protobuf"
     if protocol not in _PACKAGES:
         _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is ignored", extra={"protocol": protocol})
     package = _PACKAGES.get(protocol, "http")
@@ -183,28 +165,13 @@ def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
     # Both exporters look their encoder up there.
     setattr(module, "encode_spans", encode_spans)  # noqa: B010 - no type says that it is there
     # By the specification these are milliseconds, which the SDK's exporters read as seconds.
-    name = _OTLP + ("TRACES_TIMEOUT" if environ.get(_OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
+    name = OTLP + ("TRACES_TIMEOUT" if environ.get(OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
     timeout = min(
-        _number(environ, name, default=10_000),
-        _number(environ, "OTEL_BSP_EXPORT_TIMEOUT", default=30_000),
+        number(environ, name, default=10_000),
+        number(environ, "OTEL_BSP_EXPORT_TIMEOUT", default=30_000),
     )
     try:
         exporter: SpanExporter = module.OTLPSpanExporter(timeout=timeout / 1000)
     except Exception as error:  # whatever the exporter makes of a variable
-        raise TracingProblem(f"the variables `{_OTLP}*` cannot be used: {error}") from error
+        raise TracingProblem(f"the variables `{OTLP}*` cannot be used: {error}") from error
     return exporter
-
-
-def _otlp_variable(environ: Mapping[str, str], name: str) -> str:
-    return environ.get(f"{_OTLP}TRACES_{name}") or environ.get(_OTLP + name, "")
-
-
-def _number(environ: Mapping[str, str], name: str, *, default: int) -> int:
-    """Return a whole number above 0; what is none is ignored with a warning, as is specified."""
-    text = environ.get(name, "").strip()
-    if not text:
-        return default
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    _log.warning("a variable is no whole number above 0 and is ignored", extra={"variable": name})
-    return default

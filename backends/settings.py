@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.errors import StartProblem
-from backends.otlp import is_tracing_wanted
+from backends.otlp_variables import is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"

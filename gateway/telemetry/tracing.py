@@ -21,10 +21,10 @@ from backends.otlp import (
     SpanQueue,
     TracingProblem,
     TracingStatistics,
-    is_tracing_wanted,
     open_provider,
     open_queue,
 )
+from backends.otlp_variables import is_tracing_wanted
 from gateway.errors import ConfigurationError
 from gateway.telemetry.propagation import ContextReader
 from gateway.telemetry.sampling import HeadSampler

@@ -14,10 +14,10 @@ from typing_extensions import override
 from backends.otlp import (
     SpanQueue,
     TracingProblem,
-    is_tracing_wanted,
     open_provider,
     open_queue,
 )
+from backends.otlp_variables import is_tracing_wanted
 from loadtests.harness.waiting import wait_until
 from tests.support.tracing import BlockedExporter, GrpcSink, HttpSink, Sink
 
