@@ -14,7 +14,7 @@ from gateway.events.hit_run import ID_DIGITS, HitRun
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
-from gateway.telemetry.tracing import NO_SPAN
+from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
     ArmUsage,
     InferenceRequest,

@@ -15,7 +15,8 @@ from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.tracing import Attributes, Tracer
+from gateway.telemetry.spans import Attributes
+from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver

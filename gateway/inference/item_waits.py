@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.inference.coalescing import FlightMember, Flights
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.telemetry.tracing import Span
+from gateway.telemetry.spans import Span
 from gateway.types import Caller, Criticality, ItemOutcome
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.

@@ -7,7 +7,7 @@ from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
-from gateway.telemetry.tracing import Span
+from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(

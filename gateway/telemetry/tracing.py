@@ -1,20 +1,18 @@
-"""Records spans of any step of the gateway, linked to backends' by W3C trace context.
+"""Begins and exports spans of any step of the gateway, linked to backends' by W3C trace context.
 
 A parent is passed as the text of its context (see `trace_context`), not through context variables,
 so that work which outlives its request (a detached computation, a probe) needs no special care.
-What is not sampled has spans that record nothing and read no clock.
 """
 
 from collections.abc import Mapping
 from random import getrandbits
 from time import time_ns
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final
 
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags, TraceState
 from typing_extensions import override
 
 from backends.otlp import (
@@ -28,171 +26,23 @@ from backends.otlp_variables import is_tracing_wanted
 from gateway.errors import ConfigurationError
 from gateway.telemetry.propagation import ContextReader
 from gateway.telemetry.sampling import HeadSampler
-from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled, unsampled
+from gateway.telemetry.spans import (
+    NO_ATTRIBUTES,
+    NO_SPAN,
+    OK,
+    Attributes,
+    RecordedSpan,
+    Span,
+    UnsampledSpan,
+    below,
+)
+from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
 
-Attributes = Mapping[str, str | int | float | bool]
-_NONE: Final[Attributes] = {}
-_OK: Final = Status()
 _MOST_ATTRIBUTES: Final = 16
 _SCOPE: Final = InstrumentationScope("sluicegate")
 # With the flag that the random part of the id is random.
 _NEW_TRACE: Final = TraceFlags(SAMPLED | 2)
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
-
-
-class Span:
-    """Stands for a step that is not recorded, and passes its caller's trace context on.
-
-    A context manager that ends it.
-    """
-
-    is_recorded = False
-
-    def __init__(self, traceparent: str = "") -> None:
-        self._traceparent = traceparent
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Do nothing."""
-
-    @property
-    def traceparent(self) -> str:
-        """The trace context of steps below this one."""
-        return self._traceparent
-
-    def child(self, name: str, attributes: Attributes = _NONE) -> "Span":
-        """Begin a step below this one."""
-        return self
-
-    def record(self, name: str, started: int, ended: int, attributes: Attributes = _NONE) -> None:
-        """Record a step below this one that has ended; times are in ns of the wall clock."""
-
-    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
-        """Set an attribute, which must not contain a caller's text."""
-
-    def fail(self, code: str) -> None:
-        """Mark the step as failed with the reason `code`."""
-
-    def end(self) -> None:
-        """End the step; does nothing the second time."""
-
-
-NO_SPAN: Final = Span()
-
-
-class UnsampledSpan(Span):
-    """Is the root of what is not recorded, so that backends do not record it either."""
-
-    @property
-    @override
-    def traceparent(self) -> str:
-        if self._traceparent[53:55] not in ("00", "02"):
-            self._traceparent = unsampled(self._traceparent)
-        return self._traceparent
-
-
-class SpanSink(Protocol):
-    """Takes ended spans."""
-
-    def add(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        times: tuple[int, int],
-        attributes: Attributes,
-        kind: SpanKind = SpanKind.INTERNAL,
-        status: Status = _OK,
-    ) -> None:
-        """Queue a span, of a start and an end; never waits and never raises."""
-        ...
-
-
-class RecordedSpan(Span):
-    """Times a step, which began at `started` (ns of the wall clock), by default now."""
-
-    is_recorded = True
-
-    def __init__(
-        self,
-        sink: SpanSink,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        *,
-        kind: SpanKind = SpanKind.INTERNAL,
-        attributes: Attributes = _NONE,
-        started: int = 0,
-    ) -> None:
-        self._name = name
-        self._context = context
-        self._parent = parent
-        self._kind = kind
-        self._started = started or time_ns()
-        self._sink = sink
-        self._attributes = dict(attributes)
-        self._status = _OK
-        self._has_ended = False
-
-    @override
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            # The code of a `GatewayError`. A message might hold a caller's text.
-            self.fail(getattr(error, "code", type(error).__name__))
-        self.end()
-
-    @property
-    @override
-    def traceparent(self) -> str:
-        trace_id, span_id, _, flags, state, _ = self._context
-        text = f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
-        return f"{text} {state.to_header()}" if state else text
-
-    @override
-    def child(self, name: str, attributes: Attributes = _NONE) -> Span:
-        context = self._context
-        return RecordedSpan(self._sink, name, _below(context), context, attributes=attributes)
-
-    @override
-    def record(self, name: str, started: int, ended: int, attributes: Attributes = _NONE) -> None:
-        context = self._context
-        self._sink.add(name, _below(context), context, (started, ended), attributes)
-
-    @override
-    def set(self, name: str, value: str | float | bool) -> None:
-        self._attributes[name] = value
-
-    @override
-    def fail(self, code: str) -> None:
-        self._attributes["error.type"] = code
-        self._status = Status(StatusCode.ERROR, code)
-
-    @override
-    def end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            times = self._started, time_ns()
-            self._sink.add(
-                self._name,
-                self._context,
-                self._parent,
-                times,
-                self._attributes,
-                self._kind,
-                self._status,
-            )
 
 
 class Tracer:
@@ -201,7 +51,7 @@ class Tracer:
     def __init__(self, contexts: ContextReader | None = None) -> None:
         self.contexts = contexts or ContextReader()
 
-    def request(self, name: str, context: str, attributes: Attributes = _NONE) -> Span:
+    def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request that came with `context`."""
         return Span(context) if context else NO_SPAN
 
@@ -210,7 +60,12 @@ class Tracer:
         return NO_SPAN
 
     def span(
-        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
+        self,
+        name: str,
+        *,
+        parent: str = "",
+        kind: str = "internal",
+        attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
         """Begin a step under `parent`; without one it is not recorded."""
         return Span(parent) if parent else NO_SPAN
@@ -241,13 +96,13 @@ class OtelTracer(Tracer):
         self._limits = _limits()
 
     @override
-    def request(self, name: str, context: str, attributes: Attributes = _NONE) -> Span:
+    def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         if not self.sampler.samples(context):
             return UnsampledSpan(context)
         return self.sampled_request(name, context, attributes)
 
     def sampled_request(
-        self, name: str, context: str, attributes: Attributes = _NONE, *, started: int = 0
+        self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES, *, started: int = 0
     ) -> RecordedSpan:
         """Begin the span of a request that the sampler chose."""
         return self._begin(name, context, SpanKind.SERVER, attributes, started=started)
@@ -261,7 +116,12 @@ class OtelTracer(Tracer):
 
     @override
     def span(
-        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
+        self,
+        name: str,
+        *,
+        parent: str = "",
+        kind: str = "internal",
+        attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
         if not self.records(parent):
             return super().span(name, parent=parent)
@@ -279,7 +139,7 @@ class OtelTracer(Tracer):
         times: tuple[int, int],
         attributes: Attributes,
         kind: SpanKind = SpanKind.INTERNAL,
-        status: Status = _OK,
+        status: Status = OK,
     ) -> None:
         """See `SpanSink.add`."""
         started, ended = times
@@ -315,7 +175,7 @@ class OtelTracer(Tracer):
             trace_id = self.sampler.new_trace_id()
             context = SpanContext(trace_id, getrandbits(64) or 1, False, _NEW_TRACE)
         else:
-            context = _below(above)
+            context = below(above)
         return RecordedSpan(
             self, name, context, above, kind=kind, attributes=attributes, started=started
         )
@@ -366,14 +226,4 @@ def _parsed(context: str, *, is_remote: bool) -> SpanContext:
         is_remote,
         TraceFlags(int(context[53:55], 16) | SAMPLED),
         state,
-    )
-
-
-def _below(parent: SpanContext) -> SpanContext:
-    return SpanContext(
-        parent.trace_id,
-        getrandbits(64) or 1,
-        False,
-        parent.trace_flags,
-        parent.trace_state,
     )
