@@ -98,8 +98,8 @@ def _systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, tup
         pin((p.pid for p in system.processes() if p.role != "gateway"), OTHERS)
         pin((p.pid for p in system.processes("gateway")), SERVER)
         found[what] = system, target_of(system)
-    system, target = found["1 % sampled"]
-    headers = (*target.headers, _UNSAMPLED)
-    unsampled = msgspec.structs.replace(target, headers=headers)
-    found["1 % sampled, by callers' `traceparent` none"] = system, unsampled
+    for what in ("tracing off", "1 % sampled"):
+        system, target = found[what]
+        unsampled = msgspec.structs.replace(target, headers=(*target.headers, _UNSAMPLED))
+        found[f"{what}, callers with an unsampled `traceparent`"] = system, unsampled
     return found

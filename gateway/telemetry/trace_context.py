@@ -19,8 +19,7 @@ _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _
 # As most clients write them. A folded line is left to the parser.
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
-PARENT_MARK: Final = b"raceparent: 00-"
-"""Is in every head that `split_context` may take apart."""
+_MARK = b"raceparent: 00-"
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
@@ -29,13 +28,16 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     So requests are the same whose traces differ. A head of unusual form is returned as it is, with
     no context: a parser then reads it, and `context_of` its fields.
     """
-    start = request.find(PARENT_MARK) - 3
+    start = request.find(_MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
-    if found is None or request.find(b"raceparent", found.end()) > 0:
+    # Not in a body, where it would end elsewhere than its declared length says.
+    if found is None or request.find(b"\r\n\r\n", 0, start) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]
-    if b"racestate" not in rest:
+    if b"race" not in rest:
         return found[1].decode(), rest
+    if b"raceparent" in rest:
+        return "", request
     head, mark, body = rest.partition(b"\r\n\r\n")
     head += mark
     states = _STATE_LINE.findall(head)

@@ -14,11 +14,10 @@ from gateway.api.answers import HIT
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.api.http import Headers, HttpReply
 from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import RequestState
+from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
-from gateway.telemetry.trace_context import PARENT_MARK
 
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
@@ -52,20 +51,18 @@ class FastPath:
 
         `None` where there was none; see `MemoryHits.replay`.
         """
-        if PARENT_MARK in request:
-            _, request = self._split(request)
         parsed = self.heads.find_replayable(request)
         if parsed is None:
-            return None
+            parsed, _ = self._find_without_context(request)
+            if parsed is None:
+                return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         return self._hits.replay(parsed, self._hit_lines)
 
     def find(self, head: bytes) -> FoundHead | None:
         """Return what is known of a head, `None` where the application answers the request."""
-        context = ""
-        if PARENT_MARK in head:
-            context, head = self._split(head)
+        context, head = self._split(head)
         found = self.heads.find(head)
         return None if found is None else FoundHead(found, head, context or found.context)
 
@@ -102,6 +99,13 @@ class FastPath:
             CLOSE if is_last else b"",
             reply.body,
         )
+
+    def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
+        """Return what is known of a request but for its trace context, and that."""
+        context, rest = self._split(request)
+        if rest is request:
+            return None, ""
+        return self.heads.find_replayable(rest), context
 
     def _prepare(self, server_headers: Headers) -> None:
         """Make what answers begin with; the date in it is another each second."""

@@ -10,7 +10,6 @@ from gateway.api.fast_path.protocol import FastPath
 from gateway.api.http import Headers
 from gateway.api.request_processor import ATTRIBUTES, MEMORY, SPAN_NAMES, RequestProcessor
 from gateway.api.request_state import ParsedBody
-from gateway.telemetry.trace_context import PARENT_MARK
 from gateway.telemetry.tracing import OtelTracer
 
 _ID = b"x-request-id: "
@@ -39,11 +38,11 @@ class TracedFastPath(FastPath):
     @override
     def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
         context = ""
-        if PARENT_MARK in request:
-            context, request = self._split(request)
         parsed = self.heads.find_replayable(request)
         if parsed is None:
-            return None
+            parsed, context = self._find_without_context(request)
+            if parsed is None:
+                return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         # As `HeadSampler.samples`; most requests have no context.
