@@ -156,13 +156,14 @@ ITEMS: dict[Task, Any] = {
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Holds one item: its msgpack body, its seconds left, and who may share its rows.
 
-    `traceparent` is that of the request it came with, when that is traced.
+    `traceparent` and `tracestate` (W3C) are those of the request it came with, when it has them.
     """
 
     body: bytes
     remaining: float
     scope: str
     traceparent: str = ""
+    tracestate: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ class Attempt:
 
     def call(self, work: Work, *, remaining: float, traceparent: str) -> Call:
         """Return the call of the items of `work`, which have `remaining` seconds each."""
+        parent, _, state = traceparent.partition(" ")
         info = work.model.info
         return Call(
             model=info.name,
@@ -49,7 +50,11 @@ class Attempt:
             parameters=work.parameters,
             items=[
                 CallItem(
-                    body=item.body, remaining=remaining, scope=item.scope, traceparent=traceparent
+                    body=item.body,
+                    remaining=remaining,
+                    scope=item.scope,
+                    traceparent=parent,
+                    tracestate=state,
                 )
                 for item in self.items
             ],

@@ -10,6 +10,7 @@ from gateway.rate_limit.base import RateLimiter
 from gateway.rate_limit.charges import WorkLimits
 from gateway.rate_limit.work import Reservation, estimate, reserve
 from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.tracing import Tracer
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Source
 
 _LATE = ItemFailure.of(DeadlineExceeded.during("the check of the limits"))
@@ -21,10 +22,13 @@ class LimitedRunner:
     Refreshes and other work without a principal are not limited.
     """
 
-    def __init__(self, *, runner: WorkRunner, limiter: RateLimiter, runtimes: RuntimeStore) -> None:
+    def __init__(
+        self, *, runner: WorkRunner, limiter: RateLimiter, runtimes: RuntimeStore, tracer: Tracer
+    ) -> None:
         self._runner = runner
         self._limiter = limiter
         self._runtimes = runtimes
+        self._tracer = tracer
 
     def run(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
@@ -44,7 +48,10 @@ class LimitedRunner:
         settle: Settle,
         traceparent: str,
     ) -> None:
-        reservation = await self._reserve(rules, work, principal, deadline)
+        with self._tracer.span("limits of work", parent=traceparent) as span:
+            reservation = await self._reserve(rules, work, principal, deadline)
+            if reservation.refusal is not None:
+                span.fail(reservation.refusal.code)
         if reservation.refusal is not None:
             refused = ItemOutcome(source=Source.FAILED, failure=reservation.refusal)
             for item in work.items:

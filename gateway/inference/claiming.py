@@ -16,6 +16,7 @@ from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner
 from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import hit_outcome, joined_outcome
+from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
@@ -68,11 +69,13 @@ class ClaimingRunner:
         *,
         cache: SharedCache,
         lease: float,
+        tracer: Tracer,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._runner = runner
         self._cache = cache
         self.lease = lease
+        self._tracer = tracer
         self._wall = wall
         self._held: dict[_HeldClaims, None] = {}
         self._renewing: asyncio.TimerHandle | None = None
@@ -88,7 +91,10 @@ class ClaimingRunner:
     async def _claim_and_run(
         self, work: Work, deadline: float, settle: Settle, traceparent: str
     ) -> None:
-        ours, theirs = await self._claim(work, work.items)
+        with self._tracer.span("claim", parent=traceparent) as span:
+            ours, theirs = await self._claim(work, work.items)
+            span.set("sluicegate.items.ours", len(ours))
+            span.set("sluicegate.items.theirs", len(theirs))
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
@@ -97,13 +103,15 @@ class ClaimingRunner:
         if not theirs:
             await self._run_claimed(work, deadline, settle, traceparent)
             return
+        waiting = self._tracer.span("wait for other workers", parent=traceparent)
         async with asyncio.TaskGroup() as tasks:
             if ours:
                 tasks.create_task(run(ours))
             now = asyncio.get_running_loop().time()
             until = now + (deadline - now) * _SHARE_OF_TIME
-            async for items in self._abandoned_by_others(work, theirs, until, settle):
-                tasks.create_task(run(items))
+            with waiting:
+                async for items in self._abandoned_by_others(work, theirs, until, settle):
+                    tasks.create_task(run(items))
 
     async def _run_claimed(
         self, work: Work, deadline: float, settle: Settle, traceparent: str

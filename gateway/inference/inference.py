@@ -30,6 +30,7 @@ from gateway.inference.outcomes import (
     GIVEN_UP,
     LATE,
     LOST,
+    describe_lookup,
     hit_outcome,
     refused_as_truncated,
 )
@@ -178,7 +179,9 @@ class Inference:
         is_whole = not (prepared.request.continue_on_error or stale)
         while missing:
             waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
-            has_failed = await waiting.wait()
+            with self._tracer.span("coalescing", parent=caller.traceparent) as span:
+                has_failed = await waiting.wait()
+                waiting.describe(span)
             waiting.fill(outcomes, GIVEN_UP if has_failed else LATE)
             if has_failed:
                 waiting.give_up()
@@ -244,10 +247,8 @@ class Inference:
             return [None] * len(prepared.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
             found = await self._cache.lookup(prepared.keys, prepared.plan.validity(directives))
-            outcomes = self.hits(prepared, found, directives)
-            span.set("sluicegate.cache.items", len(outcomes))
-            span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
-        return outcomes
+            describe_lookup(span, found)
+        return self.hits(prepared, found, directives)
 
     def _join_or_lead(
         self,

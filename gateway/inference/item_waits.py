@@ -5,6 +5,7 @@ from collections import Counter
 
 from gateway.inference.coalescing import Flight
 from gateway.inference.outcomes import joined_outcome
+from gateway.telemetry.spans import Span
 from gateway.types import Caller, ItemOutcome
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
@@ -84,6 +85,12 @@ class ItemWaits:
             outcomes[index] = flight.outcome or otherwise
         for index, flight in self.joined.items():
             outcomes[index] = joined_outcome(flight.outcome) if flight.outcome else otherwise
+
+    def describe(self, span: Span) -> None:
+        """Note in `span` how many of the items the request leads, and how many it joined."""
+        if span.is_recorded:
+            span.set("sluicegate.items.led", len(self.led))
+            span.set("sluicegate.items.joined", len(self.joined))
 
     def give_up(self) -> None:
         """Cancel the work on what the request leads, unless another request waits for it too."""

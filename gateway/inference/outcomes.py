@@ -1,9 +1,12 @@
 """Makes item outcomes of cache entries and of flights."""
 
+from collections.abc import Sequence
+
 from backends.protocol import ModelInfo
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
+from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -31,6 +34,16 @@ def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
         age=age,
         tier=tier,
     )
+
+
+def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
+    """Note in `span` what a look-up in the cache found, and in which tier the last of it lay."""
+    if span.is_recorded:
+        hits = [hit for hit in found if hit is not None]
+        span.set("sluicegate.cache.items", len(found))
+        span.set("sluicegate.cache.hits", len(hits))
+        if hits:
+            span.set("sluicegate.cache.tier", hits[-1].tier)
 
 
 def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
