@@ -1,4 +1,4 @@
-"""Tests that one trace joins all steps of a request, over OTLP by HTTP and by gRPC."""
+"""Tests that one trace joins all steps of a request, from the gateway to the model run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
-from tests.support.tracing import GrpcSink, HttpSink, Sink
+from tests.support.tracing import HttpSink
 
 pytestmark = pytest.mark.e2e
 _STEPS = {
@@ -27,23 +27,21 @@ _STEPS = {
 }
 
 
-@pytest.fixture(params=["http", "grpc"])
-def sink(request: pytest.FixtureRequest) -> Iterator[Sink]:
-    if request.param == "grpc":
-        pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
-    running: Sink = HttpSink() if request.param == "http" else GrpcSink()
+@pytest.fixture
+def sink() -> Iterator[HttpSink]:
+    running = HttpSink()
     yield running
     running.stop()
 
 
 @pytest.fixture
-def system(light_models: Path, tmp_path: Path, sink: Sink) -> Iterator[System]:
+def system(light_models: Path, tmp_path: Path, sink: HttpSink) -> Iterator[System]:
     environment = sink.environment | {"OTEL_BSP_SCHEDULE_DELAY": "100"}
     with System(tmp_path / "data", models=light_models, environment=environment) as running:
         yield running
 
 
-def test_one_trace_joins_all_steps_of_a_miss(system: System, sink: Sink) -> None:
+def test_one_trace_joins_all_steps_of_a_miss(system: System, sink: HttpSink) -> None:
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     text = "a secret that must not be in a trace"
     headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "tracestate": "a=1,b=2"}

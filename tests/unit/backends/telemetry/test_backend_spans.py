@@ -11,11 +11,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
-from backends.telemetry.spans import NO_SPAN, NO_TRACING, OtelTracing
+from backends.telemetry.spans import NO_SPAN, NO_TRACING, OtelTracing, otlp_tracing
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
+from tests.support.tracing import GrpcSink, HttpSink
 
 pytestmark = pytest.mark.anyio
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -137,3 +138,25 @@ def test_tracing_that_is_off_makes_no_objects() -> None:
     assert span is NO_SPAN
     assert span.child("row", {}) is NO_SPAN
     assert NO_TRACING.batch([span], {}) is NO_SPAN
+
+
+@pytest.mark.parametrize("kind", [HttpSink, GrpcSink])
+async def test_a_trace_arrives_whole_by_either_protocol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[HttpSink] | type[GrpcSink]
+) -> None:
+    if kind is GrpcSink:
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    sink, gate = kind(), Gate()
+    gate.open()
+    for name, value in sink.environment.items():
+        monkeypatch.setenv(name, value)
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    tracing = otlp_tracing(sink.environment, "eu", "eu-0")
+    async with running_backend(write_repository(tmp_path), executor, tracing=tracing) as backend:
+        await backend.ask("mood", Task.CLASSIFY, ["good film"], traceparent=traceparent(TRACE))
+    tracing.close()
+    sink.stop()
+
+    assert {span.name for span in sink.spans} >= {"POST /v1/call", "queue", "batch", "model run"}
+    assert {span.trace_id.hex() for span in sink.spans} == {TRACE}
+    assert tracing.statistics().exported == len(sink.spans)
