@@ -96,7 +96,8 @@ class RowQueue:
                 self.rows += 1
                 self.tokens += row.length
                 self.seconds += row.work
-            self._changed.notify(len(rows))
+            # One thread is enough: it wakes another where its batch leaves rows.
+            self._changed.notify()
 
     def waiting(self, flow: FlowKey) -> int:
         """Return how many rows of a flow wait; without the lock, which may be held long."""
@@ -234,6 +235,8 @@ class RowQueue:
     def _make_batch(
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
     ) -> DequeuedBatch:
+        if self.rows:
+            self._changed.notify()
         return DequeuedBatch(
             rows=rows,
             dropped=dropped,

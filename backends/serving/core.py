@@ -15,8 +15,8 @@ from backends.batching.device import Device
 from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
-from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
+from backends.pipelines.head import Head
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
@@ -58,7 +58,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     served_models: Mapping[str, ModelAlgorithms]
-    pipelines: Mapping[str, Pipeline]
+    pipelines: Mapping[str, Encoder | Head]
     encoders: Sequence[RunningEncoder]
     problems: Mapping[str, str]
     blocked: frozenset[str] = frozenset()
