@@ -127,10 +127,10 @@ class CallHandler:
         )
         work.admit()
         client, watcher = _client_of(scope, receive)
-        with self._core.working(), closing(work):
+        with self._core.calls, closing(work):
             reply = _Reply(send, self._core, work, interval=self._progress)
             try:
-                with closing(reply), client.waiting():
+                with closing(reply), client:
                     await _answer_all(answerer, reply)
             except asyncio.CancelledError:
                 if not client.is_disconnected:

@@ -87,7 +87,8 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     """Holds one sequence on its way through a model.
 
     `due` is its first caller's deadline and orders the queue: later callers with clearly less time
-    get a row of their own, unless this one runs. `deadline` is the latest of all callers'. `slower`
+    get a row of their own, unless this one runs. `work` is its predicted seconds, without a batch's
+    fixed part. `deadline` is the latest of all callers'. `slower`
     is the row in flight for the same key that would run later. `flow`, `batch_class`, `kind` and
     `length` follow from the others.
     """
