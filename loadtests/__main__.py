@@ -5,6 +5,7 @@ import click
 from backends.protocol import Task
 from loadtests import (
     chaos_redis,
+    chaos_sentinel,
     dispatch,
     hit,
     latency,
@@ -13,6 +14,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    pipeline,
     precision,
     regions,
     rows,
@@ -63,6 +65,19 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure the gateway's processor time per missed item."""
     dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
+
+
+@main.command("pipeline")
+@click.option("--items", default="1,16,256", show_default=True, help="Items of a request.")
+@click.option("--count", default=8192, show_default=True, help="Items of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+@click.option("--base", default=1e-3, show_default=True, help="Seconds of a batch.")
+@click.option("--token", default=1e-6, show_default=True, help="Seconds of each of its tokens.")
+def pipeline_command(*, items: str, count: int, rounds: int, base: float, token: float) -> None:
+    """Measure each process's processor time per missed item, with a model that takes none."""
+    numbers = tuple(map(int, items.split(",")))
+    device = pipeline.PacedDevice(base=base, token=token)
+    pipeline.measure(items=numbers, count=count, rounds=rounds, device=device)
 
 
 @main.command("precision")
@@ -173,6 +188,13 @@ def chaos_redis_command(
 ) -> None:
     """Measure hits and misses while the cache's Redis, or the state's, fails."""
     chaos_redis.measure(redis=redis, quiet=quiet, faulty=faulty, hits=hits, misses=misses)
+
+
+@main.command("chaos-sentinel")
+@click.option("--kills", default=10, show_default=True)
+def chaos_sentinel_command(*, kills: int) -> None:
+    """Kill the primary of the state Redis under load, and compare answers, ledger and limits."""
+    chaos_sentinel.measure(kills=kills)
 
 
 @main.command("memory")
