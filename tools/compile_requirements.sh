@@ -37,7 +37,7 @@ compile backend-openvino pyproject.toml requirements/build.in \
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --constraint "$pins" "$@"
 # The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.
-for peer in litserve bentoml triton litellm infinity; do
+for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     own=loadtests/peers/$peer/overrides.in
     # torch's build for CPUs comes from PyTorch's own index, which is not set up everywhere.

@@ -84,6 +84,16 @@ _ONNX = "--engine optimum --onnx-disable-optimize"
 _FUSED = "--engine optimum --no-onnx-disable-optimize"
 
 
+_INFINITY = {
+    Task.CLASSIFY: PeerCall(path="/classify", body=_infinity_body, values=_infinity_scores),
+    Task.EMBED: PeerCall(
+        path="/embeddings",
+        body=_infinity_body,
+        values=lambda body: msgspec.json.decode(body)["data"][0]["embedding"],
+    ),
+}
+
+
 def _in_bf16(way: PeerConfiguration) -> PeerConfiguration:
     return replace(way, precision="bf16")
 
@@ -97,16 +107,7 @@ PEERS = {
             environment="infinity",
             command=("python", f"{_SERVERS}/infinity/server.py"),
             ready="/health",
-            calls={
-                Task.CLASSIFY: PeerCall(
-                    path="/classify", body=_infinity_body, values=_infinity_scores
-                ),
-                Task.EMBED: PeerCall(
-                    path="/embeddings",
-                    body=_infinity_body,
-                    values=lambda body: msgspec.json.decode(body)["data"][0]["embedding"],
-                ),
-            },
+            calls=_INFINITY,
             ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
             tried=(
                 *(
@@ -116,6 +117,18 @@ PEERS = {
                 ),
                 # A thread waits for no other: what it takes on a machine that does other work.
                 *(_infinity(32, options, threads=1) for options in (_TORCH, _FUSED)),
+            ),
+        ),
+        Peer(
+            name="bettertransformer",
+            label="Infinity with BetterTransformer",
+            environment="bettertransformer",
+            command=("python", f"{_SERVERS}/infinity/server.py"),
+            ready="/health",
+            calls=_INFINITY,
+            ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
+            tried=tuple(
+                _infinity(batch, _TORCH, threads=threads) for batch in (8, 32) for threads in (1, 2)
             ),
         ),
         Peer(
