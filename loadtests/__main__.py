@@ -12,6 +12,7 @@ from loadtests import (
     miss,
     mixed,
     overload,
+    pipeline,
     precision,
     regions,
     rows,
@@ -62,6 +63,19 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 def dispatch_command(*, count: int, rounds: int, over_tls: bool) -> None:
     """Measure the gateway's processor time per missed item."""
     dispatch.measure(count=count, rounds=rounds, over_tls=over_tls)
+
+
+@main.command("pipeline")
+@click.option("--items", default="1,16,256", show_default=True, help="Items of a request.")
+@click.option("--count", default=8192, show_default=True, help="Items of each run.")
+@click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
+@click.option("--base", default=1e-3, show_default=True, help="Seconds of a batch.")
+@click.option("--token", default=1e-6, show_default=True, help="Seconds of each of its tokens.")
+def pipeline_command(*, items: str, count: int, rounds: int, base: float, token: float) -> None:
+    """Measure each process's processor time per missed item, with a model that takes none."""
+    numbers = tuple(map(int, items.split(",")))
+    device = pipeline.PacedDevice(base=base, token=token)
+    pipeline.measure(items=numbers, count=count, rounds=rounds, device=device)
 
 
 @main.command("precision")

@@ -1,5 +1,6 @@
 """Prints tables for people and JSON for later comparison."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,9 @@ def show(title: str, table: list[Row], memory: dict[str, float], machine: Machin
     keep(title, table, memory, machine)
 
 
-def keep(title: str, table: list[Row], memory: dict[str, float], machine: Machine) -> None:
+def keep(
+    title: str, table: Sequence[msgspec.Struct], memory: dict[str, float], machine: Machine
+) -> None:
     """Keep a table under `loadtests/results`, for later comparison."""
     folder = Path(__file__).parent / "results"
     folder.mkdir(exist_ok=True)

@@ -8,6 +8,8 @@ import httpx
 import pytest
 
 from loadtests.harness.system import System, pretty
+from loadtests.pipeline import PacedDevice, PipelineMeter
+from loadtests.workload import sentences
 
 pytestmark = pytest.mark.e2e
 
@@ -279,3 +281,21 @@ def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
         (504, "deadline_exceeded"),
         (408, "request_timeout"),
     }
+
+
+def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System) -> None:
+    pipeline = PipelineMeter(system, PacedDevice(), idle=0.0)
+
+    cost = pipeline.run(sentences(16, seed=5), items=4, connections=2).cost
+
+    assert min(cost.gateway, cost.backend, cost.events, cost.valkeys, cost.generator) > 0.0
+    assert cost.served == cost.gateway + cost.backend + cost.events + cost.valkeys
+
+
+def test_the_pipeline_benchmark_accepts_no_hits(system: System) -> None:
+    texts = sentences(4, seed=6)
+    pipeline = PipelineMeter(system, PacedDevice(), idle=0.0)
+    pipeline.run(texts, items=1, connections=1)
+
+    with pytest.raises(RuntimeError, match="4 items were sent, 0 rows computed"):
+        pipeline.run(texts, items=1, connections=1)

@@ -1,0 +1,344 @@
+"""Measures the processor time of each process for a missed item, with a model that takes none.
+
+`sluicegate up` runs as a user starts it, with a backend whose device sleeps instead of computing.
+What the executor of that device does itself is measured apart and taken off the backend's time;
+so is what each process takes without work.
+All is in microseconds an item, and in units of what bare uvicorn takes for a request meanwhile.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import httpx
+import msgspec
+
+from backends.executors.dummy import SimulatedExecutor
+from backends.executors.padded_batch import ones
+from backends.model_tools.demo.build import build_demo_models
+from backends.types import OutputKind
+from loadtests.backend import RunningBackend
+from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.ports import free_port
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
+from loadtests.machine import Machine, pin, processor_seconds, this_machine
+from loadtests.report import keep
+from loadtests.workload import sentences
+
+_ROOT = Path(__file__).parents[1]
+_MODEL, _ENCODER, _DIMENSIONS = "sentiment", "minilm", 384
+_CONNECTIONS, _MOST_ITEMS = 32, 2048  # in flight: a backend queues up to 4,096 rows
+_ANSWER_BYTES = 330
+_GATEWAY_CORE, _BACKEND_CORE, _GENERATOR_CORE, _OTHER_CORE = range(4)
+_RUNS = 2  # batches that the device runs at a time
+_REPLAYS = 40  # batches that tell what the executor itself takes
+_IDLE = 2.0  # seconds that tell what each process takes without work
+_HEAD = (
+    "| items a request | an item takes | gateway worker | backend | events | Valkeys | together"
+    " | generator | paced executor, left out | items/s |\n"
+)
+_ROLES = {
+    "gateway": ("gateway",),
+    "backend": ("backend",),
+    "events": ("shipper", "billing", "request-log"),
+    "valkeys": ("valkey-cache", "valkey-state"),
+}
+
+
+class ProcessorTime(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor time for each item, in microseconds or in units of a bare request.
+
+    `backend` is without `executor`, the work of the paced executor itself.
+    """
+
+    gateway: float
+    backend: float
+    executor: float
+    events: float
+    valkeys: float
+    generator: float
+
+    @property
+    def served(self) -> float:
+        """The time of all that a deployment would have, too."""
+        return self.gateway + self.backend + self.events + self.valkeys
+
+    def divided(self, by: float) -> "ProcessorTime":
+        """Return it in units of `by`."""
+        return ProcessorTime(
+            **{name: value / by for name, value in msgspec.structs.asdict(self).items()}
+        )
+
+
+class PipelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The medians for requests of so many items. `p50` and `p99` are seconds of a request."""
+
+    items: int
+    connections: int
+    microseconds: ProcessorTime
+    units: ProcessorTime
+    items_per_second: float
+    p50: float
+    p99: float
+
+
+class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that sleeps `base` seconds for each batch and `token` for each of its tokens."""
+
+    base: float = 1e-3
+    token: float = 1e-6
+
+    def environment(self) -> dict[str, str]:
+        """Return the settings of a backend that has it."""
+        return {
+            "SLUICEGATE_BACKEND_PROVIDER": "paced",
+            "SLUICEGATE_BACKEND_THREADS": str(_RUNS),
+            "SLUICEGATE_BACKEND_PACED_BASE": str(self.base),
+            "SLUICEGATE_BACKEND_PACED_TOKEN": str(self.token),
+        }
+
+    def processor_seconds(self, batches: float, rows: float, padded_tokens: float) -> float:
+        """Return what an executor itself takes for batches of this shape on average."""
+        executor = SimulatedExecutor(
+            dimensions=_DIMENSIONS, worker_threads=_RUNS, base=self.base, token=self.token
+        )
+        length = max(1, round(padded_tokens / rows))
+        fewer, share = divmod(rows / batches, 1)
+
+        def each(rows: int) -> float:
+            batch = ones(rows, length, OutputKind.POOLED)
+            used = time.thread_time()
+            for _ in range(_REPLAYS):
+                executor.run(batch)
+            return (time.thread_time() - used) / _REPLAYS
+
+        return batches * ((1 - share) * each(int(fewer)) + share * each(int(fewer) + 1))
+
+
+class PipelineSample(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one run."""
+
+    cost: ProcessorTime
+    outcome: Outcome
+
+
+class PipelineMeter:
+    """A running system and what it takes for missed items."""
+
+    def __init__(self, system: System, device: PacedDevice, *, idle: float = _IDLE) -> None:
+        self._system = system
+        self._device = device
+        self._pids = {
+            what: [p.pid for role in roles for p in system.processes(role)]
+            for what, roles in _ROLES.items()
+        }
+        child = system.processes("backend")[0]
+        port = int((child.address or "").rpartition(":")[2])
+        self._backend = RunningBackend(port=port, pid=child.pid)
+        headers = (("authorization", f"Bearer {system.key}"),)
+        self._target = Target(
+            host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers
+        )
+        # Processor time a second. A loaded machine is slow: its figures would hold more of this.
+        self._idle = self._idle_rates(idle) if idle else dict.fromkeys(_ROLES, 0.0)
+
+    def pin(self) -> None:
+        """Give the gateway and the backend a core each; events and Valkeys share another."""
+        cores = {"gateway": _GATEWAY_CORE, "backend": _BACKEND_CORE}
+        for what, pids in self._pids.items():
+            pin(pids, cores.get(what, _OTHER_CORE))
+
+    def run(self, texts: Sequence[str], *, items: int, connections: int) -> PipelineSample:
+        """Return what each process took for each of `texts`, `items` of them a request.
+
+        Raises:
+            RuntimeError: something was refused, or not computed because it was known.
+        """
+        bodies = _bodies(texts, items)
+        batches, billed = self._batches(), self._billed()
+        before, started = self._used(), time.monotonic()
+        outcome, generator = _send(self._target, bodies, connections)
+        serving = self._used()
+        if outcome.statuses != {200: len(bodies)}:
+            raise RuntimeError(f"not everything was answered: {outcome.statuses}")
+        done = tuple(now - then for now, then in zip(self._batches(), batches, strict=True))
+        if round(done[1]) != len(texts):
+            raise RuntimeError(f"{len(texts)} items were sent, {done[1]:.0f} rows computed")
+        wait_until(
+            lambda: self._billed() >= billed + len(bodies),
+            within=60,
+            what="all is billed",
+            every=0.2,
+        )
+        time.sleep(0.5)  # for the request log
+        later, passed = self._used(), time.monotonic() - started
+        executor = self._device.processor_seconds(*done)
+        used = {
+            what: max(0.0, end[what] - before[what] - self._idle[what] * seconds)
+            for what, end, seconds in (
+                ("gateway", serving, outcome.duration),
+                ("backend", serving, outcome.duration),
+                ("events", later, passed),
+                ("valkeys", later, passed),
+            )
+        }
+        used["backend"] -= executor
+        cost = ProcessorTime(**used, executor=executor, generator=generator)
+        return PipelineSample(cost=cost.divided(len(texts) / 1e6), outcome=outcome)
+
+    def _idle_rates(self, seconds: float) -> dict[str, float]:
+        before = self._used()
+        time.sleep(seconds)
+        return {what: (used - before[what]) / seconds for what, used in self._used().items()}
+
+    def _used(self) -> dict[str, float]:
+        return {what: sum(map(processor_seconds, pids)) for what, pids in self._pids.items()}
+
+    def _batches(self) -> tuple[float, float, float]:
+        batches, rows, tokens = (
+            self._backend.counter(name, _ENCODER)
+            for name in ("batches_total", "rows_total", "padded_tokens_total")
+        )
+        return batches, rows, tokens
+
+    def _billed(self) -> int:
+        with contextlib.closing(sqlite3.connect(self._system.data_dir / "ledger.db")) as ledger:
+            (count,) = ledger.execute("SELECT count(*) FROM usage_events").fetchone()
+        return int(count)
+
+
+def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevice) -> None:
+    """Measure requests of each number of items in turns with bare uvicorn; print the table."""
+    texts = iter(sentences((rounds + 1) * len(items) * count, seed=3))
+    samples: dict[int, list[PipelineSample]] = {each: [] for each in items}
+    units = []
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        build_demo_models(root / "models", print)
+        with (
+            System(
+                root / "data",
+                models=root / "models",
+                environment=device.environment(),
+                arguments=("--regions", "only"),
+            ) as system,
+            bare_server() as (target, pid),
+        ):
+            pin([os.getpid()], _GENERATOR_CORE)
+            pin([pid], _GATEWAY_CORE)
+            pipeline = PipelineMeter(system, device)
+            pipeline.pin()
+            for number in range(rounds + 1):
+                units.append(bare_seconds(target, pid, count=min(count, 4096)) * 1e6)
+                for each in items:
+                    own = list(itertools.islice(texts, count))
+                    sample = pipeline.run(own, items=each, connections=connections_for(each))
+                    samples[each].append(sample)
+                    print(f"round {number}, {each} items a request: {sample.cost}", file=sys.stderr)
+    # The first round warms up.
+    table = [row(each, samples[each][1:], units[1:]) for each in items]
+    show(table, median(units[1:]), this_machine())
+
+
+def connections_for(items: int) -> int:
+    """Return how many callers ask for so many items each, so that nothing is refused."""
+    return max(1, min(_CONNECTIONS, _MOST_ITEMS // items))
+
+
+@contextlib.contextmanager
+def bare_server() -> Iterator[tuple[Target, int]]:
+    """Run uvicorn with an application that does nothing; yield its address and process id."""
+    port = free_port()
+    command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(_ANSWER_BYTES)]
+    child = subprocess.Popen(command, cwd=_ROOT)
+    try:
+        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
+        yield Target(host="127.0.0.1", port=port, path="/"), child.pid
+    finally:
+        child.terminate()
+        child.wait()
+
+
+def bare_seconds(target: Target, pid: int, *, count: int) -> float:
+    """Return what a request takes the bare server at `target`."""
+    bodies = _bodies(sentences(count, seed=4), 1)
+    used = processor_seconds(pid)
+    outcome, _ = _send(target, bodies, _CONNECTIONS)
+    return (processor_seconds(pid) - used) / sum(outcome.statuses.values())
+
+
+def row(items: int, samples: Sequence[PipelineSample], units: Sequence[float]) -> PipelineRow:
+    """Return the median of each figure; `units` are the microseconds of a bare request by round."""
+    costs = [sample.cost for sample in samples]
+    return PipelineRow(
+        items=items,
+        connections=connections_for(items),
+        microseconds=_median(costs),
+        units=_median([cost.divided(unit) for cost, unit in zip(costs, units, strict=True)]),
+        items_per_second=median(sample.outcome.rate for sample in samples) * items,
+        p50=median(sample.outcome.percentile(0.5) for sample in samples),
+        p99=median(sample.outcome.percentile(0.99) for sample in samples),
+    )
+
+
+def show(table: Sequence[PipelineRow], unit: float, machine: Machine) -> None:
+    """Print a table as Markdown, and keep it under `loadtests/results`."""
+    title = f"Pipeline: misses of a model that takes no time; bare uvicorn takes {unit:.1f} us"
+    print(
+        f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}\n"
+    )
+    print(_HEAD + "|---" * _HEAD.count(" | ") + "|---|")
+    for line in table:
+        for what, cost, digits in (
+            ("µs", line.microseconds, 0),
+            ("bare requests", line.units, 2),
+        ):
+            figures = (
+                *(cost.gateway, cost.backend, cost.events, cost.valkeys),
+                *(cost.served, cost.generator, cost.executor),
+            )
+            cells = " | ".join(f"{figure:.{digits}f}" for figure in figures)
+            print(f"| {line.items} | {what} | {cells} | {line.items_per_second:,.0f} |")
+    keep(title, table, {}, machine)
+
+
+def _median(costs: Sequence[ProcessorTime]) -> ProcessorTime:
+    return ProcessorTime(
+        **{
+            name: median(getattr(cost, name) for cost in costs)
+            for name in ProcessorTime.__struct_fields__
+        }
+    )
+
+
+def _bodies(texts: Sequence[str], items: int) -> list[bytes]:
+    """Return requests of `items` texts each."""
+    return [
+        msgspec.json.encode({"model": _MODEL, "input": texts[at : at + items]})
+        for at in range(0, len(texts), items)
+    ]
+
+
+def _send(target: Target, bodies: Sequence[bytes], connections: int) -> tuple[Outcome, float]:
+    """Send every body once; return what came of it, and the processor time of this process."""
+    used = time.process_time()
+    load = closed_loop(target, iter(bodies), connections=connections, duration=60)
+    outcome = asyncio.run(load)
+    return outcome, time.process_time() - used
+
+
+def _answers(port: int) -> bool:
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/").is_success
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,22 @@
+"""Tests how runs of the pipeline benchmark become a line of its table."""
+
+from loadtests.generator import Outcome
+from loadtests.pipeline import PipelineSample, ProcessorTime, row
+
+
+def sample(gateway: float) -> PipelineSample:
+    cost = ProcessorTime(
+        gateway=gateway, backend=1.0, executor=1.0, events=1.0, valkeys=1.0, generator=1.0
+    )
+    return PipelineSample(
+        cost=cost, outcome=Outcome(duration=2.0, statuses={200: 1}, latencies=[1.0])
+    )
+
+
+def test_units_are_of_the_bare_server_in_the_same_round() -> None:
+    line = row(16, [sample(50.0), sample(80.0), sample(300.0)], units=[10.0, 20.0, 30.0])
+
+    assert line.microseconds.gateway == 80.0
+    assert line.units.gateway == 5.0
+    assert line.items_per_second == 8.0
+    assert line.microseconds.served == 83.0
