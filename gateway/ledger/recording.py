@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, delete, exc, select, update
+from sqlalchemy import Connection, bindparam, delete, exc, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
@@ -18,6 +18,16 @@ from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode
+# Made once: to make statements takes as long as to run them.
+_marks: Final = schema.high_water
+_of_log: Final = _marks.c.log_id == bindparam("of_log")
+_locked_mark: Final = select(_marks.c.sequence).where(_of_log).with_for_update()
+_moved_mark: Final = update(_marks).where(_of_log).values(sequence=bindparam("mark"))
+_ranges_of_log: Final = (
+    select(schema.ranges)
+    .where(schema.ranges.c.log_id == bindparam("of_log"))
+    .order_by(schema.ranges.c.first)
+)
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,17 +136,17 @@ class EventRecorder:
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
         """Return which records of a log the ledger has; locks the log against other workers."""
-        marks, ranges = schema.high_water, schema.ranges
-        self._store.insert_new(connection, marks, [{"log_id": log_id, "sequence": 0}])
-        of_log = select(marks.c.sequence).where(marks.c.log_id == log_id).with_for_update()
-        mark = connection.execute(of_log).scalar_one()
-        waiting = select(ranges).where(ranges.c.log_id == log_id).order_by(ranges.c.first)
-        found = [(row.first, row.last) for row in connection.execute(waiting)]
+        name = {"of_log": log_id}
+        mark = connection.execute(_locked_mark, name).scalar_one_or_none()
+        if mark is None:
+            self._store.insert_new(connection, _marks, [{"log_id": log_id, "sequence": 0}])
+            mark = connection.execute(_locked_mark, name).scalar_one()
+        found = [(row.first, row.last) for row in connection.execute(_ranges_of_log, name)]
         return _RecordedRanges(mark=mark, ranges=found)
 
     def _advance(self, connection: Connection, batch: Batch, recorded: _RecordedRanges) -> None:
         """Move the mark over `batch` if nothing before it is missing; else store it as a range."""
-        marks, ranges = schema.high_water, schema.ranges
+        ranges = schema.ranges
         if batch.last <= recorded.mark:
             return
         row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
@@ -150,8 +160,7 @@ class EventRecorder:
             mark = max(mark, last)
             same = (ranges.c.log_id == batch.log_id) & (ranges.c.first == first)
             connection.execute(delete(ranges).where(same))
-        of_log = marks.c.log_id == batch.log_id
-        connection.execute(update(marks).where(of_log).values(sequence=mark))
+        connection.execute(_moved_mark, {"of_log": batch.log_id, "mark": mark})
 
     def _add_range(self, connection: Connection, row: dict[str, Any]) -> None:
         ranges = schema.ranges
