@@ -37,8 +37,6 @@ _DRAIN = 2.0
 _GRACE = 0.001
 """Seconds until a late look-up is looked at once more: a loop that was held up runs its timers
 before it reads what has long arrived."""
-_FEW = 16
-"""Keys up to which look-ups share a timer; larger ones, which have longer, have their own."""
 _PER_KEY = 20e-6
 """Seconds that each key adds to the time a call may take: 2,048 vectors are no slow Redis."""
 _MOST_KEYS = 2048
@@ -85,8 +83,6 @@ class RedisTier:
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
         self._pending: deque[PendingLookup] = deque()
-        self._due: deque[tuple[float, PendingLookup]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
         self._tasks = TaskScope(drain=_DRAIN)
@@ -108,8 +104,6 @@ class RedisTier:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
             pending, self._pending = self._pending, deque()
             for lookup in pending:
                 self._loop.call_soon(self._time_out, lookup)
@@ -122,13 +116,7 @@ class RedisTier:
         loop = self._loop
         if self._is_usable():
             late = self._timeout + _PER_KEY * len(keys)
-            if len(keys) <= _FEW:
-                self._due.append((loop.time() + late, lookup))
-                if self._timer is None:
-                    self._timer = loop.call_later(late, self._find_late)
-            else:
-                timer = loop.call_later(late, loop.call_later, _GRACE, self._time_out, lookup)
-                lookup.timer = timer
+            lookup.timer = loop.call_later(late, loop.call_later, _GRACE, self._time_out, lookup)
             self._pending.append(lookup)
             self._schedule()
         else:
@@ -209,19 +197,6 @@ class RedisTier:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._send)
-
-    def _find_late(self) -> None:
-        self._timer = self._loop.call_later(_GRACE, self._end_late, self._loop.time())
-
-    def _end_late(self, until: float) -> None:
-        """Time out the look-ups that were due at `until`, and wait for the next."""
-        due = self._due
-        while due and due[0][0] <= until:
-            self._time_out(due.popleft()[1])
-        self._timer = None
-        if due:
-            wait = max(0.0, due[0][0] - self._loop.time())
-            self._timer = self._loop.call_later(wait, self._find_late)
 
     def _time_out(self, lookup: PendingLookup) -> None:
         self._counts.timeouts += lookup.on_done is not None

@@ -46,8 +46,8 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     """Return rows of events: one for those of a second and kind whose ids follow on each other.
 
-    A row has the first id, the earliest time, and the sums. Prices and reports begin and end at
-    whole seconds, so that a row is on one side of them as all its events are.
+    A row has the first id, the earliest time, and the sums. Prices change at whole seconds, so that
+    all events of a row have one.
     """
     rows: list[dict[str, Any]] = []
     row: dict[str, Any] = {}
