@@ -47,10 +47,6 @@ class Candidate(NamedTuple):
     server: list[int]
     others: list[int]
 
-    def used(self) -> tuple[float, float]:
-        """Return the processor time of both so far."""
-        return sum(map(processor_seconds, self.server)), sum(map(processor_seconds, self.others))
-
 
 class Run(NamedTuple):
     """A run of one server: what the load generator saw, and what a request cost."""
@@ -75,7 +71,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
             candidates |= _rivals(stack, root, texts, answer=_answer(systems, bodies[0]))
         for _ in range(rounds):
             for what, candidate in candidates.items():
-                before = candidate.used()
+                before = _used(candidate.server), _used(candidate.others)
                 sent = wrk.send(
                     candidate.target,
                     bodies,
@@ -84,8 +80,9 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
                     core=OTHERS,
                     folder=root,
                 )
+                server = _used(candidate.server)
                 settle(systems.values())
-                costs = _costs(sent, before, candidate.used())
+                costs = _costs(sent, before, (server, _used(candidate.others)))
                 measured.setdefault(what, []).append(Run(sent, costs))
         used = {
             f"{process.role} {process.region or process.index}": resident_mib(process.pid)
@@ -134,6 +131,10 @@ def settle(systems: Iterable[System]) -> None:
 
     time.sleep(0.5)
     wait_until(is_quiet, within=60, what="events are billed")
+
+
+def _used(processes: list[int]) -> float:
+    return sum(map(processor_seconds, processes))
 
 
 def _costs(sent: wrk.WrkResult, before: tuple[float, float], used: tuple[float, float]) -> Costs:
