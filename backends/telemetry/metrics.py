@@ -71,6 +71,9 @@ class BackendMetrics(Collector):
         labels = ["model", "task", "outcome"]
         yield _labelled("items", "Items by outcome.", labels, snapshot.items.items())
         yield from _arms(snapshot.arms)
+        text = "Processes of algorithms that were lost: killed, ended, or not to be started."
+        lost = snapshot.lost_hosts.items()
+        yield _labelled("lost_algorithm_hosts", text, ["model", "reason"], lost)
         labels = ["model", "arm", "shadow", "outcome"]
         text = "Items mirrored to a revision, by how its answers compare."
         yield _labelled("shadow_items", text, labels, shadows.outcomes.items())

@@ -1,6 +1,5 @@
 """Makes item outcomes of cache entries and of flights."""
 
-import asyncio
 from collections.abc import Sequence
 
 from backends.protocol import ModelInfo
@@ -68,12 +67,3 @@ def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
         f" {info.max_tokens}; shorten it, or leave out `truncate`",
     )
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
-
-
-def flight_outcome(
-    future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
-) -> ItemOutcome:
-    """Return the outcome of a flight."""
-    if not future.done():
-        return otherwise
-    return future.result() if leads else joined_outcome(future.result())

@@ -92,6 +92,7 @@ def backend_metrics() -> list[Metric]:
         encoders=[_ENCODER],
         shadows=shadows,
         arms=[_ARM],
+        lost_hosts={("mood", "ended"): 1},
     )
     return list(BackendMetrics(lambda: snapshot, TracingStatistics).collect())
 
