@@ -27,6 +27,7 @@ RULE = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
 _SECRET = "0123456789abcdef" * 2
 _IDLE = 1.0
 _WARM = 0.5
+_PHASES = 3
 
 Clocks = dict[str, float]
 
@@ -73,37 +74,22 @@ class Deployment:
         """The file of the ledger."""
         return self.gateway.settings.data_dir / "ledger.db"
 
-    def measure(
-        self, requests: Iterator[bytes], *, connections: int, seconds: float, warm: float = _WARM
-    ) -> Measured:
+    def measure(self, requests: Iterator[bytes], *, connections: int, seconds: float) -> Measured:
         """Send `requests` for `seconds`, and return what they took beside what idling takes.
+
+        Of several phases the one counts that took the least: other work on a machine adds only.
 
         Raises:
             RuntimeError: something was not answered with 200.
         """
         idle = self.idle()
-        run: PhaseResult[Use] = send(
-            self.port, requests, self.use, connections=connections, warm=warm, seconds=seconds
-        )
-        if set(run.statuses) != {200}:
-            raise RuntimeError(f"not everything was answered: {run.statuses}")
-        count, took = run.statuses[200], run.after.at - run.before.at
-        used = {
-            role: after - run.before.roles[role] - idle[role] * took
-            for role, after in run.after.roles.items()
-        }
-        busy = run.after.machine - run.before.machine
-        own = sum(run.after.roles.values()) - sum(run.before.roles.values())
-        own += run.after.own - run.before.own
-        return Measured(
-            rate=count / run.took,
-            processor={role: max(0.0, one) / count * 1e6 for role, one in used.items()},
-            idle={role: one * 1e6 for role, one in idle.items()},
-            p50=run.percentile(0.5) * 1e3,
-            p99=run.percentile(0.99) * 1e3,
-            memory=run.after.memory,  # with all connections open
-            others=max(0.0, busy - own) / (took * (os.cpu_count() or 1)),
-        )
+        phases = (_WARM, *[seconds / _PHASES] * _PHASES)
+        _, *runs = send(self.port, requests, self.use, connections=connections, phases=phases)
+        for run in runs:
+            if set(run.statuses) != {200}:
+                raise RuntimeError(f"not everything was answered: {run.statuses}")
+        found = (_measured(run, idle) for run in runs)
+        return min(found, key=lambda one: sum(one.processor.values()))
 
     def send_once(self, requests: list[bytes], *, connections: int = 8) -> None:
         """Send each request once, some of them perhaps twice, to fill what keeps answers.
@@ -123,7 +109,7 @@ class Deployment:
 
         bodies = every()
         while not done:
-            run = send(self.port, bodies, self.use, connections=connections, warm=0.0, seconds=0.2)
+            (run,) = send(self.port, bodies, self.use, connections=connections, phases=(0.5,))
             if set(run.statuses) - {200}:
                 raise RuntimeError(f"not everything was answered: {run.statuses}")
 
@@ -236,6 +222,24 @@ def key_of(number: int) -> str:
 
 def _name(number: int) -> str:
     return f"tenant-{number:07}"
+
+
+def _measured(run: PhaseResult[Use], idle: Clocks) -> Measured:
+    count, took = run.statuses[200], run.after.at - run.before.at
+    used = {role: after - run.before.roles[role] for role, after in run.after.roles.items()}
+    busy = run.after.machine - run.before.machine
+    own = sum(used.values()) + run.after.own - run.before.own
+    return Measured(
+        rate=count / run.took,
+        processor={
+            role: max(0.0, one - idle[role] * took) / count * 1e6 for role, one in used.items()
+        },
+        idle={role: one * 1e6 for role, one in idle.items()},
+        p50=run.percentile(0.5) * 1e3,
+        p99=run.percentile(0.99) * 1e3,
+        memory=run.after.memory,  # with all connections open
+        others=max(0.0, busy - own) / (took * (os.cpu_count() or 1)),
+    )
 
 
 @contextlib.contextmanager

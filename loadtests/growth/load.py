@@ -6,7 +6,7 @@ Opening connections and what is under way at the end would otherwise be counted 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -39,13 +39,12 @@ def send(
     clocks: Callable[[], ClockT],
     *,
     connections: int,
-    warm: float,
-    seconds: float,
-) -> PhaseResult[ClockT]:
-    """Send for `warm` seconds, then for `seconds` and return what they brought."""
+    phases: Sequence[float],
+) -> list[PhaseResult[ClockT]]:
+    """Send for so many seconds in each of `phases`, and return what each brought."""
     load = _Load(port, requests)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(load.run(clocks, connections=connections, warm=warm, seconds=seconds))
+        return runner.run(load.run(clocks, connections=connections, phases=phases))
 
 
 class _Connection(asyncio.Protocol):
@@ -102,25 +101,14 @@ class _Load:
         self._latencies: list[float] = []
 
     async def run(
-        self, clocks: Callable[[], ClockT], *, connections: int, warm: float, seconds: float
-    ) -> PhaseResult[ClockT]:
+        self, clocks: Callable[[], ClockT], *, connections: int, phases: Sequence[float]
+    ) -> list[PhaseResult[ClockT]]:
         opened = await self._open(connections)
-        await self._phase(opened, warm)
-        self._statuses.clear()
-        self._latencies.clear()
-        before, started = clocks(), time.perf_counter()
-        await self._phase(opened, seconds)
-        took, after = time.perf_counter() - started, clocks()
+        results = [await self._phase(opened, seconds, clocks) for seconds in phases]
         self._is_closing = True
         for connection in opened:
             connection.transport.close()
-        return PhaseResult(
-            before=before,
-            after=after,
-            took=took,
-            statuses=dict(self._statuses),
-            latencies=sorted(self._latencies),
-        )
+        return results
 
     def next_request(self) -> bytes | None:
         """Return a request, or count a connection as idle."""
@@ -155,11 +143,22 @@ class _Load:
             opened += [connection for _, connection in await asyncio.gather(*made)]
         return opened
 
-    async def _phase(self, connections: list[_Connection], seconds: float) -> None:
-        self._until = time.perf_counter() + seconds
+    async def _phase(
+        self, connections: list[_Connection], seconds: float, clocks: Callable[[], ClockT]
+    ) -> PhaseResult[ClockT]:
+        self._statuses, self._latencies = Counter(), []
+        before, started = clocks(), time.perf_counter()
+        self._until = started + seconds
         self._busy = len(connections)
         self._idle.clear()
         for connection in connections:
             connection.send()
         async with asyncio.timeout(seconds + _LONGEST):
             await self._idle.wait()
+        return PhaseResult(
+            before=before,
+            took=time.perf_counter() - started,
+            after=clocks(),
+            statuses=dict(self._statuses),
+            latencies=sorted(self._latencies),
+        )
