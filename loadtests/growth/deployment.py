@@ -185,6 +185,7 @@ def deployment(
             {
                 "regions": [{"name": "eu", "pools": [{"backends": pool}]}],
                 "deadline": {"default": 60.0},
+                "routing": {"attempt_timeout": 60.0},
             }
             | (document or {}),
             workers=workers,

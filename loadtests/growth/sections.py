@@ -28,6 +28,8 @@ _HITS = 100  # texts that are asked for again and again
 _FILL_ITEMS = 256
 _ROOM = 4 * 1024**3  # of the memory tier, for a million answers
 _HEAD = "sentiment"
+_CHANGES = 3
+_LEAST_CHANGE = 2e-3  # seconds: less is not told from what waiting for it takes
 
 
 class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +61,14 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
         requests: Iterator[bytes],
         connections: int = _CONNECTIONS,
     ) -> None:
-        """Measure a point and keep it, unless it is there already."""
-        if self.wants(curve, size):
+        """Measure a point and keep it, unless it is there already or something was refused."""
+        if not self.wants(curve, size):
+            return
+        try:
             found = system.measure(requests, connections=connections, seconds=self.seconds)
+        except (RuntimeError, TimeoutError) as error:
+            print(f"{size:,}, {curve}: left out: {error!r}")
+        else:
             self.keep(curve, size, found)
 
 
@@ -104,7 +111,7 @@ def _items(run: SectionRun) -> None:
     """Hits and misses by items of a request."""
     with deployment(run.place(), models=_demo_models(run)) as system:
         for size in run.wanted("memory hit", "miss"):
-            callers = max(1, min(8, 2048 // size))  # so many rows that a backend queues them all
+            callers = max(1, min(8, 512 // size))  # so few rows that a backend refuses none
             known = [_body(_texts(f"known {size}", size), model=_HEAD)]
             system.send_once([request(known[0])], connections=1)
             run.measure(system, "memory hit", size, itertools.cycle(map(request, known)), callers)
@@ -245,27 +252,32 @@ def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
             lambda: client.get(url, headers=headers).is_success,
             within=within,
             what="the key is known",
-            every=0.05,
+            every=0.2,
         )
 
 
 def _change(system: Deployment) -> Measured:
-    """Return what a change of one key takes the gateway, until it is in force."""
-    key, idle = f"sk-growth-change-{time.monotonic_ns()}", system.idle()
-    before, started = system.use(), time.perf_counter()
-    system.add_key(key)
-    _wait_for_key(system, key, within=60)
-    took = time.perf_counter() - started
-    time.sleep(0.5)
-    after = system.use()
-    used = after.roles["gateway"] - before.roles["gateway"]
-    used -= idle["gateway"] * (after.at - before.at)
-    return Measured(
-        rate=1 / took,
-        processor={"gateway": max(0.0, used) * 1e6},
-        idle={role: one * 1e6 for role, one in idle.items()},
-        p50=took * 1e3,
-        p99=took * 1e3,
-        memory=after.memory,
-        others=0.0,
-    )
+    """Return what a change of one key takes the gateway: the median of some, by processor time."""
+    idle = system.idle(2.0)
+    found = sorted(_changes(system, idle), key=lambda one: one.processor["gateway"])
+    return found[len(found) // 2]
+
+
+def _changes(system: Deployment, idle: dict[str, float]) -> Iterator[Measured]:
+    for number in range(_CHANGES):
+        key = f"sk-growth-change-{number}-{time.monotonic_ns()}"
+        before = system.use()
+        system.add_key(key)
+        _wait_for_key(system, key, within=60)
+        after = system.use()
+        took = after.at - before.at
+        used = after.roles["gateway"] - before.roles["gateway"] - idle["gateway"] * took
+        yield Measured(
+            rate=1 / took,
+            processor={"gateway": max(_LEAST_CHANGE, used) * 1e6},
+            idle={role: one * 1e6 for role, one in idle.items()},
+            p50=took * 1e3,
+            p99=took * 1e3,
+            memory=after.memory,
+            others=0.0,
+        )
