@@ -4,6 +4,7 @@ import click
 
 from loadtests import (
     chaos_redis,
+    chaos_sentinel,
     dispatch,
     hit,
     latency,
@@ -187,6 +188,13 @@ def chaos_redis_command(
 ) -> None:
     """Measure hits and misses while the cache's Redis, or the state's, fails."""
     chaos_redis.measure(redis=redis, quiet=quiet, faulty=faulty, hits=hits, misses=misses)
+
+
+@main.command("chaos-sentinel")
+@click.option("--kills", default=10, show_default=True)
+def chaos_sentinel_command(*, kills: int) -> None:
+    """Kill the primary of the state Redis under load, and compare answers, ledger and limits."""
+    chaos_sentinel.measure(kills=kills)
 
 
 @main.command("memory")

@@ -124,7 +124,7 @@ def build_admin(
         "arm_reader": ArmReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
-    document = operators_document(HANDLERS, dependencies)
+    document = operators_document(HANDLERS, frozenset(dependencies))
     return Application(
         route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script],
         dependencies=dependencies | {"openapi": _provide(document)},

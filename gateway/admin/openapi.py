@@ -1,9 +1,8 @@
 """Builds the operators' OpenAPI document; has what descriptions of several routes share."""
 
-from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 
-from litestar.di import Provide
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.openapi import build_document, described_by_litestar
@@ -21,10 +20,11 @@ DONE, PENDING = "Done, and every worker knows", "Done; not every worker knows ye
 SOON = {200: (Content(summary=DONE),), 202: (Content(summary=PENDING),)}
 
 
+@cache
 def operators_document(
-    handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
+    handlers: tuple[ControllerRouterHandler, ...], dependencies: frozenset[str]
 ) -> bytes:
-    """Return the OpenAPI document of `handlers` as JSON."""
+    """Return the OpenAPI document of `handlers` as JSON; `dependencies` are the names of theirs."""
     return build_document(
         described_by_litestar(handlers, dependencies),
         {},

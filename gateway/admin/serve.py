@@ -16,7 +16,7 @@ from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.redis.connect import open_client
-from gateway.runtime.control import Control
+from gateway.runtime.control import CONTROL_KEYS, Control
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.settings import Settings
 from gateway.upstream.http import HttpBackendClient
@@ -46,7 +46,7 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
         stack.enter_context(listener)
         stack.enter_context(publish_access(settings.data_dir, access))
         keepalive = settings.tcp_keepalive
-        state = connect(settings.state_url, timeout=_TIMEOUT, keepalive=keepalive)
+        state = connect(settings.state_url, key=CONTROL_KEYS, timeout=_TIMEOUT, keepalive=keepalive)
         stack.push_async_callback(state.aclose)
         cache = open_client(
             settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive

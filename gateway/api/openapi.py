@@ -5,7 +5,7 @@ What neither has (errors, headers, examples, routes that are not Litestar handle
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -87,12 +87,15 @@ def build_document(
 
 
 def described_by_litestar(
-    handlers: Sequence[ControllerRouterHandler], dependencies: Mapping[str, Provide]
+    handlers: Sequence[ControllerRouterHandler], dependencies: Iterable[str]
 ) -> Litestar:
-    """Return an application with `handlers` that only describes them."""
+    """Return an application with `handlers` that only describes them.
+
+    `dependencies` are the names of what they are given where they are called.
+    """
     return Application(
         route_handlers=handlers,
-        dependencies=dict(dependencies),
+        dependencies={name: Provide(lambda: None, sync_to_thread=False) for name in dependencies},
         openapi_config=OpenAPIConfig(title="", version="", render_plugins=[JsonRenderPlugin()]),
         logging_config=None,
     )

@@ -1,6 +1,7 @@
 """Builds the Litestar application of the customers' API."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -59,7 +60,7 @@ def build_api(
         "health": health,
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
-    document = customers_document(version, dependencies)
+    document = customers_document(version, frozenset(dependencies))
     return Application(
         route_handlers=[
             *(_raw_route(handler, task) for task in Task),
@@ -76,8 +77,11 @@ def build_api(
     )
 
 
-def customers_document(version: str, dependencies: Mapping[str, Provide]) -> bytes:
+@cache
+def customers_document(version: str, dependencies: frozenset[str]) -> bytes:
     """Return the OpenAPI document as JSON, made from an application of its own.
+
+    `dependencies` are the names of what its handlers are given.
 
     Litestar would serve its own document, without the raw routes, under a path of its own.
     """

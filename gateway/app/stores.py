@@ -7,7 +7,8 @@ from redis.asyncio import Redis
 
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
-from gateway.runtime.control import Control
+from gateway.redis.scripts import ScriptClient, open_scripts
+from gateway.runtime.control import CONTROL_KEYS, Control
 from gateway.runtime.follower import first_runtime
 from gateway.runtime.recovery import LedgerRecovery, Recovery
 from gateway.runtime.store import RuntimeStore
@@ -15,9 +16,13 @@ from gateway.settings import Settings
 
 
 class Stores(NamedTuple):
-    """The state Redis, the ledger, and the runtime that was read from them."""
+    """The state Redis, the ledger, and the runtime that was read from them.
+
+    `limits` runs the scripts of limits; it is `state` unless the state Redis is a cluster.
+    """
 
     state: Redis
+    limits: ScriptClient
     ledger: Ledger
     recovery: Recovery
     runtimes: RuntimeStore
@@ -29,13 +34,14 @@ async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
     Raises:
         ConfigurationError: the document cannot be used.
     """
-    state = connect(
-        settings.state_url, timeout=settings.state_timeout, keepalive=settings.tcp_keepalive
-    )
+    url, timeout, keepalive = settings.state_url, settings.state_timeout, settings.tcp_keepalive
+    state = connect(url, key=CONTROL_KEYS, timeout=timeout, keepalive=keepalive)
     stack.push_async_callback(state.aclose)
+    limits = open_scripts(url, state=state, timeout=timeout, keepalive=keepalive)
+    stack.push_async_callback(limits.aclose)
     ledger = stack.enter_context(Ledger(settings.ledger))
     recovery = LedgerRecovery(
         control=Control(state), record=ledger.published, region=settings.region
     )
     runtimes = RuntimeStore(await first_runtime(state, settings, recovery))
-    return Stores(state, ledger, recovery, runtimes)
+    return Stores(state, limits, ledger, recovery, runtimes)

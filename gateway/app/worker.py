@@ -119,7 +119,7 @@ class Worker:
             monotonic=self._clock,
         )
         self.limiter = RedisRateLimiter(
-            redis=stores.state,
+            redis=stores.limits,
             # A successor's leases are its own: the name differs at every start.
             holder=f"{identity(settings)}:{secrets.token_hex(4)}",
             monotonic=self._clock,

@@ -8,7 +8,6 @@ from math import inf
 from typing import Self
 
 from msgspec.structs import replace
-from redis.asyncio import Redis
 from redis.exceptions import RedisError, TimeoutError as RedisTimeout
 
 from gateway.rate_limit.base import (
@@ -42,6 +41,7 @@ from gateway.rate_limit.script import (
     script_arguments,
 )
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
+from gateway.redis.scripts import ScriptClient
 from gateway.tasks import TaskScope
 from gateway.types import CONCURRENT
 
@@ -67,7 +67,7 @@ class RedisRateLimiter:
     def __init__(
         self,
         *,
-        redis: Redis,
+        redis: ScriptClient,
         holder: str,
         local_share: float,
         monotonic: Callable[[], float],

@@ -13,22 +13,33 @@ from redis.asyncio.connection import (
 )
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import (
+    ClusterDownError,
+    ConnectionError as RedisConnectionError,
+    MovedError,
+    ReadOnlyError,
+    ResponseError,
+)
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.redis.url import read_servers
+from gateway.redis.locators import FixedLocator, Locator, sentinel_locator, slot_locator
+from gateway.redis.url import Servers, read_servers
 from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 _CONNECT_TIMEOUT = 2.0
 """Waiting longer for a lost packet only delays the next attempt: the kernel's retransmissions back
 off."""
+_LOST_ROLE = (ReadOnlyError, MovedError, ClusterDownError)
+_LOST_ROLE_WORDS = ("READONLY", "NOREPLICAS")
+"""The same without an exception of their own; in the error of a script they may come late."""
 
 
 class _LossDetectingConnection(AbstractConnection):
     """Distinguishes a lost connection from a reply that has not arrived yet.
 
+    One to a server that lost its role is lost, too: what is sent next is for another server.
     When TCP keep-alive fails, the error is `ETIMEDOUT`, which is Python's `TimeoutError`. redis-py
     takes that for a read timeout: it returns `None` at once, now and on every later read. The pool
     calls `can_read`, and replaces connections for which it raises.
@@ -41,7 +52,13 @@ class _LossDetectingConnection(AbstractConnection):
 
     @override
     async def read_response(self, *args: Any, **kwargs: Any) -> Any:
-        response = await super().read_response(*args, **kwargs)
+        try:
+            response = await super().read_response(*args, **kwargs)
+        except ResponseError as error:
+            if _is_lost_role(error):
+                await self.disconnect(nowait=True)
+                raise RedisConnectionError(f"the server lost its role: {error}") from error
+            raise
         if response is None:
             self._raise_loss()
         return response
@@ -52,19 +69,36 @@ class _LossDetectingConnection(AbstractConnection):
             raise RedisConnectionError(f"the connection was lost: {loss}")
 
 
+def _is_lost_role(error: ResponseError) -> bool:
+    """Whether a server that does not, or not surely, have the keys replied with `error`."""
+    text = str(error)
+    return isinstance(error, _LOST_ROLE) or any(word in text for word in _LOST_ROLE_WORDS)
+
+
 class _KeepaliveConnection(_LossDetectingConnection):
     """Sets `keepalive` on TCP connections, and discards unsent commands when one is closed.
 
-    Connects with `connector`: redis-py would wait at each address of a name in turn.
+    Connects to what `locator` locates at that moment, with `connector`: redis-py would wait at each
+    address of a name in turn.
     """
 
     host: str
     port: int
 
-    def __init__(self, *, keepalive: TcpKeepalive, connector: Connector, **kwargs: Any) -> None:
+    def __init__(
+        self, *, locator: Locator, keepalive: TcpKeepalive, connector: Connector, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
+        self._locator = locator
         self._keepalive = keepalive
         self._connector = connector
+
+    @override
+    def _raise_loss(self) -> None:
+        super()._raise_loss()
+        # A server that hangs closes nothing: each connection left to it would cost a timeout.
+        if self._locator.latest not in (None, (self.host, self.port)):
+            raise RedisConnectionError("another server has the keys now")
 
     def _connection_arguments(self) -> dict[str, Any]:
         # That of the TCP or TLS class, whose `host` and `port` take the place of a socket.
@@ -78,6 +112,7 @@ class _KeepaliveConnection(_LossDetectingConnection):
     async def _connect(self) -> None:
         bound = self.socket_connect_timeout
         async with asyncio.timeout(bound):
+            self.host, self.port = await self._locator.locate()
             self._socket = await self._connector.connect(
                 self.host, self.port, connect_timeout=bound
             )
@@ -111,34 +146,51 @@ def connect(
     url: str,
     *,
     timeout: float,
+    key: str = "",
     connections: int = 16,
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
 ) -> Redis:
-    """Return a client of the Redis at `url` (`redis://`, `rediss://` or `unix://`).
+    """Return a client of the Redis at `url`: one server, or the primary that Sentinels name.
+
+    Of a cluster it is the node that owns the slot of `key`; other keys are not reached.
 
     Waiting for a free connection and each read may take `timeout` seconds, connecting 2. Nothing is
     retried: redis-py would repeat a command ten times, and a script that takes tokens or appends
-    events must not run twice. Never cancel an await of this client: run the command in a task that
-    is not cancelled, and wait for that task.
+    events must not run twice. A connection whose server lost its role is closed; the next one goes
+    to the server that has the keys then. Never cancel an await of this client: run the command in a
+    task that is not cancelled, and wait for that task.
 
     Raises:
-        ConfigurationError: the URL names several servers.
+        ConfigurationError: the URL names several servers and is invalid.
     """
-    if read_servers(url) is not None:
-        raise ConfigurationError("this Redis must be one server, as `redis://host:port/0`")
-    address: dict[str, Any] = dict(parse_url(url))
+    servers = read_servers(url)
+    address: dict[str, Any] = dict(parse_url(url if servers is None else servers.urls[0]))
     kind = address.pop("connection_class", Connection)
+    bound = min(timeout, _CONNECT_TIMEOUT)
     if "path" not in address:
-        address |= {"keepalive": keepalive, "connector": Connector()}
+        locator: Locator
+        if servers is None:
+            locator = FixedLocator(address.get("host", "localhost"), address.get("port", 6379))
+        else:
+            locator = _locator(servers, key, timeout=bound, keepalive=keepalive)
+        address |= {"locator": locator, "keepalive": keepalive, "connector": Connector()}
     pool: BlockingConnectionPool = BlockingConnectionPool(
         max_connections=connections,
         connection_class=_CONNECTION_CLASSES[kind],
         **{
             "timeout": timeout,
             "socket_timeout": timeout,
-            "socket_connect_timeout": min(timeout, _CONNECT_TIMEOUT),
+            "socket_connect_timeout": bound,
             "retry": Retry(NoBackoff(), 0),
             **address,
         },
     )
     return Redis.from_pool(pool)
+
+
+def _locator(servers: Servers, key: str, *, timeout: float, keepalive: TcpKeepalive) -> Locator:
+    if servers.kind == "sentinel":
+        return sentinel_locator(servers, timeout=timeout, keepalive=keepalive)
+    if not key:
+        raise ConfigurationError("this Redis cannot be a cluster")
+    return slot_locator(servers, key, timeout=timeout, keepalive=keepalive)

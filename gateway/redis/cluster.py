@@ -28,7 +28,7 @@ class _Node:
 
 
 class ClusterClient:
-    """Runs commands on a cluster; the first key of a command, or of an `EVAL`, selects the node.
+    """Runs commands on a cluster; the first key of a command, or of a script, selects the node.
 
     `MGET` is split, since its keys may be in several slots: each node gets a `GET` for each of its
     keys, in one pipeline. A node that fails loses its own keys only; where every node fails, so
@@ -140,7 +140,7 @@ class ClusterClient:
         if isinstance(replies, OSError):
             return False
         owners: list[_Node | None] = [None] * _SLOTS
-        for slots in _ranges(replies[0]):
+        for slots in slot_ranges(replies[0]):
             host = slots.host or self._servers.host_of(url)
             owner = self._node(self._servers.url_of(host, slots.port))
             owners[slots.first : slots.last + 1] = [owner] * (slots.last + 1 - slots.first)
@@ -157,7 +157,7 @@ class ClusterClient:
         return node
 
 
-class _Range(NamedTuple):
+class SlotRange(NamedTuple):
     """Names a slot range, both ends included, and its owner; no host means the replying node."""
 
     first: int
@@ -166,14 +166,14 @@ class _Range(NamedTuple):
     port: int
 
 
-def _ranges(reply: object) -> Iterator[_Range]:
+def slot_ranges(reply: object) -> Iterator[SlotRange]:
     """Yield the valid entries of a reply to `CLUSTER SLOTS`."""
     for each in reply if isinstance(reply, list) else []:
         match each:
             case [int(first), int(last), [bytes() | None as host, int(port), *_], *_] if (
                 0 <= first <= last < _SLOTS and (host or b"").isascii()
             ):
-                yield _Range(first, last, (host or b"").decode(), port)
+                yield SlotRange(first, last, (host or b"").decode(), port)
             case _:
                 pass
 
@@ -185,8 +185,8 @@ def _split_command(command: Command) -> list[Command]:
 
 
 def _key_at(command: Command) -> int:
-    """Return the index of a command's first key; in `EVAL` it follows the number of keys."""
-    return 3 if command[0] == b"EVAL" else 1
+    """Return the index of a command's first key; a script's follow the number of keys."""
+    return 3 if command[0] in (b"EVAL", b"EVALSHA") else 1
 
 
 def _value(reply: object) -> object:

@@ -50,7 +50,7 @@ def read_servers(url: str) -> Servers | None:
     """Return the parts of a URL that names several servers, `None` for other URLs.
 
     Raises:
-        ConfigurationError: it names no servers, or no primary.
+        ConfigurationError: it names no servers, no primary, or a database of a cluster.
     """
     parts = urlsplit(url)
     base, _, kind = parts.scheme.partition("-")
@@ -62,12 +62,15 @@ def read_servers(url: str) -> Servers | None:
         raise ConfigurationError(
             "a `redis-sentinel` URL must say what Sentinel calls the primary, as `?primary=name`"
         )
+    database = parts.path.strip("/") or "0"
+    if kind == "cluster" and database != "0":
+        raise ConfigurationError(f"a cluster of Redis has database 0 only, not `{database}`")
     return Servers(
         kind=kind,
         base=base,
         credentials=credentials + at,
         addresses=tuple(_address(host, _PORTS[kind]) for host in hosts.split(",")),
-        database=parts.path.strip("/") or "0",
+        database=database,
         primary=primary,
     )
 

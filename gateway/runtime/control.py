@@ -23,16 +23,17 @@ from gateway.runtime import control_scripts
 
 T = TypeVar("T")
 
-_PREFIX = "sg:{config}:"
-_ACTIVE = _PREFIX + "active"
-_GENERATION = _PREFIX + "generation"
-_HISTORY = _PREFIX + "history"
-_WORKERS = _PREFIX + "workers"
-_REPORTS = _PREFIX + "reports"
-_EPOCHS = _PREFIX + "epochs"
-_DRAINED = _PREFIX + "drained"
-_LINEAGE = _PREFIX + "lineage"
-_CHANGED = _PREFIX + "changed"
+CONTROL_KEYS = "sg:{config}:"
+"""Begins every key, with the hash tag that gives them one slot."""
+_ACTIVE = CONTROL_KEYS + "active"
+_GENERATION = CONTROL_KEYS + "generation"
+_HISTORY = CONTROL_KEYS + "history"
+_WORKERS = CONTROL_KEYS + "workers"
+_REPORTS = CONTROL_KEYS + "reports"
+_EPOCHS = CONTROL_KEYS + "epochs"
+_DRAINED = CONTROL_KEYS + "drained"
+_LINEAGE = CONTROL_KEYS + "lineage"
+_CHANGED = CONTROL_KEYS + "changed"
 _KEPT = 50
 _ACKS_KEPT = 86_400
 _LIVE = 5
@@ -285,8 +286,8 @@ class Control:
 
 
 def _version(topic: Topic) -> str:
-    return f"{_PREFIX}version:{topic.value}"
+    return f"{CONTROL_KEYS}version:{topic.value}"
 
 
 def _acks(topic: Topic, version: int) -> str:
-    return f"{_PREFIX}acks:{topic.value}:{version}"
+    return f"{CONTROL_KEYS}acks:{topic.value}:{version}"

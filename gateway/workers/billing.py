@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from gateway.errors import DependencyUnavailable
+from gateway.events.block import STREAM
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.settings import Settings
@@ -131,7 +132,9 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             for number, url in enumerate(settings.streams):
                 part = f"billing_{number}" if number else "billing"
-                redis = connect(url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
+                redis = connect(
+                    url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive
+                )
                 entries = GroupReader(
                     redis, group=BILLING, consumer=consumer_name(settings), count=_BLOCKS
                 )

@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from gateway.events.block import MalformedBlock, Unpacker, from_fields
+from gateway.events.block import STREAM, MalformedBlock, Unpacker, from_fields
 from gateway.events.hit_run import ids_of
 from gateway.redis.client import connect
 from gateway.settings import Settings
@@ -144,7 +144,9 @@ def request_lines(event: RequestEvent) -> bytes:
 async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:
     """Write `requests.log` in the data directory until `stop`."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
+    redis = connect(
+        settings.state_url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive
+    )
     path = settings.data_dir / "requests.log"
     async with aclosing(redis):
         await RequestLog(

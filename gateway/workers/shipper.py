@@ -12,7 +12,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from gateway.events.block import gap, pack
+from gateway.events.block import STREAM, gap, pack
 from gateway.events.reader import UnreadableLog, list_logs
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
@@ -262,7 +262,9 @@ class Shipper:
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
     """Ship the logs of the data directory until `stop`; wait while another process ships them."""
     metrics = GatewayMetrics(CollectorRegistry())
-    redis = connect(settings.state_url, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive)
+    redis = connect(
+        settings.state_url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive
+    )
     async with aclosing(redis):
         with FileLock(settings.data_dir / LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
             while not lock.take() and not stop.is_set():

@@ -8,51 +8,89 @@ from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
 
+FAILOVER_TIMEOUT = 3.0
+"""Seconds; a Sentinel that found no leader tries again after twice as long."""
 _SLOTS = 16_384
 
 
 class SentinelDeployment:
-    """A primary, its replica, and a Sentinel that promotes the replica when the primary ends."""
+    """A primary, its replicas, and Sentinels that promote a replica when the primary ends.
 
-    def __init__(self, primary: Valkey, replica: Valkey, sentinel: Valkey) -> None:
-        self.primary = primary
-        self.replica = replica
-        self.sentinel = sentinel
+    `primary` and `replica` keep their places when the roles change.
+    """
+
+    def __init__(self, servers: list[Valkey], sentinels: list[Valkey]) -> None:
+        self.servers = servers
+        self.primary, self.replica, *_ = servers
+        self.sentinel = sentinels[0]
+        self._ports = [sentinel.port for sentinel in sentinels]
 
     @property
     def url(self) -> str:
         """The URL by which the gateway finds the primary."""
-        return f"redis-sentinel://127.0.0.1:{self.sentinel.port}/0?primary=cache"
+        hosts = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        return f"redis-sentinel://{hosts}/0?primary=cache"
 
     def has_failed_over(self) -> bool:
         """Tell whether the replica is the primary now, for Sentinel as well."""
+        return self.current() is self.replica
+
+    def current(self) -> Valkey | None:
+        """Return the server that Sentinel names and that is a primary."""
         address = self.sentinel.ask("SENTINEL GET-MASTER-ADDR-BY-NAME cache")
-        return str(self.replica.port).encode() in address and (
-            b"role:master" in self.replica.ask("INFO replication")
+        for server in self.servers:
+            if str(server.port).encode() in address and server.is_running:
+                return server if b"role:master" in server.ask("INFO replication") else None
+        return None
+
+    def kill_primary(self) -> Valkey:
+        """Kill the present primary, and return it."""
+        primary = self.current()
+        assert primary is not None, "Sentinel names no primary"
+        primary.kill()
+        return primary
+
+    def rejoin(self, server: Valkey) -> None:
+        """Start a killed `server` as a replica, and return when all others follow the primary."""
+        primary = self.current()
+        assert primary is not None, "Sentinel names no primary"
+        server.replica_of = primary.port
+        server.start()
+        wait_until(self._is_whole, what="a primary and its replicas")
+
+    def _is_whole(self) -> bool:
+        primary = self.current()
+        return primary is not None and all(
+            _is_copied(server) for server in self.servers if server is not primary
         )
 
 
 @contextmanager
-def sentinel_deployment() -> Iterator[SentinelDeployment]:
-    """Run the three; Sentinel declares a primary down after 0.3 s."""
+def sentinel_deployment(
+    *arguments: str, replicas: int = 1, sentinels: int = 1, down_after: float = 0.3
+) -> Iterator[SentinelDeployment]:
+    """Run the servers with `arguments`; Sentinels declare a primary down after `down_after` s."""
     with ExitStack() as stack:
-        primary = stack.enter_context(Valkey("--repl-diskless-sync-delay", "0", port=free_port()))
-        copied = ("--replicaof", f"127.0.0.1 {primary.port}")
-        replica = stack.enter_context(Valkey(*copied, port=free_port()))
-        wait_until(
-            lambda: b"master_link_status:up" in replica.ask("INFO replication"), what="a replica"
-        )
-        sentinel = Valkey("--sentinel", port=free_port())
-        sentinel.configuration = (
-            f"sentinel monitor cache 127.0.0.1 {primary.port} 1\n"
-            "sentinel down-after-milliseconds cache 300\n"
-            "sentinel failover-timeout cache 3000\n"
-        )
-        stack.enter_context(sentinel)
-        wait_until(
-            lambda: b"slaves=1" in sentinel.ask("INFO sentinel"), within=30, what="Sentinel's view"
-        )
-        yield SentinelDeployment(primary, replica, sentinel)
+        options = ("--repl-diskless-sync-delay", "0", *arguments)
+        servers = [Valkey(*options, port=free_port()) for _ in range(1 + replicas)]
+        primary = servers[0]
+        for server in servers:
+            server.replica_of = 0 if server is primary else primary.port
+            stack.enter_context(server)
+        for server in servers[1:]:
+            wait_until(partial(_is_copied, server), what="a replica")
+        watchers = [Valkey("--sentinel", port=free_port()) for _ in range(sentinels)]
+        for watcher in watchers:
+            watcher.configuration = (
+                f"sentinel monitor cache 127.0.0.1 {primary.port} {sentinels // 2 + 1}\n"
+                f"sentinel down-after-milliseconds cache {down_after * 1000:.0f}\n"
+                f"sentinel failover-timeout cache {FAILOVER_TIMEOUT * 1000:.0f}\n"
+            )
+            stack.enter_context(watcher)
+        view = f"slaves={replicas},sentinels={sentinels}".encode()
+        for watcher in watchers:
+            wait_until(partial(_sees, watcher, view), within=60, what="Sentinel's view")
+        yield SentinelDeployment(servers, watchers)
 
 
 @contextmanager
@@ -97,6 +135,10 @@ def _node() -> Valkey:
     hasty = ("--cluster-node-timeout", "500", "--cluster-replica-validity-factor", "0")
     careful = ("--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0")
     return Valkey(*clustered, *hasty, *careful, port=free_port())
+
+
+def _sees(sentinel: Valkey, view: bytes) -> bool:
+    return view in sentinel.ask("INFO sentinel")
 
 
 def _obeys(server: Valkey, command: str) -> bool:

@@ -14,7 +14,7 @@ FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
 OPENING = tuple(fault for fault in FAULTS if fault != "full")
 """Those that open the cache's breaker: a full Redis refuses writes and answers reads."""
 STATE_FAULTS = tuple(fault for fault in FAULTS if fault != "failing over")
-"""Those of the state Redis, which is one server."""
+"""Those of a state Redis that is one server; `loadtests.chaos_sentinel` has its failover."""
 STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 ms")
 """Those that open the limiter's breaker: what a late Redis says is the limit."""
 

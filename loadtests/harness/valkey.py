@@ -28,6 +28,8 @@ class Valkey:
         self.socket = self.directory / "s"
         self.port = port
         self._arguments = arguments
+        self.replica_of = 0
+        """The port of the primary that it follows from its start on; 0 for none."""
         self.configuration = ""
         """What its configuration file says; none is there when this is empty."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -42,6 +44,11 @@ class Valkey:
         """The id of its process."""
         assert self._process is not None, "Valkey is not running"
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed."""
+        return self._process is not None
 
     @property
     def tcp_url(self) -> str:
@@ -71,6 +78,7 @@ class Valkey:
                     *("--port", str(self.port), "--bind", "127.0.0.1"),
                     *("--unixsocket", str(self.socket), "--unixsocketperm", "700"),
                     *("--dir", str(self.directory), "--save", "", *self._arguments),
+                    *(("--replicaof", f"127.0.0.1 {self.replica_of}") if self.replica_of else ()),
                 ],
                 stdout=log,
                 stderr=log,

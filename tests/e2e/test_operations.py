@@ -17,6 +17,8 @@ from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 _CONFIG = Path(__file__).parents[2] / "config"
+# Seconds between two requests of a load: the processor is for what changes meanwhile.
+_PAUSE = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +62,7 @@ async def _statuses_during(system: System, change: asyncio.Event) -> list[int]:
                 "/v1/classify", json={"model": "sentiment", "input": f"text {len(statuses)}"}
             )
             statuses.append(response.status_code)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(_PAUSE)
     return statuses
 
 

@@ -92,7 +92,7 @@ async def scene(tmp_path: Path, valkey: str) -> AsyncIterator[Scene]:
         yield scene
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_no_window_over_both_regions_has_more_than_the_limit(scene: Scene, seed: int) -> None:
     """Demand wanders between regions, pauses and comes in bursts; a region is cut off at times."""
     chooser = random.Random(seed)

@@ -10,7 +10,6 @@ from gateway.cache.build import build_cache
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.errors import ConfigurationError
-from gateway.redis.client import connect
 from gateway.redis.url import read_servers
 from loadtests.harness.redis_deployments import (
     SentinelDeployment,
@@ -221,6 +220,7 @@ def test_the_url_of_several_servers_says_where_they_are() -> None:
         ("redis-sentinel://a:1", "primary"),
         ("redis-cluster://a:1,:2", "host:port"),
         ("redis-cluster://a:port", "host:port"),
+        ("redis-cluster://a:1/2", "database 0 only"),
     ],
 )
 def test_a_url_that_lacks_something_says_what(url: str, what: str) -> None:
@@ -231,8 +231,3 @@ def test_a_url_that_lacks_something_says_what(url: str, what: str) -> None:
 async def test_a_sentinel_may_have_an_address_of_ip_version_6(anyio_backend: str) -> None:
     async with cache_at("redis-sentinel://[::1]:1/0?primary=cache") as cache:
         assert await known(cache, range(1)) == []
-
-
-def test_the_state_cannot_be_kept_by_several_servers() -> None:
-    with pytest.raises(ConfigurationError, match="one server"):
-        _ = connect("redis-cluster://a:1", timeout=1.0)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import msgspec
 from jsonschema import Draft202012Validator
-from litestar.di import Dependency, Provide
+from litestar.di import Dependency
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.app import HANDLERS
@@ -29,18 +29,15 @@ def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
                         yield name
 
 
-NOTHING = {
-    name: Provide(lambda: None, sync_to_thread=False)
-    for name in _dependencies([*HANDLERS, *CONTROLLERS])
-}
-"""What handlers are given where they are described and not called."""
+DEPENDENCIES = frozenset(_dependencies([*HANDLERS, *CONTROLLERS]))
+"""Names of what handlers are given when they are called."""
 
 
 def documents() -> dict[str, Document]:
     """Return the document of each listener."""
     return {
-        "customers": msgspec.json.decode(customers_document("1.2.3", NOTHING)),
-        "operators": msgspec.json.decode(operators_document(HANDLERS, NOTHING)),
+        "customers": msgspec.json.decode(customers_document("1.2.3", DEPENDENCIES)),
+        "operators": msgspec.json.decode(operators_document(HANDLERS, DEPENDENCIES)),
     }
 
 

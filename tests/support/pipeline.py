@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
+from gateway.events.block import STREAM
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.workers.billing import Billing
@@ -74,7 +75,7 @@ class Pipeline:
 @asynccontextmanager
 async def open_pipeline(directory: Path, url: str) -> AsyncIterator[Pipeline]:
     """Connect a pipeline to the Valkey at `url`."""
-    redis = connect(url, timeout=60.0)
+    redis = connect(url, key=STREAM, timeout=60.0)
     try:
         with Ledger(ledger_url(directory)) as ledger:
             yield Pipeline(directory, redis, ledger)

@@ -29,8 +29,8 @@ from gateway.errors import MethodNotAllowed
 from gateway.http.problem_details import Problem
 from tests.support.api import Api
 from tests.support.documents import (
+    DEPENDENCIES,
     METHODS,
-    NOTHING,
     Document,
     documents,
     operations,
@@ -76,7 +76,7 @@ async def test_a_worker_serves_the_document_of_customers(client: httpx.AsyncClie
     ("name", "handlers"), [("customers", CONTROLLERS), ("operators", HANDLERS)]
 )
 async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -> None:
-    application = described_by_litestar(handlers, NOTHING)
+    application = described_by_litestar(handlers, DEPENDENCIES)
     routes = {
         (method.lower(), route.path_format)
         for route in application.routes

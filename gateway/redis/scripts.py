@@ -1,0 +1,88 @@
+"""Runs Lua scripts in the state Redis, in a cluster on the node of their keys."""
+
+import hashlib
+from collections.abc import Sequence
+from math import inf
+from typing import Any, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import NoScriptError, ResponseError
+
+from gateway.redis.cluster import ClusterClient
+from gateway.redis.pipeline import Command
+from gateway.redis.url import read_servers
+from gateway.sockets.tcp_keepalive import TcpKeepalive
+
+_Values = Sequence[str | int | float]
+
+
+class Script(Protocol):
+    """Runs a script once; raises `RedisError` or `OSError` where that is not sure."""
+
+    async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
+        """Return the script's reply."""
+        ...
+
+
+class ScriptClient(Protocol):
+    """Runs scripts whose keys are in one slot, as redis-py's `Redis` does."""
+
+    def register_script(self, script: str) -> Script:
+        """Return an object that runs `script`."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        ...
+
+
+def open_scripts(
+    url: str, *, state: Redis, timeout: float, keepalive: TcpKeepalive
+) -> ScriptClient:
+    """Return a client for scripts of any slot: `state`, a client of `url`, unless it is a cluster.
+
+    Raises:
+        ConfigurationError: the URL names several servers and is invalid.
+    """
+    servers = read_servers(url)
+    if servers is None or servers.kind != "cluster":
+        return state
+    return ClusterScripts(ClusterClient(servers, timeout=timeout, slow=inf, keepalive=keepalive))
+
+
+class ClusterScripts:
+    """Runs each script on the node that owns the slot of its keys."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self._client = client
+
+    def register_script(self, script: str) -> Script:
+        """Return an object that runs `script`."""
+        return _ClusterScript(self._client, script)
+
+    async def aclose(self) -> None:
+        """Close every connection."""
+        await self._client.aclose()
+
+
+class _ClusterScript:
+    def __init__(self, client: ClusterClient, script: str) -> None:
+        self._client = client
+        self._script = script
+        self._digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+
+    async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
+        try:
+            return await self._run(b"EVALSHA", self._digest, keys, args)
+        except NoScriptError:
+            return await self._run(b"EVAL", self._script, keys, args)
+
+    async def _run(self, name: bytes, script: str, keys: Sequence[str], args: _Values) -> Any:
+        command: Command = (name, script, len(keys), *keys, *map(str, args))
+        (reply,) = await self._client.execute([command])
+        if isinstance(reply, OSError):
+            raise reply
+        if isinstance(reply, Exception):
+            is_missing = str(reply).startswith("NOSCRIPT")
+            raise (NoScriptError if is_missing else ResponseError)(str(reply))
+        return reply
