@@ -10,8 +10,8 @@ import msgspec
 from loadtests.machine import Machine
 
 _CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
-_LEAST = 0.05
-"""Growth below this share of the first value is none: figures vary by more than that."""
+_LEAST, _LEAST_IDLE = 0.05, 0.5
+"""Growth below these shares of the first value is none: figures vary by as much by themselves."""
 
 
 class GrowthPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +56,7 @@ class PointFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._points: dict[tuple[str, str, int], GrowthPoint] = {}
-        if path.exists():
-            for line in path.read_bytes().splitlines():
-                self._remember(msgspec.json.decode(line, type=GrowthPoint))
+        self._read()
 
     def add(self, point: GrowthPoint) -> None:
         """Keep a point; what was kept before is in the file whatever happens next."""
@@ -67,7 +65,8 @@ class PointFile:
             file.write(msgspec.json.encode(point) + b"\n")
 
     def compact(self) -> None:
-        """Drop the lines that later ones replaced."""
+        """Drop the lines that later ones replaced; another run may have added some."""
+        self._read()
         lines = (msgspec.json.encode(point) + b"\n" for point in self._points.values())
         self._path.write_bytes(b"".join(lines))
 
@@ -87,6 +86,11 @@ class PointFile:
                 found.setdefault(point.curve, []).append(point)
         return found
 
+    def _read(self) -> None:
+        if self._path.exists():
+            for line in self._path.read_bytes().splitlines():
+                self._remember(msgspec.json.decode(line, type=GrowthPoint))
+
     def _remember(self, point: GrowthPoint) -> None:
         self._points[point.section, point.curve, point.size] = point
 
@@ -104,14 +108,19 @@ def worst_exponent(points: Sequence[tuple[float, float]]) -> float:
     return max(exponent(points), exponent(points[len(points) // 2 :]) if len(points) > 3 else 0.0)
 
 
-def added_exponent(points: Sequence[tuple[float, float]]) -> float:
+def added_exponent(points: Sequence[tuple[float, float]], *, share: float = _LEAST) -> float:
     """Return the exponent of what is added to the value at the smallest size.
 
-    Memory has a large constant part, beside which a steep growth would not be seen.
+    Memory has a large constant part, beside which a steep growth would not be seen. Less than
+    `share` of that is no growth.
     """
     (first, least), *rest = points
-    added = [(size - first, value - least) for size, value in rest if value > least * (1 + _LEAST)]
-    return worst_exponent(added)
+    added = [(size - first, value - least) for size, value in rest if value > least * (1 + share)]
+    return worst_exponent(added) if len(added) > 1 else exponent(points)
+
+
+def _added_idle(points: Sequence[tuple[float, float]]) -> float:
+    return added_exponent(points, share=_LEAST_IDLE)
 
 
 def word(exponent: float) -> str:
@@ -128,6 +137,6 @@ def judge(points: Sequence[GrowthPoint]) -> Iterator[tuple[str, float, float, fl
     for what, figures, fit in (
         ("µs a request", [(p.size, p.processor_sum) for p in points], worst_exponent),
         ("MiB", [(p.size, p.memory_sum) for p in points], added_exponent),
-        ("idle, µs a second", [(p.size, p.idle_sum) for p in points], added_exponent),
+        ("idle, µs a second", [(p.size, p.idle_sum) for p in points], _added_idle),
     ):
         yield what, figures[0][1], figures[-1][1], fit(figures)

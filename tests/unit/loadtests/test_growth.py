@@ -3,10 +3,10 @@
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 
 import pytest
 from msgspec.structs import asdict, replace
@@ -67,7 +67,8 @@ def test_memory_is_judged_by_what_is_added_to_its_constant_part() -> None:
     assert added_exponent([(n, 100.0 + n) for n in (1, 10, 100, 1000)]) == pytest.approx(
         1.0, abs=0.01
     )
-    assert added_exponent([(1, 100.0), (10, 101.0), (100, 103.0)]) == 0.0
+    assert added_exponent([(1, 100.0), (10, 101.0), (100, 103.0)]) == pytest.approx(0.0, abs=0.01)
+    assert added_exponent([(1, 100.0), (2, 200.0)]) == pytest.approx(1.0)
 
 
 def test_what_was_measured_at_this_commit_is_not_measured_anew(
@@ -92,6 +93,19 @@ def test_what_was_measured_at_this_commit_is_not_measured_anew(
     measure(path, commit="def5678", most=1)
 
     assert measured == [1, 8, 8, 64, 1]
+
+
+def test_a_file_of_points_keeps_the_last_of_each_and_what_another_run_adds(tmp_path: Path) -> None:
+    first, other = PointFile(tmp_path / "points"), PointFile(tmp_path / "points")
+    for memory in (100.0, 200.0):
+        first.add(point(1, memory=memory))
+    other.add(point(8))
+
+    first.compact()
+
+    kept = PointFile(tmp_path / "points").curves("connections")["hit"]
+    assert [(one.size, one.memory_sum) for one in kept] == [(1, 200.0), (8, 100.0)]
+    assert len((tmp_path / "points").read_bytes().splitlines()) == 2
 
 
 def measure(path: Path, *, commit: str = "abc1234", most: int = 100) -> None:
@@ -132,7 +146,7 @@ def test_clocks_are_read_while_nothing_is_under_way() -> None:
 def server() -> Iterator[tuple[int, list[int]]]:
     """Answer every request, in a thread; yield the port and the number of requests."""
     counts = [0]
-    ports: list[int] = []
+    ports: Queue[int] = Queue()
     stopped = threading.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,16 +159,13 @@ def server() -> Iterator[tuple[int, list[int]]]:
 
     async def serve() -> None:
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as running:
-            ports.append(running.sockets[0].getsockname()[1])
+            ports.put(running.sockets[0].getsockname()[1])
             await asyncio.to_thread(stopped.wait)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    until = time.monotonic() + 10.0
-    while not ports and time.monotonic() < until:
-        time.sleep(0.001)
     try:
-        yield ports[0], counts
+        yield ports.get(timeout=10.0), counts
     finally:
         stopped.set()
         thread.join()
