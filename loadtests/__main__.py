@@ -19,6 +19,7 @@ from loadtests import (
     rows,
     shares,
     threads,
+    traced_hits,
     whole_requests,
 )
 from loadtests.arena.command import arena_command
@@ -43,9 +44,11 @@ def main() -> None:
 @click.option("--connections", default=32, show_default=True)
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
-def hit_command(connections: int, duration: float, rounds: int) -> None:
+@click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
+def hit_command(*, connections: int, duration: float, rounds: int, tracing: bool) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
-    hit.measure(connections=connections, duration=duration, rounds=rounds)
+    measure = traced_hits.measure if tracing else hit.measure
+    measure(connections=connections, duration=duration, rounds=rounds)
 
 
 @main.command("miss")

@@ -88,7 +88,7 @@ def start_systems(
         systems = {what: systems[what] for what in ways}
     for system in systems.values():
         stack.enter_context(system)
-        _fill(system, bodies)
+        fill(system, bodies)
         pin((p.pid for p in system.processes() if p.role != "gateway"), OTHERS)
         pin((p.pid for p in system.processes("gateway")), SERVER)
     return systems
@@ -151,7 +151,7 @@ def target_of(system: System) -> Target:
     return Target(host="127.0.0.1", port=system.port, path=_PATH, headers=headers)
 
 
-def _fill(system: System, bodies: list[bytes]) -> None:
+def fill(system: System, bodies: list[bytes]) -> None:
     """Ask everything twice, so that what is asked later is in the cache."""
     with system.client() as client:
         for body in [*bodies, *bodies]:
@@ -172,20 +172,20 @@ def _without_memory_tier(root: Path) -> Path:
     return config
 
 
-def bare_server(stack: ExitStack, *, length: int) -> Target:
+def bare_server(stack: ExitStack, *, length: int, core: int = SERVER) -> Target:
     """Start a server that sends `length` bytes, whatever it is asked."""
-    port = stack.enter_context(_bare(length))
+    port = stack.enter_context(_bare(length, core))
     return Target(host="127.0.0.1", port=port, path="/")
 
 
 @contextlib.contextmanager
-def _bare(length: int) -> Iterator[int]:
+def _bare(length: int, core: int) -> Iterator[int]:
     port = free_port()
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
         wait_until(lambda: _answers(port), within=10, what="the bare server answers")
-        pin([child.pid], SERVER)
+        pin([child.pid], core)
         yield port
     finally:
         child.terminate()

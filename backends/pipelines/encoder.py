@@ -57,11 +57,11 @@ class Encoder:
             ItemRefused: a text is empty or too long.
         """
         parts = [self._read(text) for text in texts]
-        if prompts is None and not self._prompt:
-            encodings = await self._tokenizer.encode(parts)
-        else:
-            given = prompts or [self._prompt] * len(parts)
-            encodings = await self._tokenizer.encode(list(map(_prompted, given, parts)))
+        whole = parts
+        if prompts is not None or self._prompt:
+            whole = list(map(_prompted, prompts or [self._prompt] * len(parts), parts))
+        with caller.span.child("tokenization", {"texts": len(parts)}):
+            encodings = await self._tokenizer.encode(whole)
         for text, part, encoding in zip(texts, parts, encodings, strict=True):
             self._check(encoding, is_cut=part is not text)
             self._note_cut(encoding, encoding.truncated_from, caller, is_cut=part is not text)
@@ -81,7 +81,8 @@ class Encoder:
         texts = [(first, second) for second in seconds]
         parts = [self._read(text) for text in texts]
         begin = self._prompt + parts[0][0]
-        head, *tails = await self._tokenizer.ids([begin, *(part[1] for part in parts)])
+        with caller.span.child("tokenization", {"texts": len(parts) + 1}):
+            head, *tails = await self._tokenizer.ids([begin, *(part[1] for part in parts)])
         layout = self._tokenizer.layout
         if self._truncate:
             cut = cut_first if cut_first_only else cut_longest
@@ -108,7 +109,9 @@ class Encoder:
             ItemRefused: the text is empty, has more windows than are read, or must not be cut.
         """
         self._check_whole(text)
-        *prompt, ids = await self._tokenizer.ids([self._prompt, text] if self._prompt else [text])
+        parts = [self._prompt, text] if self._prompt else [text]
+        with caller.span.child("tokenization", {"texts": len(parts)}):
+            *prompt, ids = await self._tokenizer.ids(parts)
         layout, taken = self._tokenizer.layout, sum(map(len, prompt))
         spans = self._spans(len(ids), overlap, most, taken=taken)
         encodings = [
@@ -131,7 +134,8 @@ class Encoder:
             ItemRefused: the text is empty, or has more windows than are read.
         """
         self._check_whole(text)
-        (segment,) = await self._tokenizer.segments([text])
+        with caller.span.child("tokenization", {"texts": 1}):
+            (segment,) = await self._tokenizer.segments([text])
         layout = self._tokenizer.layout
         spans = self._spans(len(segment.ids), (self._max_tokens - layout.added) // 4)
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]

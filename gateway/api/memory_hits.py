@@ -5,6 +5,8 @@ equal requests while the cache returns the same entry. The fast path calls `repl
 whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bodies are.
 """
 
+from time import time_ns
+
 from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE
 from gateway.api.request_events import RequestEvents
@@ -41,8 +43,12 @@ class MemoryHits:
         self._runtime: Runtime | None = None
         self._runs: dict[_RunKey, HitRun] = {}
 
-    def replay(self, parsed: ParsedBody, head: bytes) -> bytes | None:
+    def replay(
+        self, parsed: ParsedBody, head: bytes, times: list[int] | None = None
+    ) -> bytes | None:
         """Return the whole answer to a request with plain headers; `head` is what it begins with.
+
+        `times` receives when the cache was read, and when the limits were charged (ns).
 
         Its event is published with those of the event-loop iteration. `None`, with nothing charged,
         where there is no answer to replay, or it may be another now.
@@ -53,7 +59,7 @@ class MemoryHits:
         run = replay.run
         if run.count == run.max_count and not self.events.join(run):
             return None
-        hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES)
+        hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES, times)
         if hit is None:
             self.events.commit()  # the run may have been joined for nothing
             return None
@@ -118,6 +124,7 @@ class MemoryHits:
         replay: HitReplay,
         runtime: Runtime,
         directives: CacheDirectives,
+        times: list[int] | None = None,
     ) -> tuple[float, bytes] | None:
         """Charge a request that `replay` answers; return the entry's age and the limits' lines."""
         prepared = parsed.prepared
@@ -129,7 +136,11 @@ class MemoryHits:
             if directives is _NO_DIRECTIVES:
                 parsed.replay = None  # the entry has gone or was replaced
             return None
+        if times is not None:
+            times.append(time_ns())
         limit_lines = replay.charge.charge()
+        if times is not None:
+            times.append(time_ns())
         if limit_lines is None:
             return None
         age = now - entry.stored_at

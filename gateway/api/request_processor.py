@@ -41,16 +41,23 @@ from gateway.errors import (
 from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
+from gateway.inference.outcomes import describe_lookup
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
     Caller,
 )
+
+_FAULT = 500
+MEMORY = {"sluicegate.cache.tier": "memory"}
+SPAN_NAMES = {task: f"POST /v1/{task}" for task in Task}
+ATTRIBUTES = {task: {"http.request.method": "POST", "http.route": f"/v1/{task}"} for task in Task}
 
 
 class RequestProcessor:
@@ -65,6 +72,7 @@ class RequestProcessor:
         inference: Inference,
         events: RequestEvents,
         metrics: GatewayMetrics,
+        tracer: Tracer,
     ) -> None:
         self._runtimes = runtimes
         self._keys = keys
@@ -72,6 +80,7 @@ class RequestProcessor:
         self._inference = inference
         self._events = events
         self._metrics = metrics
+        self.tracer = tracer
         self._now = events.now
         self._bodies = BodyReader()
         self.hits = MemoryHits(
@@ -83,6 +92,10 @@ class RequestProcessor:
         return RequestState(
             self._events.ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
         )
+
+    def start_span(self, state: RequestState, context: str) -> None:
+        """Decide whether the request, which came with a trace context, is recorded."""
+        state.span = self.tracer.request(SPAN_NAMES[state.task], context, ATTRIBUTES[state.task])
 
     def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Find out who asks and for what, by the request's headers (names in lower case).
@@ -124,14 +137,19 @@ class RequestProcessor:
             if parsed is None:
                 parsed = state.parsed = self._bodies.read(state, model, raw)
             state.usage = parsed.failed
-            body = self.hits.answer(state, parsed)
+            # A recorded request is not replayed: each of its steps has a span.
+            body = None if state.span.is_recorded else self.hits.answer(state, parsed)
             if body is not None:
                 return self._reply(state, body)
+            admission = state.span.child("admission")
             decision = self._limiter.try_admit(parsed.charges)
             if decision is None:
-                return None
-            prepared = state.prepared = self._admitted(state, decision)
-            answer = self._inference.from_memory(prepared, state.options.directives)
+                return None  # `reply_later` records the admission
+            with admission:
+                prepared = state.prepared = self._admitted(state, decision)
+            with state.span.child("cache lookup", MEMORY) as span:
+                answer = self._inference.from_memory(prepared, state.options.directives)
+                span.set("sluicegate.cache.hit", answer is not None)
             return None if answer is None else self._hit(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
@@ -149,7 +167,11 @@ class RequestProcessor:
         if prepared is None or not prepared.may_read(directives):
             return False
 
+        span = state.span.child("cache lookup")
+
         def found(entries: list[CacheHit | None]) -> None:
+            describe_lookup(span, entries)
+            span.end()
             reply = None
             try:
                 reply = self._found(state, prepared, entries)
@@ -164,13 +186,15 @@ class RequestProcessor:
         try:
             prepared = state.prepared
             if prepared is None:
-                prepared = state.prepared = self._admitted(state, await self._ask_limiter(state))
+                with state.span.child("admission"):
+                    decision = await self._ask_limiter(state)
+                    prepared = state.prepared = self._admitted(state, decision)
             principal, _ = state.caller_and_body()
             caller = Caller(
                 principal=principal,
                 deadline=state.deadline,
                 directives=state.options.directives,
-                traceparent=state.traceparent,
+                traceparent=state.span.traceparent,
                 criticality=state.options.criticality,
             )
             answer = await self._inference.infer(prepared, caller, state.outcomes)
@@ -271,7 +295,24 @@ class RequestProcessor:
             lines += CLOSE
         if state.wants_timing:
             lines += _server_timing(state, self._now())
+        if state.span.is_recorded or state.status >= _FAULT:
+            self._end_span(state)
         return HttpReply(state.status, lines, body)
+
+    def _end_span(self, state: RequestState) -> None:
+        """End the span of a request; a fault of ours has one although it is not sampled."""
+        span = state.span
+        if not span.is_recorded:
+            name, age = SPAN_NAMES[state.task], self._now() - state.started
+            span = self.tracer.failure(name, span.traceparent, age=age)
+        span.set("http.response.status_code", state.status)
+        span.set("sluicegate.request_id", state.id)
+        span.set("sluicegate.items", state.usage.items)
+        if state.model:
+            span.set("sluicegate.model", state.model)
+        if state.code:
+            span.fail(state.code)
+        span.end()
 
 
 def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:

@@ -14,6 +14,7 @@ from gateway.events.hit_run import ID_DIGITS, HitRun
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
+from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
     ArmUsage,
     InferenceRequest,
@@ -97,7 +98,8 @@ class RequestState:
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""
-    traceparent = ""
+    span = NO_SPAN
+    """Of the whole request."""
     parsed: ParsedBody | None = None
     limit_lines = b""
     prepared: PreparedRequest | None = None
