@@ -1,13 +1,16 @@
 """Defines algorithms: coroutines from an item to a JSON value that ask models on the way."""
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from abc import abstractmethod
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
+from typing_extensions import override
 
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ModelInfo, Task
+from backends.types import FloatArray, Text
 
 
 class Algorithm(Protocol):
@@ -25,6 +28,30 @@ class Algorithm(Protocol):
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         """Return the answer of one item."""
         ...
+
+
+class QueryAlgorithm(Algorithm):
+    """Answers an item by one query of `model`: the vectors of some texts.
+
+    The items of a call are then answered without a coroutine for each. `prompts` go before the
+    texts, in place of the model's own.
+    """
+
+    model: str
+    prompts: Sequence[str] | None = None
+
+    @abstractmethod
+    def texts(self, item: Any, parameters: Any) -> Sequence[Text]:
+        """Return the texts whose vectors answer an item, or raise `ItemRefused`."""
+
+    @abstractmethod
+    def answer(self, vectors: FloatArray, parameters: Any) -> Any:
+        """Return the answer that is made of the vectors, one line per text."""
+
+    @override
+    async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
+        vectors = await ask(self.model, self.texts(item, parameters), self.prompts)
+        return self.answer(vectors, parameters)
 
 
 class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):

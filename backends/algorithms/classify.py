@@ -8,12 +8,22 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
+from backends.algorithms.base import Algorithm, QueryAlgorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, best_first, rounded
+from backends.pipelines.scores import (
+    apply_function,
+    best_first,
+    few_scores,
+    places_best_first,
+    round_score,
+    rounded,
+)
 from backends.protocol import ClassifyParameters, Function
 from backends.types import FloatArray, Text
+
+# With more, numpy is quicker.
+_FEW_LABELS = 32
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +41,12 @@ def rank(labels: list[str], scores: FloatArray, top: int | None = None) -> list[
     """Return labels with their scores, best first."""
     written = rounded(scores)
     return [Label(label=labels[i], score=written[i]) for i in best_first(scores, top)]
+
+
+def check_top(parameters: ClassifyParameters) -> None:
+    """Refuse a `top_k` below 1."""
+    if parameters.top_k is not None and parameters.top_k < 1:
+        raise ItemRefused("bad_top_k", "`top_k` must be at least 1; leave it out for all")
 
 
 class Labeller(Algorithm):
@@ -54,8 +70,7 @@ class Labeller(Algorithm):
 
     @override
     async def run(self, item: Text, parameters: ClassifyParameters, ask: AlgorithmContext) -> Any:
-        if parameters.top_k is not None and parameters.top_k < 1:
-            raise ItemRefused("bad_top_k", "`top_k` must be at least 1; leave it out for all")
+        check_top(parameters)
         ranked = await self.rank(item, ask, top=parameters.top_k, function=parameters.function)
         return {"labels": [label.as_json() for label in ranked]}
 
@@ -71,13 +86,30 @@ class Labeller(Algorithm):
         return rank(self.labels, await self.scores(text, ask, function), top)
 
 
-class Classify(Labeller):
+class Classify(Labeller, QueryAlgorithm):
     """Scores a model's own labels, as Hugging Face's `text-classification` pipeline does."""
 
     def __init__(self, *, model: str, labels: Sequence[str], function: Function) -> None:
         super().__init__(labels=labels)
         self.model = model
         self.function = function
+
+    @override
+    def texts(self, item: Text, parameters: ClassifyParameters) -> Sequence[Text]:
+        check_top(parameters)
+        return (item,)
+
+    @override
+    def answer(self, vectors: FloatArray, parameters: ClassifyParameters) -> Any:
+        function = parameters.function or self.function
+        if len(self.labels) <= _FEW_LABELS:
+            scores = few_scores(vectors[0].tolist(), function)
+        else:
+            scores = apply_function(vectors[0], function).tolist()
+        best = places_best_first(scores, parameters.top_k)
+        return {
+            "labels": [{"label": self.labels[i], "score": round_score(scores[i])} for i in best]
+        }
 
     @override
     async def scores(

@@ -1,18 +1,18 @@
 """Embeds texts, and ranks documents by their embeddings."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
+from backends.algorithms.base import QueryAlgorithm
 from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import normalize, rounded
 from backends.protocol import EmbedParameters, RerankParameters
-from backends.types import FloatArray
+from backends.types import FloatArray, Text
 
 
-class Embed(Algorithm):
+class Embed(QueryAlgorithm):
     """Returns the vector of a text."""
 
     def __init__(self, *, model: str, dimensions: int) -> None:
@@ -20,9 +20,13 @@ class Embed(Algorithm):
         self.dimensions = dimensions
 
     @override
-    async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
+    def texts(self, item: str, parameters: EmbedParameters) -> Sequence[Text]:
+        self.check_dimensions(parameters)
+        return (item,)
+
+    @override
+    def answer(self, vectors: FloatArray, parameters: EmbedParameters) -> Any:
         dimensions = self.check_dimensions(parameters)
-        vectors = await ask(self.model, [item])
         return {"embedding": shorten(vectors, dimensions, parameters)[0]}
 
     def check_dimensions(self, parameters: EmbedParameters) -> int:
@@ -35,19 +39,22 @@ class Embed(Algorithm):
         return dimensions
 
 
-class Rerank(Algorithm):
+class Rerank(QueryAlgorithm):
     """Scores a document for a query by the cosine of their embeddings.
 
     `prompts` go before the query and before the document; without any, the model's own does.
     """
 
     def __init__(self, *, model: str, prompts: tuple[str, str] | None = None) -> None:
-        self._model = model
-        self._prompts = prompts
+        self.model = model
+        self.prompts = prompts
 
     @override
-    async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
-        vectors = await ask(self._model, [parameters.query, item], self._prompts)
+    def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
+        return parameters.query, item
+
+    @override
+    def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
         query, document = normalize(vectors)
         return {"score": rounded(query @ document[:, None])[0]}
 

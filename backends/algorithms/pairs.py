@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
+from backends.algorithms.base import Algorithm, QueryAlgorithm
 from backends.algorithms.classify import Label, rank
 from backends.algorithms.questions import ZeroShotTask, check_choices, hypotheses
 from backends.errors import ItemRefused
@@ -23,6 +23,7 @@ from backends.protocol import (
     RerankParameters,
     ZeroShotParameters,
 )
+from backends.types import FloatArray, Text
 
 _ENTAILMENT = "entail"
 
@@ -80,7 +81,7 @@ class MultipleChoice(Algorithm):
         return {"choice": best_first(scores, 1)[0], "scores": rounded(scores)}
 
 
-class CrossEncode(Algorithm):
+class CrossEncode(QueryAlgorithm):
     """Scores a document for a query by a model that reads both (Nogueira and Cho 2019).
 
     The `function` makes the score of one logit; of several labels it is the probability of the
@@ -88,12 +89,15 @@ class CrossEncode(Algorithm):
     """
 
     def __init__(self, *, model: str, function: Function = "sigmoid") -> None:
-        self._model = model
+        self.model = model
         self._function = function
 
     @override
-    async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
-        logits = await ask(self._model, [(parameters.query, item)])
-        function = self._function if logits.shape[1] == 1 else "softmax"
-        scores = apply_function(logits[0], function)
+    def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
+        return ((parameters.query, item),)
+
+    @override
+    def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
+        function = self._function if vectors.shape[1] == 1 else "softmax"
+        scores = apply_function(vectors[0], function)
         return {"score": rounded(scores)[-1]}

@@ -1,8 +1,7 @@
 """Defines the part of ASGI that the handlers need."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 from backends.errors import BadCall, CallTooLarge
@@ -31,14 +30,12 @@ class Client:
         self.is_disconnected = False
         self._task: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Cancel the current task when the client leaves."""
+    def __enter__(self) -> None:
+        """Cancel the current task when the client leaves, until `__exit__`."""
         self._task = asyncio.current_task()
-        try:
-            yield
-        finally:
-            self._task = None
+
+    def __exit__(self, *_: object) -> None:
+        self._task = None
 
     def leave(self) -> None:
         """Note that it disconnected."""
@@ -60,7 +57,10 @@ def client_of(scope: Scope) -> Client | None:
 def find_header(scope: Scope, name: bytes) -> bytes | None:
     """Return the first header of this lower-case name."""
     headers: Headers = scope["headers"]
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
 async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:

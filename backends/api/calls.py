@@ -7,6 +7,7 @@ from contextlib import closing
 
 import msgspec
 
+from backends.algorithms.base import QueryAlgorithm
 from backends.api.asgi import (
     Client,
     Message,
@@ -38,6 +39,7 @@ from backends.protocol import (
 from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import Decoders, ItemAnswerer
+from backends.serving.queries import QueryCall
 from backends.telemetry.spans import Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
@@ -125,16 +127,11 @@ class CallHandler:
         )
         work.admit()
         client, watcher = _client_of(scope, receive)
-        with self._core.working(), closing(work):
+        with self._core.calls, closing(work):
             reply = _Reply(send, self._core, work, interval=self._progress)
             try:
-                with closing(reply), client.waiting():
-                    if len(call.items) == 1:
-                        # In this very task: tasks are what costs.
-                        outcome = await answerer.answer(0, call.items[0])
-                        await reply.send([outcome], is_last=True)
-                    else:
-                        await _OutcomeStream(answerer, call.items).send_all(reply)
+                with closing(reply), client:
+                    await _answer_all(answerer, reply)
             except asyncio.CancelledError:
                 if not client.is_disconnected:
                     raise
@@ -154,6 +151,19 @@ class CallHandler:
         if len(call.items) > _MAX_ITEMS:
             raise CallTooLarge(f"the call has more than {_MAX_ITEMS} items; send fewer")
         return call
+
+
+async def _answer_all(answerer: ItemAnswerer, reply: "_Reply") -> None:
+    """Answer the items of a call in the way that costs least for its algorithm."""
+    items, algorithm = answerer.call.items, answerer.algorithm
+    if isinstance(algorithm, QueryAlgorithm):
+        pipeline = answerer.pipelines[algorithm.model]
+        await QueryCall(answerer, algorithm, pipeline).send_all(reply.send)
+    elif len(items) == 1:
+        # In this very task: tasks are what costs.
+        await reply.send([await answerer.answer(0, items[0])], is_last=True)
+    else:
+        await _OutcomeStream(answerer, items).send_all(reply)
 
 
 def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:

@@ -10,6 +10,7 @@ import uvicorn
 from typing_extensions import override
 
 from backends.api.bounded import ConnectionTimeouts
+from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.routes import Routes
 from backends.api.tls import ServerTls
 from backends.api.write_coalescing import WriteCoalescingProtocol
@@ -36,7 +37,7 @@ class BackendServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,
-                http=partial(WriteCoalescingProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
+                http=partial(RepeatedHeadProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
                 ws="none",
                 lifespan="off",
                 loop="none",

@@ -51,7 +51,8 @@ class FairQueue:
         """Return the row that leads the next batch; it stays until `remove`."""
         if not self._flows:
             return None
-        flow = min(self._flows.values(), key=lambda flow: flow.clock)
+        flows = self._flows.values()
+        flow = min(flows, key=_clock) if len(flows) > 1 else next(iter(flows))
         self._now = max(self._now, flow.clock)
         while flow.heap[0][2].is_dequeued:
             heapq.heappop(flow.heap)
@@ -90,6 +91,10 @@ class FairQueue:
     def clear(self) -> None:
         """Forget every row."""
         self._flows.clear()
+
+
+def _clock(flow: _Flow) -> float:
+    return flow.clock
 
 
 def _pace(key: FlowKey) -> float:

@@ -116,8 +116,9 @@ class _Batch:
             available = waiting[length] - without.get(length, 0)
             if not without and length == anchor:
                 available -= 1
+            alone = self._cost.alone(length)
             for _ in range(available):
-                refused = self._add(length, limit)
+                refused = self._add(length, alone, limit)
                 if refused is not None:
                     break
             else:
@@ -127,7 +128,7 @@ class _Batch:
                 return
             self.release = refused
 
-    def _add(self, length: int, limit: float) -> Release | None:
+    def _add(self, length: int, alone: float, limit: float) -> Release | None:
         """Add a row; return why it may not join, where it does not."""
         cost, count, widest = self._cost, self.count + 1, max(self._longest, length)
         tokens = self._tokens + length
@@ -136,7 +137,6 @@ class _Batch:
         longer = cost.seconds(rows=count, longest=widest, tokens=tokens)
         if longer > limit:
             return Release.DEADLINE
-        alone = cost.alone(length)
         wasted = cost.padding(longer, alone=self._alone + alone)
         too_wasteful = wasted > self._limits.padding * (longer - cost.base)
         if longer - self.seconds > alone + _EXPECTED_SAVING * cost.base or too_wasteful:

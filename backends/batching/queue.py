@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -40,7 +41,10 @@ class _LengthIndex(msgspec.Struct, eq=False):
     def add(self, row: Row) -> None:
         """Add a row that waits."""
         length = row.length
-        self.by_length.setdefault(length, deque()).append(row)
+        queue = self.by_length.get(length)
+        if queue is None:
+            queue = self.by_length[length] = deque()
+        queue.append(row)
         self.counts[length] = self.counts.get(length, 0) + 1
         self.work += row.work
 
@@ -56,6 +60,14 @@ class _LengthIndex(msgspec.Struct, eq=False):
 
 
 _NO_REQUEST = _LengthIndex()
+_Name = TypeVar("_Name")
+
+
+def _index(indexes: dict[_Name, _LengthIndex], name: _Name) -> _LengthIndex:
+    found = indexes.get(name)
+    if found is None:
+        found = indexes[name] = _LengthIndex()
+    return found
 
 
 class RowQueue:
@@ -89,14 +101,14 @@ class RowQueue:
             for row in rows:
                 row.work = self._cost.alone(row.length)
                 self._flows.add(row)
-                self._classes.setdefault(row.batch_class, _LengthIndex()).add(row)
+                _index(self._classes, row.batch_class).add(row)
                 if row.request is not None:
-                    name = (row.request, row.batch_class)
-                    self._requests.setdefault(name, _LengthIndex()).add(row)
+                    _index(self._requests, (row.request, row.batch_class)).add(row)
                 self.rows += 1
                 self.tokens += row.length
                 self.seconds += row.work
-            self._changed.notify(len(rows))
+            # One thread is enough: it wakes another where its batch leaves rows.
+            self._changed.notify()
 
     def waiting(self, flow: FlowKey) -> int:
         """Return how many rows of a flow wait; without the lock, which may be held long."""
@@ -203,7 +215,7 @@ class RowQueue:
         limit = self._limits.rows
         while following and following.batch_class == lead.batch_class and len(rows) < limit:
             if self._keep_or_drop(following, now, dropped):
-                self._remove(following, self._cost.alone(following.length))
+                self._remove(following, following.work)
                 rows.append(following)
             following = self._flows.lead()
         lengths = [row.length for row in rows]
@@ -234,12 +246,14 @@ class RowQueue:
     def _make_batch(
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
     ) -> DequeuedBatch:
+        if self.rows:
+            self._changed.notify()
         return DequeuedBatch(
             rows=rows,
             dropped=dropped,
             release=release,
             seconds=seconds,
-            work=sum(self._cost.alone(row.length) for row in rows),
+            work=sum([row.work for row in rows]),
             more=self.rows > 0,
         )
 
@@ -266,9 +280,8 @@ class RowQueue:
 
     def _minimum_time(self, row: Row) -> float:
         """Return the least time of a row: with less left, its run would be wasted."""
-        alone = self._cost.seconds(rows=1, longest=row.length, tokens=row.length)
         # A device that was slow must get a chance to show that it no longer is.
-        return alone * min(self.slowness, _MAX_SLOWNESS)
+        return (self._cost.base + row.work) * min(self.slowness, _MAX_SLOWNESS)
 
     def _remove(self, row: Row, seconds: float) -> None:
         row.is_dequeued = True

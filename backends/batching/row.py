@@ -1,6 +1,5 @@
 """Defines a row, and the callers that wait for it."""
 
-import asyncio
 from collections.abc import Callable
 
 import msgspec
@@ -12,28 +11,37 @@ from backends.types import Encoding, FloatArray, OutputKind
 # Scope, graph, output and ids. Scope first: no tenant learns what another asked.
 RowKey = tuple[str, str, OutputKind, bytes]
 Outcome = tuple["Row", "FloatArray | BackendError"]
+# Called once, in the loop's thread, with the error of the row that failed.
+OnEnd = Callable[["RowWaiter", BackendError | None], None]
 
 
 class RowWaiter:
-    """Waits for the rows of one caller: done when the last has arrived or one has failed.
+    """Waits for the rows of one caller; calls `on_end` when the last has arrived or one has failed.
 
-    Belongs to the loop's thread, but any thread may read `is_awaited`.
+    `pending` holds those rows that it was placed at. Belongs to the loop's thread, but any thread
+    may read `is_awaited`, which is false once it has ended or its caller has left.
     """
 
-    __slots__ = ("deadline", "future", "missing", "rows", "tokens", "values")
+    __slots__ = (
+        "deadline",
+        "is_awaited",
+        "missing",
+        "on_end",
+        "pending",
+        "rows",
+        "tokens",
+        "values",
+    )
 
-    def __init__(self, size: int, *, deadline: float) -> None:
-        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, size: int, *, deadline: float, on_end: OnEnd) -> None:
         self.values: list[FloatArray | None] = [None] * size
         self.missing = size
         self.deadline = deadline
+        self.on_end = on_end
+        self.is_awaited = True
+        self.pending: list[Row] = []
         self.rows = 0
         self.tokens = 0
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether its caller still waits: the future of a cancelled one is done."""
-        return not self.future.done()
 
     def deliver(self, index: int, value: FloatArray, *, computed_tokens: int) -> None:
         """Put a row's value in its place; `computed_tokens` is 0 for a row cached or joined."""
@@ -42,13 +50,25 @@ class RowWaiter:
         if computed_tokens:
             self.rows += 1
             self.tokens += computed_tokens
-        if self.missing == 0 and not self.future.done():
-            self.future.set_result(None)
+        if self.missing == 0 and self.is_awaited:
+            self.is_awaited = False
+            self.on_end(self, None)
 
     def fail(self, error: BackendError) -> None:
         """Fail the caller; its other rows then have no caller, unless shared."""
-        if not self.future.done():
-            self.future.set_exception(error)
+        if self.is_awaited:
+            self.is_awaited = False
+            self.on_end(self, error)
+
+    def leave(self) -> "list[Row]":
+        """Wait no more; return the rows that it was placed at.
+
+        Its owner calls this at every end: rows and waiters that named each other for longer would
+        be left to the garbage collector.
+        """
+        self.is_awaited = False
+        pending, self.pending = self.pending, []
+        return pending
 
 
 class RequestWork(msgspec.Struct, kw_only=True, eq=False):
@@ -67,7 +87,8 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     """Holds one sequence on its way through a model.
 
     `due` is its first caller's deadline and orders the queue: later callers with clearly less time
-    get a row of their own, unless this one runs. `deadline` is the latest of all callers'. `slower`
+    get a row of their own, unless this one runs. `work` is its predicted seconds, without a batch's
+    fixed part. `deadline` is the latest of all callers'. `slower`
     is the row in flight for the same key that would run later. `flow`, `batch_class`, `kind` and
     `length` follow from the others.
     """
@@ -97,7 +118,11 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     @property
     def is_awaited(self) -> bool:
         """Whether any caller still waits."""
-        return any(waiter.is_awaited for waiter, _ in self.waiters)
+        # `any` would cost twice as much, and every row is asked several times.
+        for waiter, _ in self.waiters:  # noqa: SIM110
+            if waiter.is_awaited:
+                return True
+        return False
 
     @property
     def is_live(self) -> bool:

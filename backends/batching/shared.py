@@ -1,5 +1,6 @@
 """Answers rows from the row cache, joins equal rows in flight, and submits the others."""
 
+import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import msgspec
 from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.batching.fair_queue import BULK, INTERACTIVE
-from backends.batching.row import Row, RowKey, RowWaiter
+from backends.batching.row import OnEnd, Row, RowKey, RowWaiter
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
@@ -127,26 +128,56 @@ class SharedRows:
         Raises:
             BackendError: one of the rows failed, or there was no room for them in time.
         """
-        caller.spend(len(encodings))
-        await self._wait_for_room(encodings, kind, caller)
-        waiter = RowWaiter(len(encodings), deadline=caller.deadline)
-        fresh: list[Row] = []
-        awaited: list[Row] = []
-        for index, encoding in enumerate(encodings):
-            self._place(encoding, index, waiter, kind, caller, fresh, awaited)
+        await self.wait_for_room(encodings, kind=kind, caller=caller)
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_end(_: RowWaiter, error: BackendError | None) -> None:
+            if not ended.done():
+                ended.set_result(None) if error is None else ended.set_exception(error)
+
+        waiter = self.begin(encodings, kind=kind, caller=caller, on_end=on_end)
         try:
-            if fresh:
-                self._submit(fresh, waiter, caller)
-            if waiter.missing:
-                await waiter.future
-        except BaseException:
-            # It failed or was cancelled: none of its rows may run in vain.
-            caller.wasted += waiter.rows + self._withdraw(awaited)
+            await ended
+        except BaseException:  # a cancellation, too: no row may run in vain
+            self.abandon(waiter, caller)
             raise
+        return self.collect(waiter, caller)
+
+    def begin(
+        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller, on_end: OnEnd
+    ) -> RowWaiter:
+        """Look up, join or submit the row of each encoding, for which the queue has room.
+
+        `on_end` is called once, at once where all rows are cached: with an error the caller must
+        `abandon` the waiter, else `collect` its values.
+
+        Raises:
+            BackendError: the rows are too many for the item, would be late, or cannot run.
+        """
+        caller.spend(len(encodings))
+        waiter = RowWaiter(len(encodings), deadline=caller.deadline, on_end=on_end)
+        fresh: list[Row] = []
+        for index, encoding in enumerate(encodings):
+            self._place(encoding, index, waiter, kind, caller, fresh)
+        if fresh:
+            try:
+                self._submit(fresh, caller)
+            except BackendError:
+                self.abandon(waiter, caller)
+                raise
+        return waiter
+
+    def collect(self, waiter: RowWaiter, caller: RowCaller) -> list[FloatArray]:
+        """Return the values of a waiter that has ended, and count its rows to `caller`."""
+        waiter.leave()
         caller.rows += waiter.rows
-        caller.cached += len(encodings) - waiter.rows
+        caller.cached += len(waiter.values) - waiter.rows
         caller.tokens += waiter.tokens
         return [value for value in waiter.values if value is not None]
+
+    def abandon(self, waiter: RowWaiter, caller: RowCaller) -> None:
+        """Stop waiting after a failure or a cancellation: no row may run in vain."""
+        caller.wasted += waiter.rows + self._withdraw(waiter.leave())
 
     def statistics(self) -> RowStatistics:
         """Return how rows were answered; the sizes are of the shared cache."""
@@ -159,25 +190,43 @@ class SharedRows:
             evicted_rows=self._cache.evicted,
         )
 
-    async def _wait_for_room(
-        self, encodings: Sequence[Encoding], kind: OutputKind, caller: RowCaller
-    ) -> None:
-        """Wait until there is room for those rows that are neither cached nor in flight."""
-
-        def size() -> tuple[int, int]:
-            keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
-            fresh = {
-                key: len(each.ids)
-                for each, key in zip(encodings, keys, strict=True)
-                if not self._cache.holds(key)
-                and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
-            }
-            return len(fresh), sum(fresh.values())
-
+    def has_room(
+        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
+    ) -> bool:
+        """Whether the queue takes the rows of these encodings now."""
+        tokens = sum([len(each.ids) for each in encodings])
         fits, flow = self._submissions.fits, (caller.lane, caller.scope)
-        tokens = sum(len(each.ids) for each in encodings)
-        if not fits(len(encodings), tokens, flow) and not fits(*size(), flow):
-            await self._submissions.wait_for_room(size, flow=flow, deadline=caller.deadline)
+        return fits(len(encodings), tokens, flow) or fits(
+            *self._size(encodings, kind, caller), flow
+        )
+
+    async def wait_for_room(
+        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
+    ) -> None:
+        """Wait until `has_room`; then the rows are to be begun at once.
+
+        Raises:
+            Overloaded: there was no room in time.
+        """
+        if not self.has_room(encodings, kind=kind, caller=caller):
+            await self._submissions.wait_for_room(
+                lambda: self._size(encodings, kind, caller),
+                flow=(caller.lane, caller.scope),
+                deadline=caller.deadline,
+            )
+
+    def _size(
+        self, encodings: Sequence[Encoding], kind: OutputKind, caller: RowCaller
+    ) -> tuple[int, int]:
+        """Return how many rows are neither cached nor in flight, and their tokens."""
+        keys = ((caller.scope, self._digest, kind, each.key) for each in encodings)
+        fresh = {
+            key: len(each.ids)
+            for each, key in zip(encodings, keys, strict=True)
+            if not self._cache.holds(key)
+            and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
+        }
+        return len(fresh), sum(fresh.values())
 
     def _place(
         self,
@@ -187,7 +236,6 @@ class SharedRows:
         kind: OutputKind,
         caller: RowCaller,
         fresh: list[Row],
-        awaited: list[Row],
     ) -> None:
         key: RowKey = (caller.scope, self._digest, kind, encoding.key)
         if (value := self._cache.get(key)) is not None:
@@ -197,7 +245,7 @@ class SharedRows:
         in_flight = self._in_flight.get(key)
         if in_flight is not None and _may_join(in_flight, caller) and in_flight.join(waiter, index):
             self._joined += 1
-            awaited.append(in_flight)
+            waiter.pending.append(in_flight)
             return
         row = Row(
             encoding=encoding,
@@ -212,7 +260,7 @@ class SharedRows:
         row.join(waiter, index)
         self._in_flight[key] = row
         fresh.append(row)
-        awaited.append(row)
+        waiter.pending.append(row)
 
     def _withdraw(self, rows: list[Row]) -> int:
         """Remove rows without callers from the queue; return how many those are."""
@@ -223,12 +271,11 @@ class SharedRows:
                 del self._in_flight[row.key]
         return len(withdrawn)
 
-    def _submit(self, fresh: list[Row], waiter: RowWaiter, caller: RowCaller) -> None:
+    def _submit(self, fresh: list[Row], caller: RowCaller) -> None:
         reservation = caller.reservation
         try:
             work = self._submissions.submit(fresh, reservation)
         except BackendError as error:
-            waiter.future.cancel()
             for row in fresh:
                 row.span.end(error.code)
                 row.is_dequeued = True
@@ -245,15 +292,16 @@ class SharedRows:
     def _settle(self, row: Row, value: FloatArray | BackendError) -> None:
         if self._in_flight.get(row.key) is row:
             del self._in_flight[row.key]
+        waiters, row.waiters = row.waiters, []
         if isinstance(value, BackendError):
-            for waiter, _ in row.waiters:
+            for waiter, _ in waiters:
                 waiter.fail(value)
             return
         self._computed += 1
         self._cache.put(row.key, value)
         # The row counts as computed for the first of its callers that still waits.
         tokens = row.length
-        for waiter, index in row.waiters:
+        for waiter, index in waiters:
             counted = tokens if waiter.is_awaited else 0
             waiter.deliver(index, value, computed_tokens=counted)
             tokens -= counted

@@ -38,9 +38,10 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         The last eighth is for flows that hold few: no tenant shuts out the others.
         """
         few = self.rows // _FEW
-        kept = 0 if held <= few or not few else _RESERVE
-        most_rows, most_tokens = (most - int(most * kept) for most in (self.rows, self.tokens))
-        return rows <= most_rows and tokens <= most_tokens
+        kept = 0.0 if held <= few or not few else _RESERVE
+        return rows <= self.rows - int(self.rows * kept) and tokens <= self.tokens - int(
+            self.tokens * kept
+        )
 
 
 class RoomQueue:
@@ -135,8 +136,10 @@ class SubmissionQueue:
         if self.queue.is_closed:
             name = self.admission.name
             raise ExecutorDied(f"the executor of `{name}` is gone; restart the backend")
-        tokens = sum(row.length for row in rows)
-        work = sum(self._cost.alone(row.length) for row in rows)
+        tokens, work = 0, 0.0
+        for row in rows:
+            tokens += row.length
+            work += self._cost.alone(row.length)
         self._average_work += _AVERAGE_WEIGHT * (work / len(rows) - self._average_work)
         # Refused work counts, too: the shares follow demand.
         self._note_arrival(work)
@@ -144,7 +147,7 @@ class SubmissionQueue:
         if not self.fits(len(rows), tokens, flow):
             raise self._refusal(len(rows))
         try:
-            time_left = max(row.deadline for row in rows) - self._clock()
+            time_left = max([row.deadline for row in rows]) - self._clock()
             self.admission.take(work, time_left=time_left, flow=flow, reservation=reservation)
         except Overloaded:
             self.refused += len(rows)

@@ -14,6 +14,9 @@ from backends.executors.cost import CostModel
 from backends.executors.padded_batch import PaddedBatch
 from backends.types import FloatArray, OutputKind
 
+# The different answers of `SimulatedExecutor`.
+_TABLE_LINES = 1021
+
 
 class DummyExecutor(ModelExecutor):
     """Answers each row by its own ids alone; a row that holds a `poison` id fails its batch."""
@@ -68,13 +71,27 @@ class PacedExecutor(DummyExecutor):
         return super().run(batch)
 
 
-class SimulatedExecutor(PacedExecutor):
-    """Sleeps `base` seconds a batch and `token` for each padded token, and declares so."""
+class SimulatedExecutor(ModelExecutor):
+    """Sleeps `base` seconds a batch and `token` for each padded token, and declares so.
+
+    Its answers are lines of a table, by the sum of a row's ids: nearly nothing is computed, so that
+    a measurement shows what surrounds a model.
+    """
 
     def __init__(self, *, dimensions: int, worker_threads: int, base: float, token: float) -> None:
-        def pace(rows: int, length: int) -> None:
-            time.sleep(base + token * rows * length)
-
-        super().__init__(pace, dimensions=dimensions, worker_threads=worker_threads)
         self.provider = "PacedExecutionProvider"
+        self.worker_threads = worker_threads
+        self.dimensions = dimensions
         self.cost = CostModel(base=base, padded=token, square=0.0)
+        self._base, self._token = base, token
+        generator = np.random.default_rng(0)
+        self._table = generator.standard_normal((_TABLE_LINES, dimensions), dtype=np.float32)
+
+    @override
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        time.sleep(self._base + self._token * batch.ids.size)
+        values = batch.ids + batch.type_ids
+        if batch.output is OutputKind.POOLED:
+            values = values.sum(axis=1)
+        lines: FloatArray = self._table[values % _TABLE_LINES]
+        return lines

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from backends.batching.shared import RowCaller, SharedRows
@@ -20,8 +21,19 @@ _CHARACTERS_PER_WINDOWED_TOKEN = 16
 _EMPTY = "the text is empty; send some"
 
 
+class PreparedTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds texts to be tokenized, and which of them were cut before."""
+
+    texts: list[Text]
+    are_cut: list[bool]
+
+
 class Encoder:
-    """Runs one encoder with its tokenizer; all heads over it share its rows."""
+    """Runs one encoder with its tokenizer; all heads over it share its rows.
+
+    `vectors` is what a coroutine awaits; who answers many items without one takes its steps:
+    `prepare`, `tokenizer`, `check`, `rows`, `finish`.
+    """
 
     def __init__(
         self,
@@ -35,16 +47,21 @@ class Encoder:
     ) -> None:
         self._name = name
         self._prompt = prompt
-        self._tokenizer = tokenizer
-        self._rows = rows
+        self.tokenizer = tokenizer
+        self.rows = rows
         self._max_tokens = max_tokens
         self._max_characters = max_tokens * _CHARACTERS_PER_TOKEN
         self._truncate = truncate
 
     @property
+    def encoder(self) -> "Encoder":
+        """Itself: a head names the encoder below it."""
+        return self
+
+    @property
     def failure(self) -> str | None:
         """What ended its tokenizer, if anything has."""
-        return self._tokenizer.failure
+        return self.tokenizer.failure
 
     async def vectors(
         self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
@@ -56,16 +73,42 @@ class Encoder:
         Raises:
             ItemRefused: a text is empty or too long.
         """
-        parts = [self._read(text) for text in texts]
-        whole = parts
-        if prompts is not None or self._prompt:
-            whole = list(map(_prompted, prompts or [self._prompt] * len(parts), parts))
-        with caller.span.child("tokenization", {"texts": len(parts)}):
-            encodings = await self._tokenizer.encode(whole)
-        for text, part, encoding in zip(texts, parts, encodings, strict=True):
-            self._check(encoding, is_cut=part is not text)
-            self._note_cut(encoding, encoding.truncated_from, caller, is_cut=part is not text)
+        prepared = self.prepare(texts, prompts)
+        with caller.span.child("tokenization", {"texts": len(prepared.texts)}):
+            encodings = await self.tokenizer.encode(prepared.texts)
+        self.check(prepared, encodings, caller)
         return await self._pooled(encodings, caller)
+
+    def prepare(
+        self, texts: Sequence[Text], prompts: Sequence[str] | None = None
+    ) -> "PreparedTexts":
+        """Return what is to be tokenized for these texts; see `vectors`.
+
+        Raises:
+            ItemRefused: a text is empty or too long.
+        """
+        parts = [self._read(text) for text in texts]
+        are_cut = [part is not text for part, text in zip(parts, texts, strict=True)]
+        if prompts or self._prompt:
+            parts = list(map(_prompted, prompts or [self._prompt] * len(parts), parts))
+        return PreparedTexts(texts=parts, are_cut=are_cut)
+
+    def check(
+        self, prepared: "PreparedTexts", encodings: Sequence[Encoding], caller: RowCaller
+    ) -> None:
+        """Check the tokens of prepared texts, and note to `caller` where they were cut.
+
+        Raises:
+            ItemRefused: a text is empty or too long.
+        """
+        for encoding, is_cut in zip(encodings, prepared.are_cut, strict=True):
+            self._check(encoding, is_cut=is_cut)
+            if is_cut or encoding.truncated_from:
+                self._note_cut(encoding, encoding.truncated_from, caller, is_cut=is_cut)
+
+    def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
+        """Return the vectors that are made of pooled rows: they themselves, one line each."""
+        return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
@@ -82,8 +125,8 @@ class Encoder:
         parts = [self._read(text) for text in texts]
         begin = self._prompt + parts[0][0]
         with caller.span.child("tokenization", {"texts": len(parts) + 1}):
-            head, *tails = await self._tokenizer.ids([begin, *(part[1] for part in parts)])
-        layout = self._tokenizer.layout
+            head, *tails = await self.tokenizer.ids([begin, *(part[1] for part in parts)])
+        layout = self.tokenizer.layout
         if self._truncate:
             cut = cut_first if cut_first_only else cut_longest
             room = self._max_tokens - layout.added_to_pair
@@ -111,8 +154,8 @@ class Encoder:
         self._check_whole(text)
         parts = [self._prompt, text] if self._prompt else [text]
         with caller.span.child("tokenization", {"texts": len(parts)}):
-            *prompt, ids = await self._tokenizer.ids(parts)
-        layout, taken = self._tokenizer.layout, sum(map(len, prompt))
+            *prompt, ids = await self.tokenizer.ids(parts)
+        layout, taken = self.tokenizer.layout, sum(map(len, prompt))
         spans = self._spans(len(ids), overlap, most, taken=taken)
         encodings = [
             layout.single(np.concatenate([*prompt, ids[start:end]])) for start, end in spans
@@ -135,18 +178,17 @@ class Encoder:
         """
         self._check_whole(text)
         with caller.span.child("tokenization", {"texts": 1}):
-            (segment,) = await self._tokenizer.segments([text])
-        layout = self._tokenizer.layout
+            (segment,) = await self.tokenizer.segments([text])
+        layout = self.tokenizer.layout
         spans = self._spans(len(segment.ids), (self._max_tokens - layout.added) // 4)
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]
-        rows = await self._rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
+        rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
         # The special tokens before a text are no part of it, nor are those after.
         texts = [row[layout.before :] for row in rows]
         return segment.pieces, join_windows(spans, texts)[: len(segment.ids)]
 
     async def _pooled(self, encodings: Sequence[Encoding], caller: RowCaller) -> FloatArray:
-        rows = await self._rows.ask(encodings, kind=OutputKind.POOLED, caller=caller)
-        return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
+        return self.finish(await self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
 
     def _check_whole(self, text: str) -> None:
         """Refuse a text that is empty, or whose characters exceed what windows can read."""
@@ -171,7 +213,7 @@ class Encoder:
         """
         if not tokens:
             raise ItemRefused("empty_input", _EMPTY)
-        size = self._max_tokens - self._tokenizer.layout.added - taken
+        size = self._max_tokens - self.tokenizer.layout.added - taken
         spans = window_spans(tokens, size, overlap)
         if most < MAX_WINDOWS:
             return spans[:most]
@@ -185,6 +227,8 @@ class Encoder:
 
     def _read(self, text: Text) -> Text:
         """Return the text, cut to the characters that fill the model whatever its tokens are."""
+        if isinstance(text, str) and 0 < len(text) <= self._max_characters and not text.isspace():
+            return text
         parts = (text,) if isinstance(text, str) else text
         if not any(part and not part.isspace() for part in parts):
             raise ItemRefused("empty_input", _EMPTY)
@@ -236,7 +280,7 @@ class Encoder:
                 f"the text has few words in more than {self._max_characters} characters; "
                 "leave out what is no word",
             )
-        if self._tokenizer.is_empty(encoding):
+        if self.tokenizer.is_empty(encoding):
             raise ItemRefused("empty_input", _EMPTY)
 
 

@@ -40,23 +40,27 @@ class HeadWeights:
 
 
 class Head:
-    """Applies a head to the encoder below it."""
+    """Applies a head to the encoder below it, whose steps it shares."""
 
     def __init__(self, *, encoder: Encoder, weights: HeadWeights) -> None:
-        self._encoder = encoder
+        self.encoder = encoder
         self._weights = weights
 
     async def vectors(
         self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
     ) -> FloatArray:
         """Return the logits of each text."""
-        return self._weights.apply(await self._encoder.vectors(texts, caller, prompts))
+        return self._weights.apply(await self.encoder.vectors(texts, caller, prompts))
+
+    def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
+        """Return the logits that are made of the encoder's pooled rows, one line each."""
+        return self._weights.apply(self.encoder.finish(rows))
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> FloatArray:
         """Return the logits of each pair of `first` with one of `seconds`."""
-        pairs = self._encoder.pairs
+        pairs = self.encoder.pairs
         return self._weights.apply(
             await pairs(first, seconds, caller, cut_first_only=cut_first_only)
         )
@@ -65,14 +69,14 @@ class Head:
         self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
     ) -> FloatArray:
         """Return the logits of each window of a text."""
-        windows = self._encoder.windows
+        windows = self.encoder.windows
         return self._weights.apply(await windows(text, caller, overlap=overlap, most=most))
 
     async def token_vectors(
         self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of a text, and its logits."""
-        pieces, vectors = await self._encoder.token_vectors(text, caller)
+        pieces, vectors = await self.encoder.token_vectors(text, caller)
         return pieces, self._weights.apply(vectors)
 
 

@@ -17,6 +17,18 @@ def softmax(logits: FloatArray) -> FloatArray:
     return probabilities
 
 
+def few_scores(logits: list[float], function: Function) -> list[float]:
+    """Make scores of few logits as `apply_function` does, without the calls into numpy."""
+    if function == "softmax":
+        highest = max(logits)
+        shifted = [math.exp(logit - highest) for logit in logits]
+        total = sum(shifted)
+        return [value / total for value in shifted]
+    if function == "sigmoid":
+        return [0.5 + 0.5 * math.tanh(0.5 * logit) for logit in logits]
+    return logits
+
+
 def sigmoid(logits: FloatArray) -> FloatArray:
     """Return each logit's own probability, for logits of any size."""
     return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits), dtype=np.float32)
@@ -52,10 +64,19 @@ def normalize(vectors: FloatArray) -> FloatArray:
 
 def rounded(scores: FloatArray) -> list[float]:
     """Return scores as they are written: six decimals."""
-    return [round(score, _DECIMALS) for score in scores.tolist()]
+    return [round_score(score) for score in scores.tolist()]
+
+
+def round_score(score: float) -> float:
+    """Return a score as it is written."""
+    return round(score, _DECIMALS)
 
 
 def best_first(scores: FloatArray, top: int | None = None) -> list[int]:
     """Return the places of the highest scores, equal ones in their order."""
-    values: list[float] = scores.tolist()
-    return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]
+    return places_best_first(scores.tolist(), top)
+
+
+def places_best_first(scores: list[float], top: int | None = None) -> list[int]:
+    """Return what `best_first` does, of a list."""
+    return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top]

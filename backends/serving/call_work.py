@@ -5,7 +5,7 @@ from backends.batching.batcher import Batcher
 from backends.batching.shared import HostedItems
 from backends.errors import Overloaded
 from backends.protocol import Call, CallItem, ModelInfo
-from backends.serving.work_estimates import WorkEstimates, predict_work
+from backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work
 
 
 class CallWork:
@@ -15,6 +15,7 @@ class CallWork:
         self, call: Call, info: ModelInfo, *, estimates: WorkEstimates, batcher: Batcher
     ) -> None:
         self._call = call
+        self._kinds = kinds_of(call)
         self._estimates = estimates
         self._batcher = batcher
         self._predicted = predict_work(call, info, batcher.submissions.work)
@@ -48,11 +49,11 @@ class CallWork:
         flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
         if all(map(batcher.submissions.is_full, flows)):
             raise Overloaded("the queue is full", retry_after=self.backlog())
-        ratio = self._estimates.ratio(call)
+        ratio = self._estimates.ratio(self._kinds)
         works = [seconds * ratio for seconds in self._predicted]
         if self._is_atomic:
             self._reservations[:] = batcher.admission.admit(
-                works, time_left=min(item.remaining for item in call.items), flow=flows[0]
+                works, time_left=min([item.remaining for item in call.items]), flow=flows[0]
             )
             return
         # Refuse before tokenizing if not even the smallest item would be in time.
@@ -72,7 +73,7 @@ class CallWork:
             Overloaded: it would be late.
         """
         if not self._is_atomic:
-            work = self._predicted[index] * self._estimates.ratio(self._call)
+            work = self._predicted[index] * self._estimates.ratio(self._kinds)
             flow = (self._call.lane, item.scope)
             try:
                 (self._reservations[index],) = self._batcher.admission.admit(
@@ -96,7 +97,7 @@ class CallWork:
         reservation.release()
         self._reservations[index] = None
         self._estimates.learn(
-            self._call, predicted=self._predicted[index], brought=brought, is_done=is_done
+            self._kinds, predicted=self._predicted[index], brought=brought, is_done=is_done
         )
 
     def close(self) -> None:

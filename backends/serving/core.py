@@ -3,8 +3,7 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -16,8 +15,8 @@ from backends.batching.device import Device
 from backends.batching.shared import SharedRows
 from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
-from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
+from backends.pipelines.head import Head
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
@@ -59,7 +58,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     served_models: Mapping[str, ModelAlgorithms]
-    pipelines: Mapping[str, Pipeline]
+    pipelines: Mapping[str, Encoder | Head]
     encoders: Sequence[RunningEncoder]
     problems: Mapping[str, str]
     blocked: frozenset[str] = frozenset()
@@ -109,6 +108,24 @@ class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     model_set: ModelSet
 
 
+class CallsInFlight:
+    """Counts calls in flight: each is one while it is inside as a context manager."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self.idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if not self.count:
+            self.idle.set()
+
+
 class ServingCore:
     """Admits calls, and reports models, load and problems.
 
@@ -133,9 +150,7 @@ class ServingCore:
         self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self.calls_in_flight = 0
+        self.calls = CallsInFlight()
         self.draining = False
         """It accepts no more calls."""
         self.leaving = False
@@ -217,21 +232,14 @@ class ServingCore:
         info = entry.served_model.info
         raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
 
-    @contextmanager
-    def working(self) -> Iterator[None]:
-        """Count a call as in flight."""
-        self.calls_in_flight += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.calls_in_flight -= 1
-            if not self.calls_in_flight:
-                self._idle.set()
+    @property
+    def calls_in_flight(self) -> int:
+        """How many calls are being answered."""
+        return self.calls.count
 
     async def idle(self) -> None:
         """Wait until no call is in flight."""
-        await self._idle.wait()
+        await self.calls.idle.wait()
 
     def count_item(self, call: Call, outcome: str) -> None:
         """Count an item's end; `outcome` is of a closed set."""
@@ -314,7 +322,7 @@ class ServingCore:
         encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
         return Snapshot(
             ready=self.state().ready,
-            calls_in_flight=self.calls_in_flight,
+            calls_in_flight=self.calls.count,
             device_busy_share=self._device.busy_share(),
             items=dict(self._items),
             encoders=[

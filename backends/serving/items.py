@@ -33,6 +33,9 @@ _LONGEST = 3600.0
 _LATE_CANCELLATION = 0.05
 
 
+Outcome = Done | Failed
+
+
 class Decoders:
     """Holds the decoders of parameters and items, made once."""
 
@@ -47,7 +50,7 @@ class Decoders:
 
 
 class ItemAnswerer:
-    """Answers the items of one call."""
+    """Answers the items of one call, by a coroutine each; `QueryCall` does so without any."""
 
     def __init__(
         self,
@@ -61,64 +64,106 @@ class ItemAnswerer:
         clock: Callable[[], float],
         tracing: Tracing,
     ) -> None:
+        self.call = call
+        self.algorithm = entry.served_model.algorithms[call.task]
+        self.pipelines = entry.model_set.pipelines
         self._core = core
-        self._call = call
-        self._algorithm = entry.served_model.algorithms[call.task]
-        self._pipelines = entry.model_set.pipelines
         self._work = work
         self._decoder = decoders.items[call.task]
         self._received = received
         self._clock = clock
         self._tracing = tracing
         try:
-            self._parameters = decoders.parameters[call.task].decode(call.parameters)
+            self.parameters = decoders.parameters[call.task].decode(call.parameters)
         except UNREADABLE as error:
             raise BadCall(f"the parameters are none of `{call.task}`: {error}") from None
 
-    async def answer(self, index: int, item: CallItem) -> Done | Failed:
+    async def answer(self, index: int, item: CallItem) -> Outcome:
         """Return the item's outcome; only a cancellation is raised."""
-        span = self._start_span(item)
-        caller = RowCaller(
+        caller = self.begin(item)
+        try:
+            body, time_left = self.admit(index, item, caller)
+            async with asyncio.timeout(time_left):
+                ask = AlgorithmContext(self.pipelines, caller)
+                answer = await self.algorithm.run(body, self.parameters, ask)
+            return self.done(index, caller, answer)
+        except asyncio.CancelledError:
+            self.cancelled(index, caller)
+            raise
+        except TimeoutError:
+            return self.failed(index, caller, self.too_late("the time of the item is over"))
+        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+            return self.failed(index, caller, error)
+
+    def begin(self, item: CallItem) -> RowCaller:
+        """Return the caller of the item's rows; the item is then to be brought to one end."""
+        return RowCaller(
             scope=item.scope,
             deadline=self._received + item.remaining,
-            span=span,
-            lane=self._call.lane,
-            truncate=self._call.truncate,
+            span=self._start_span(item),
+            lane=self.call.lane,
+            truncate=self.call.truncate,
             hosted=self._work.hosted,
         )
-        outcome: Done | Failed | None = None
+
+    def admit(self, index: int, item: CallItem, caller: RowCaller) -> tuple[Any, float]:
+        """Reserve the item's work and decode it; return its body and how long it may take.
+
+        Raises:
+            BackendError: it would be late, or its body is none of the task.
+        """
+        remaining = caller.deadline - self._clock()
+        caller.reservation = self._work.reservation(index, item, time_left=remaining)
+        # Negated, so that NaN counts as over, too.
+        if not remaining > 0:
+            raise self.too_late("the time of the item was over before it began")
         try:
-            remaining = caller.deadline - self._clock()
-            caller.reservation = self._work.reservation(index, item, time_left=remaining)
-            result = await self._run(item, caller)
-            outcome = Done(
-                index=index,
-                result=result,
-                rows=caller.rows,
-                tokens=caller.tokens,
-                known=caller.cached,
-                truncated_from=caller.truncated_from,
-                arm=self._arm(caller),
-                shadow=caller.shadow,
-            )
-        except asyncio.CancelledError:
-            span.end("client_gone")
-            raise
-        except BackendError as error:
-            outcome = _failed(index, error, self._arm(caller))
-        except Exception:  # noqa: BLE001 - an error of one item must not take the others with it
-            _log.exception("an item failed unexpectedly", extra={"model": self._call.model})
-            unexpected = BackendError("the backend failed on this item")
-            outcome = _failed(index, unexpected, self._arm(caller))
-        finally:
-            self._end(index, caller, outcome)
-        span.end(outcome.code if isinstance(outcome, Failed) else None)
+            return self._decoder.decode(item.body), min(remaining, _LONGEST)
+        except UNREADABLE as error:
+            raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
+
+    def too_late(self, detail: str) -> DeadlineExceeded:
+        """Return the error of an item whose time is over."""
+        return DeadlineExceeded(detail, retry_after=self._work.backlog())
+
+    def done(self, index: int, caller: RowCaller, answer: Any) -> Outcome:
+        """End an item with its answer."""
+        if caller.arm is not None:
+            caller.label = first_label(answer)
+        outcome = Done(
+            index=index,
+            result=encode_result(answer),
+            rows=caller.rows,
+            tokens=caller.tokens,
+            known=caller.cached,
+            truncated_from=caller.truncated_from,
+            arm=self._arm(caller),
+            shadow=caller.shadow,
+        )
+        self._end(index, caller, outcome)
         return outcome
 
-    def _end(self, index: int, caller: RowCaller, outcome: Done | Failed | None) -> None:
+    def failed(self, index: int, caller: RowCaller, error: Exception) -> Outcome:
+        """End an item with an error; one that is none of ours is logged."""
+        if not isinstance(error, BackendError):
+            _log.error(
+                "an item failed unexpectedly", exc_info=error, extra={"model": self.call.model}
+            )
+            error = BackendError("the backend failed on this item")
+        outcome = _failed(index, error, self._arm(caller))
+        self._end(index, caller, outcome)
+        return outcome
+
+    def cancelled(self, index: int, caller: RowCaller) -> None:
+        """End an item whose caller has left."""
+        self._end(index, caller, None)
+
+    def _end(self, index: int, caller: RowCaller, outcome: Outcome | None) -> None:
         """Count how an item ended, and learn from it; without an outcome it was cancelled."""
+        failure = outcome.code if isinstance(outcome, Failed) else None
+        caller.span.end("client_gone" if outcome is None else failure)
         kind = _kind(outcome)
-        self._core.count_item(self._call, kind)
+        self._core.count_item(self.call, kind)
         if caller.arm is not None and self._arm(caller):
             self._core.arms.count(caller.arm, kind, self._clock() - self._received, caller.label)
         if outcome is None:
@@ -135,7 +180,7 @@ class ItemAnswerer:
 
     def _arm(self, caller: RowCaller) -> str:
         """Return the revision of the called model that answers, not those of models below."""
-        if caller.arm is None or caller.arm[0] != self._call.model:
+        if caller.arm is None or caller.arm[0] != self.call.model:
             return ""
         return caller.arm[1]
 
@@ -145,32 +190,8 @@ class ItemAnswerer:
         carrier = {"traceparent": item.traceparent, "tracestate": item.tracestate}
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
-    async def _run(self, item: CallItem, caller: RowCaller) -> bytes:
-        remaining = caller.deadline - self._clock()
-        # Negated, so that NaN counts as over, too.
-        if not remaining > 0:
-            raise DeadlineExceeded(
-                "the time of the item was over before it began",
-                retry_after=self._work.backlog(),
-            )
-        try:
-            body = self._decoder.decode(item.body)
-        except UNREADABLE as error:
-            raise ItemRefused("bad_item", f"the item is none of this task: {error}") from None
-        ask = AlgorithmContext(self._pipelines, caller)
-        try:
-            async with asyncio.timeout(min(remaining, _LONGEST)):
-                answer = await self._algorithm.run(body, self._parameters, ask)
-                if caller.arm is not None:
-                    caller.label = first_label(answer)
-                return encode_result(answer)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                "the time of the item is over", retry_after=self._work.backlog()
-            ) from None
 
-
-def _kind(outcome: Done | Failed | None) -> str:
+def _kind(outcome: Outcome | None) -> str:
     """Return the label under which an item's end is counted."""
     if outcome is None:
         return "cancelled"

@@ -19,7 +19,6 @@ from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.pooling import PoolingExecutor
 from backends.executors.upstream import UpstreamExecutor
-from backends.pipelines.ask import Pipeline
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
@@ -124,7 +123,7 @@ class _Loader:
         }
         self._encoders: dict[str, Encoder] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
-        self.pipelines: dict[str, Pipeline] = {}
+        self.pipelines: dict[str, Encoder | Head] = {}
         self.running: list[RunningEncoder] = []
         self.problems = dict(catalogue.problems)
         self.blocked = set(catalogue.blocked)

@@ -1,7 +1,7 @@
 """Estimates the work of items by their bytes, corrected by the work that others brought."""
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -32,21 +32,23 @@ class WorkEstimates:
     def __init__(self) -> None:
         self._ratios: OrderedDict[Kind, float] = OrderedDict()
 
-    def ratio(self, call: Call) -> float:
+    def ratio(self, kinds: Sequence[Kind]) -> float:
         """Return the work that items of such a call bring for each predicted second."""
-        for kind in _kinds(call):
+        for kind in kinds:
             found = self._ratios.get(kind)
             if found is not None:
                 self._ratios.move_to_end(kind)
                 return found
         return 1.0
 
-    def learn(self, call: Call, *, predicted: float, brought: float, is_done: bool) -> None:
+    def learn(
+        self, kinds: Sequence[Kind], *, predicted: float, brought: float, is_done: bool
+    ) -> None:
         """Learn from the work of an item; of one that was not done it is a lower bound."""
         if predicted <= 0.0:
             return
         measured = min(_MOST, max(_LEAST, brought / predicted))
-        for kind in _kinds(call):
+        for kind in kinds:
             ratio = self._ratios.get(kind)
             if not is_done and measured <= (1.0 if ratio is None else ratio):
                 continue
@@ -84,7 +86,8 @@ def _count_labels(call: Call) -> int:
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 
 
-def _kinds(call: Call) -> list[Kind]:
+def kinds_of(call: Call) -> list[Kind]:
+    """Return the kinds of a call's items, the narrowest first."""
     broad = (call.model, call.task, b"")
     if not call.parameters or len(call.parameters) > _LONGEST_PARAMETERS:
         return [broad]

@@ -32,7 +32,10 @@ class Layout:
     def __init__(self, single: Sequence[_Part], pair: Sequence[_Part]) -> None:
         self._single = single
         self._pair = pair
-        self.before = _fixed(single[: [part.text for part in single].index(0)])
+        place = [part.text for part in single].index(0)
+        self._head = [int(part.ids[0]) for part in single[:place]]
+        self._tail = [int(part.ids[0]) for part in single[place + 1 :]]
+        self.before = len(self._head)
         self.added = _fixed(single)
         self.added_to_pair = _fixed(pair)
 
@@ -41,6 +44,11 @@ class Layout:
         parts = [part.ids if part.text is None else ids for part in self._single]
         joined = np.concatenate(parts)
         return Encoding(ids=joined, type_ids=None, key=joined.tobytes())
+
+    def single_of(self, tokens: list[int]) -> Encoding:
+        """Return the row of one text, as `single` does, of tokens in a list."""
+        ids = np.array([*self._head, *tokens, *self._tail], dtype=np.int32)
+        return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
 
     def pair(self, first: IntArray, second: IntArray) -> Encoding:
         """Return the row of two texts."""

@@ -1,42 +1,30 @@
-"""Tokenizes texts: one batch per event-loop iteration, in threads unless it is tiny."""
+"""Tokenizes texts: short ones at once, others in threads."""
 
 import asyncio
-import contextlib
+import itertools
 import json
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import tokenizers
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
 from backends.tokenization.layout import learn_layout
+from backends.tokenization.word_table import read_word_table
 from backends.types import Encoding, IntArray, Segment, Text, TokenOffsets
 
-# One batch is one job for one thread; more texts than this are shared between threads.
-_BATCH_TEXTS = 64
-# So little text (about 0.3 ms) costs less on the loop than the way to a thread and back.
-_SMALL_TEXTS, _SMALL_CHARACTERS = 16, 1024
+# So little text (about 0.5 ms) costs less on the loop than the way to a thread and back.
+_SMALL_CHARACTERS = 2048
 # So much text may wait for the threads: what they read in some seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024
 _RETRY_AFTER = 1.0
 # The kinds of results: rows; or tokens alone, without and with their places.
 _Kind = Literal["rows", "ids", "segments"]
-
-
-class _EncodingRequest:
-    """Holds one caller's texts and the future of their encodings."""
-
-    __slots__ = ("characters", "future", "kind", "texts")
-
-    def __init__(self, texts: Sequence[Text], *, kind: _Kind, future: Any) -> None:
-        self.texts = texts
-        self.characters = sum(len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts)
-        self.kind = kind
-        self.future: asyncio.Future[list[Any]] = future
+Texts = Sequence[Text]
 
 
 class Tokenizer:
@@ -68,10 +56,10 @@ class Tokenizer:
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
             self.layout = learn_layout(self._copy(None), token_types=token_types)
+            self._table = read_word_table(self._source, self._read_words)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
-        self._pending: list[_EncodingRequest] = []
         self._waiting_characters = 0
         self.failure: str | None = None
 
@@ -81,7 +69,7 @@ class Tokenizer:
         vocabulary = self._copy(None).get_vocab()
         return max(vocabulary.items(), key=lambda item: item[1])
 
-    async def encode(self, texts: Sequence[Text]) -> list[Encoding]:
+    async def encode(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`, in order.
 
         Raises:
@@ -90,6 +78,10 @@ class Tokenizer:
             ExecutorDied: the threads are gone.
         """
         return await self._ask(texts, "rows")  # type: ignore[no-any-return]
+
+    async def encode_each(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
+        """Return for each group of texts what `encode` returns, or the error that it raises."""
+        return await self._ask_each(groups, "rows")
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the tokens of `texts` alone: nothing around them, nothing cut."""
@@ -103,91 +95,46 @@ class Tokenizer:
         """Whether nothing of a text is in its encoding but what every text gets."""
         return len(encoding.ids) <= self._added[encoding.type_ids is not None]
 
-    async def _ask(self, texts: Sequence[Text], kind: _Kind) -> Any:
-        loop = asyncio.get_running_loop()
-        request = _EncodingRequest(texts, kind=kind, future=loop.create_future())
+    async def _ask(self, texts: Texts, kind: _Kind) -> Any:
+        (answer,) = await self._ask_each([texts], kind)
+        if isinstance(answer, BackendError):
+            raise answer
+        return answer
+
+    async def _ask_each(self, groups: Sequence[Texts], kind: _Kind) -> list[Any]:
+        """Return a list per group, or its error; short texts are read here, others in a thread."""
+        characters = sum(map(_count_characters, groups))
+        if characters <= _SMALL_CHARACTERS:
+            return self._answer(groups, kind)
         if self._waiting_characters > _MOST_CHARACTERS:
-            raise Overloaded("too much text waits; try again later", retry_after=_RETRY_AFTER)
-        if not self._pending:
-            loop.call_soon(self._flush)
-        self._pending.append(request)
-        return await request.future
-
-    def _flush(self) -> None:
-        pending, self._pending = self._pending, []
-        for kind in get_args(_Kind):
-            batch: list[_EncodingRequest] = []
-            texts = 0
-            for request in pending:
-                if request.kind == kind and not request.future.done():
-                    batch.append(request)
-                    texts += len(request.texts)
-                if texts >= _BATCH_TEXTS:
-                    self._send(batch)
-                    batch, texts = [], 0
-            self._send(batch)
-
-    def _send(self, batch: list[_EncodingRequest]) -> None:
-        if not batch:
-            return
-        if _is_small(batch):
-            _settle(batch, self._answer(batch))
-            return
-        loop = asyncio.get_running_loop()
-        characters = sum(request.characters for request in batch)
-
-        def finished(job: "Future[list[Any]]") -> None:
-            # After the loop's end no caller waits.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._finish, batch, job, characters)
-
-        try:
-            job = self._pool.submit(self._answer_pending, batch)
-        except RuntimeError as error:
-            # The pool was closed, or the system starts no thread.
-            self._fail(batch, error)
-            return
+            full = Overloaded("too much text waits; try again later", retry_after=_RETRY_AFTER)
+            return [full] * len(groups)
         self._waiting_characters += characters
-        job.add_done_callback(finished)
-
-    def _finish(
-        self, batch: list[_EncodingRequest], job: "Future[list[Any]]", characters: int
-    ) -> None:
-        self._waiting_characters -= characters
         try:
-            answers = job.result()
-        except BaseException as error:  # noqa: BLE001 - whatever ended the thread is reported
-            self._fail(batch, error)
-        else:
-            _settle(batch, answers)
+            job = self._pool.submit(self._answer, groups, kind)
+            return await asyncio.wrap_future(job)
+        except BaseException as error:  # whatever ended the thread is reported
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            # The pool was closed, or the system starts no thread; a job so called off is cancelled.
+            self.failure = f"a tokenizer thread died with `{type(error).__name__}`"
+            died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
+            return [died] * len(groups)
+        finally:
+            self._waiting_characters -= characters
 
-    def _fail(self, batch: list[_EncodingRequest], error: BaseException) -> None:
-        self.failure = f"a tokenizer thread died with `{type(error).__name__}`"
-        died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
-        _settle(batch, [died] * len(batch))
-
-    def _answer_pending(self, batch: list[_EncodingRequest]) -> list[Any]:
-        """Answer as `_answer` does, in a thread; who left meanwhile costs nothing any more."""
-        open_requests = [request for request in batch if not request.future.done()]
-        found = self._answer(open_requests) if open_requests else []
-        answers = dict(zip(map(id, open_requests), found, strict=True))
-        return [answers.get(id(request)) for request in batch]
-
-    def _answer(self, batch: list[_EncodingRequest]) -> list[Any]:
-        """Return one list per request, or its error."""
-        texts = [text for request in batch for text in request.texts]
+    def _answer(self, groups: Sequence[Texts], kind: _Kind) -> list[Any]:
+        texts = [text for group in groups for text in group]
         try:
-            answers = self._encode_as(batch[0].kind, texts)
+            answers = self._encode_as(kind, texts)
         # A panic of the native code is no Exception; one text must not fail those beside it.
         except BaseException as error:  # noqa: BLE001
-            if len(batch) > 1:
-                return [self._answer([request])[0] for request in batch]
+            if len(groups) > 1:
+                return [self._answer([group], kind)[0] for group in groups]
             return [ModelFailed(f"the tokenizer failed with `{type(error).__name__}`")]
-        lists, start = [], 0
-        for request in batch:
-            lists.append(answers[start : start + len(request.texts)])
-            start += len(request.texts)
-        return lists
+        remaining = iter(answers)
+        return [list(itertools.islice(remaining, len(group))) for group in groups]
 
     def _encode_as(self, kind: _Kind, texts: Sequence[Any]) -> Sequence[Any]:
         if kind == "rows":
@@ -207,7 +154,13 @@ class Tokenizer:
         ]
 
     def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        """Return the encodings of `texts`, in the calling thread, before calls are served."""
+        """Return the encodings of `texts`, in the calling thread."""
+        found = [self._look_up(text) for text in texts]
+        others = [text for text, one in zip(texts, found, strict=True) if one is None]
+        read = iter(self._encode_now(others) if others else ())
+        return [next(read) if one is None else one for one in found]
+
+    def _encode_now(self, texts: Texts) -> list[Encoding]:
         encodings = self._copy(self._truncate_to).encode_batch_fast(texts)
         return [
             _encoding(
@@ -218,6 +171,21 @@ class Tokenizer:
             )
             for encoding, text in zip(encodings, texts, strict=True)
         ]
+
+    def _look_up(self, text: Text) -> Encoding | None:
+        """Return the encoding of a text whose words are in the table, unless it is to be cut."""
+        if self._table is None or not isinstance(text, str):
+            return None
+        tokens = self._table.find(text)
+        if tokens is None or (
+            self._truncate_to is not None and len(tokens) + self.layout.added > self._truncate_to
+        ):
+            return None
+        return self.layout.single_of(tokens)
+
+    def _read_words(self, words: list[str]) -> list[list[int]]:
+        found = self._copy(None).encode_batch_fast(words, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
 
     def _truncated_from(self, encoding: tokenizers.Encoding, text: Text) -> int:
         """Return how many tokens a text has that was cut; 0 where it was not."""
@@ -271,20 +239,8 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
     return number
 
 
-def _is_small(batch: list[_EncodingRequest]) -> bool:
-    if sum(len(request.texts) for request in batch) > _SMALL_TEXTS:
-        return False
-    return sum(request.characters for request in batch) <= _SMALL_CHARACTERS
-
-
-def _settle(batch: list[_EncodingRequest], answers: list[Any]) -> None:
-    for request, answer in zip(batch, answers, strict=True):
-        if request.future.done():
-            continue
-        if isinstance(answer, BackendError):
-            request.future.set_exception(answer)
-        else:
-            request.future.set_result(answer)
+def _count_characters(texts: Texts) -> int:
+    return sum([len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts])
 
 
 def _encoding(

@@ -27,7 +27,7 @@ from gateway.api.http import HttpReply, check_length
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
-from gateway.api.request_state import RequestState
+from gateway.api.request_state import ParsedBody, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -46,6 +46,8 @@ from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
+from gateway.rate_limit.repeated_charges import RepeatedCharges
+from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
@@ -83,6 +85,8 @@ class RequestProcessor:
         self.tracer = tracer
         self._now = events.now
         self._bodies = BodyReader()
+        self._repeated = RepeatedCharges(limiter.repeated_charge)
+        self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
             runtimes=runtimes, inference=inference, limiter=limiter, events=events
         )
@@ -141,12 +145,16 @@ class RequestProcessor:
             body = None if state.span.is_recorded else self.hits.answer(state, parsed)
             if body is not None:
                 return self._reply(state, body)
-            admission = state.span.child("admission")
-            decision = self._limiter.try_admit(parsed.charges)
-            if decision is None:
-                return None  # `reply_later` records the admission
-            with admission:
-                prepared = state.prepared = self._admitted(state, decision)
+            lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
+            if lines is not None:
+                prepared = state.prepared = self._prepared(state, lines)
+            else:
+                admission = state.span.child("admission")
+                decision = self._limiter.try_admit(parsed.charges)
+                if decision is None:
+                    return None  # `reply_later` records the admission
+                with admission:
+                    prepared = state.prepared = self._admitted(state, decision)
             with state.span.child("cache lookup", MEMORY) as span:
                 answer = self._inference.from_memory(prepared, state.options.directives)
                 span.set("sluicegate.cache.hit", answer is not None)
@@ -225,15 +233,31 @@ class RequestProcessor:
         except TimeoutError as error:
             raise DeadlineExceeded.during("the check of the limits") from error
 
+    def _repeat_charge(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
+        """Charge a request as an equal one before it, under the same rules."""
+        runtime, generation = self._repeated_under
+        if state.runtime is not runtime or self._keys.generation != generation:
+            self._repeated_under = (state.runtime, self._keys.generation)
+            self._repeated.clear()
+        return self._repeated.charge(parsed.charges)
+
     def _admitted(self, state: RequestState, decision: Decision) -> PreparedRequest:
-        """Return the work of a request that is within its limits and its key's rights."""
-        state.admitted = self._now()
-        state.limit_lines = rate_limit_lines(decision)
+        """Return the work of a request on whose limits `decision` is."""
+        lines = state.limit_lines = rate_limit_lines(decision)
         if not decision.allowed:
+            state.admitted = self._now()
             self._metrics.rate_limited(decision.violated.name if decision.violated else "unknown")
             raise beyond_limit(decision)
         for watched in decision.shadowed:
             self._metrics.shadowed(watched.name)
+        _, parsed = state.caller_and_body()
+        self._repeated.add(parsed.charges)
+        return self._prepared(state, lines)
+
+    def _prepared(self, state: RequestState, limit_lines: bytes) -> PreparedRequest:
+        """Return the work of a request that is within its limits, and its key's rights."""
+        state.admitted = self._now()
+        state.limit_lines = limit_lines
         principal, parsed = state.caller_and_body()
         prepared = parsed.prepared
         if prepared is not None and self._inference.is_current(prepared.plan, state.runtime):
@@ -268,6 +292,10 @@ class RequestProcessor:
     ) -> HttpReply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
+            if len(found) == 1 and (hit := found[0]) is not None:
+                body = self.hits.answer_stored(state, prepared, hit)
+                if body is not None:
+                    return self._reply(state, body)
             directives = state.options.directives
             outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]

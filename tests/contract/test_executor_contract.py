@@ -1,6 +1,6 @@
 """What every executor promises the batcher, the dummy and ONNX Runtime alike."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
 
@@ -11,7 +11,7 @@ import pytest
 from backends.errors import ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.executors.dummy import DummyExecutor, PacedExecutor, SimulatedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.openvino import OpenVinoExecutor
@@ -27,6 +27,14 @@ from tests.support.openvino import need_openvino
 
 GPU = Path("/dev/nvidia0").exists()
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
+
+DUMMIES: dict[str, Callable[[], ModelExecutor]] = {
+    "dummy": lambda: DummyExecutor(dimensions=DIMENSIONS, worker_threads=2),
+    "paced": lambda: PacedExecutor(lambda *_: None, dimensions=DIMENSIONS, worker_threads=2),
+    "simulated": lambda: SimulatedExecutor(
+        dimensions=DIMENSIONS, worker_threads=2, base=0.0, token=0.0
+    ),
+}
 
 
 def source(path: Path, **changes: object) -> GraphSource:
@@ -46,15 +54,23 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
 
 @pytest.fixture(
     params=[
-        *("dummy", "paced", "onnx", "bound", "captured", "upstream", "upstream-json", "openvino"),
+        *(
+            "dummy",
+            "paced",
+            "simulated",
+            "onnx",
+            "bound",
+            "captured",
+            "upstream",
+            "upstream-json",
+            "openvino",
+        ),
         pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )
 def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
-    if request.param == "dummy":
-        yield DummyExecutor(dimensions=DIMENSIONS, worker_threads=2)
-    elif request.param == "paced":
-        yield PacedExecutor(lambda _rows, _length: None, dimensions=DIMENSIONS, worker_threads=2)
+    if request.param in DUMMIES:
+        yield DUMMIES[request.param]()
     elif request.param == "onnx":
         yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), worker_threads=2)
     elif request.param == "openvino":

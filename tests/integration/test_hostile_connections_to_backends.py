@@ -1,6 +1,7 @@
 """Connections to a backend that never end a head, or send too much of one, do not stay."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -102,3 +103,43 @@ async def test_one_that_has_asked_and_may_ask_again_stays(port: int) -> None:
             await connection.send(_STATE)
             assert (await connection.response()).status == 200
             await asyncio.wait([asyncio.get_running_loop().create_future()], timeout=0.6)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+async def test_a_repeated_head_is_answered_as_the_first_one(port: int, pieces: int) -> None:
+    async with Connection(port) as connection:
+        for body in (b"no call", b"no call", b"n" * 3000, b"", b"no call"):
+            request = _CALL + b"content-length: %d\r\n\r\n%b" % (len(body), body)
+            size = len(request) // pieces + 1
+            for start in range(0, len(request), size):
+                await connection.send(request[start : start + size])
+            await connection.send(b"")
+            response = await connection.response()
+            assert (response.status, b"bad_call" in response.body) == (400, True)
+
+
+async def test_requests_with_a_repeated_head_that_come_together_are_all_answered(
+    port: int,
+) -> None:
+    request = _CALL + b"content-length: 7\r\n\r\nno call"
+    async with Connection(port) as connection:
+        await connection.send(request)
+        assert (await connection.response()).status == 400
+        await connection.send(request * 3 + _STATE)
+
+        statuses = [(await connection.response()).status for _ in range(4)]
+
+    assert statuses == [400, 400, 400, 200]
+
+
+@pytest.mark.parametrize("length", [b"8", b"0x7", b"-7", b"", b"9" * 30])
+async def test_a_repeated_head_with_another_length_is_read_by_it(port: int, length: bytes) -> None:
+    async with Connection(port) as connection:
+        await connection.send(_CALL + b"content-length: 7\r\n\r\nno call")
+        assert (await connection.response()).status == 400
+        await connection.send(_CALL + b"content-length: %b\r\n\r\nno call" % length)
+
+        with contextlib.suppress(ConnectionResetError):
+            if length != b"8":
+                assert (await connection.response()).status in (400, 413)
+            assert await connection.is_closed()

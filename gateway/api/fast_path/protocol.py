@@ -260,7 +260,10 @@ class FastPathProtocol(WriteCoalescingProtocol):
 
     def _on_lookup_done(self, state: RequestState, reply: HttpReply | None) -> None:
         try:
-            if reply is None or self.flow.write_paused:
+            if reply is None:
+                self._start(state)
+            elif self.flow.write_paused:
+                self._fast_path.hit_events.commit()  # the answer is written later, if at all
                 self._start(state, reply)
             else:
                 self._end(reply)
@@ -288,6 +291,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
     def _end(self, reply: HttpReply) -> None:
         self._is_waiting = False
         if self.transport.is_closing():
+            self._fast_path.hit_events.commit()  # nothing is written that would do so
             return
         is_last = self._is_ending and not self._held
         headers = self.server_state.default_headers

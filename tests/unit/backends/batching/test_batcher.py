@@ -298,6 +298,7 @@ async def test_a_cancelled_asker_s_rows_never_run() -> None:
         gone = asyncio.create_task(ask(rows, encode(2), encode(3)))
         await until(lambda: batcher.statistics().queued_rows == 2)
         gone.cancel()
+        await asyncio.wait([gone])
         gate.open()
         await first
         await until(lambda: batcher.statistics().queued_rows == 0)

@@ -129,7 +129,7 @@ class Simulation:
             settle=lambda _row, _value: None,
             request=request.reservations[item].request,
         )
-        waiter = RowWaiter(1, deadline=row.deadline)
+        waiter = RowWaiter(1, deadline=row.deadline, on_end=lambda *_: None)
         row.join(waiter, 0)
         self.owners[id(row)] = (request, item)
         self.waiters[id(row)] = waiter
@@ -141,7 +141,7 @@ class Simulation:
             request.open = 0
             self.failed += 1
             for row in request.rows:
-                self.waiters[id(row)].future.cancel()
+                self.waiters[id(row)].leave()
             self.queue.withdraw(request.rows)
             for reservation in request.reservations:
                 reservation.release()

@@ -66,7 +66,7 @@ def make_row(arrival: Arrival, now: float) -> tuple[Row, RowWaiter]:
         span=NO_SPAN,
         settle=lambda _row, _value: None,
     )
-    waiter = RowWaiter(1, deadline=row.deadline)
+    waiter = RowWaiter(1, deadline=row.deadline, on_end=lambda *_: None)
     row.join(waiter, 0)
     return row, waiter
 

@@ -32,7 +32,7 @@ def make_row(
         settle=lambda _row, _value: None,
         lane=lane,
     )
-    waiter = RowWaiter(1, deadline=deadline)
+    waiter = RowWaiter(1, deadline=deadline, on_end=lambda *_: None)
     row.join(waiter, 0)
     return row, waiter
 
@@ -59,7 +59,7 @@ async def test_rows_whose_askers_have_gone_are_dropped() -> None:
     queue = make_queue(Clock())
     (gone, waiter), (wanted, _) = make_row(10), make_row(10)
     queue.put([gone, wanted])
-    waiter.future.cancel()
+    waiter.leave()
 
     taken = queue.take()
 

@@ -104,7 +104,7 @@ async def test_a_backend_without_tokenizer_threads_is_not_ready_and_says_so(
         backend = Backend(make_routes(repository, settings, NO_TRACING), repository)
         pool.shutdown()
         (outcome,) = await backend.ask("tiny", Task.EMBED, ["good film"], remaining=5.0)
-        many = await backend.ask("tiny", Task.EMBED, ["good"] * 32, remaining=5.0)
+        many = await backend.ask("tiny", Task.EMBED, ["good film"] * 256, remaining=5.0)
         ready = await backend.get("/health/ready")
         live = await backend.get("/health/live")
         later = await backend.exchange(backend.call("tiny", Task.EMBED, ["good"])).run()

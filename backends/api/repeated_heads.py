@@ -1,0 +1,97 @@
+"""Recognizes requests whose head repeats that of the request before, and does not parse them again.
+
+A gateway sends the same head with every call, but for the length at its end.
+"""
+
+import asyncio
+from typing import Any
+
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from backends.api.write_coalescing import WriteCoalescingProtocol
+
+_LENGTH = b"\r\ncontent-length: "
+_END = b"\r\n\r\n"
+# Digits of a length: what arrives in one piece is shorter than that.
+_MOST_DIGITS = 9
+
+
+class RepeatedHeadProtocol(WriteCoalescingProtocol):
+    """Begins a request at once that arrives whole, with the head of an earlier one.
+
+    That one was parsed: it had this head, and a body of the length at its end. Whatever is not
+    exactly so, or comes while a request is under way, goes to the parser.
+    """
+
+    _head: bytes | None = None
+    _repeated_scope: Any = None
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        is_idle = not (self._is_in_head or self._is_in_body or self.pipeline) and (
+            self.cycle is None or self.cycle.response_complete
+        )
+        if is_idle and self._head is not None and data.startswith(self._head):
+            body = _whole_body(data, len(self._head))
+            if body is not None:
+                self._begin(body)
+                return
+        before = self.cycle
+        super().data_received(data)
+        if is_idle and self._head is None and self.cycle is not before:
+            self._remember(data)
+
+    def _begin(self, body: bytes) -> None:
+        self._unset_keepalive_if_required()
+        self.cycle = RequestResponseCycle(
+            scope=self._repeated_scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        self.cycle.body = body  # type: ignore[assignment]  # read, not changed
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+        self._start_asgi_task(self.cycle, self.app)
+
+    def _remember(self, data: bytes) -> None:
+        """Keep the head of a request that `data` was all of."""
+        cycle = self.cycle
+        is_plain = cycle.keep_alive and not (cycle.more_body or cycle.waiting_for_100_continue)
+        length = data.find(_LENGTH)
+        if not is_plain or self.pipeline or length < 0:
+            return
+        end = length + len(_LENGTH)
+        body = _whole_body(data, end)
+        # The parser must have seen the same: nothing in the head may be read in two ways.
+        if (
+            body is not None
+            and _content_length(self.headers) == len(body)
+            and _END not in data[:end]
+        ):
+            self._head = data[:end]
+            headers = [header for header in self.headers if header[0] != b"content-length"]
+            self._repeated_scope = {**self.scope, "headers": headers}
+
+
+def _content_length(headers: list[tuple[bytes, bytes]]) -> int | None:
+    lengths = [value for name, value in headers if name == b"content-length"]
+    return int(lengths[0]) if len(lengths) == 1 and len(lengths[0]) <= _MOST_DIGITS else None
+
+
+def _whole_body(data: bytes, start: int) -> bytes | None:
+    """Return the body behind a head whose length begins at `start`, if it is all there is."""
+    end = data.find(_END, start, start + _MOST_DIGITS + len(_END))
+    digits = data[start:end] if end > start else b""
+    if not digits.isdigit():
+        return None
+    body = data[end + len(_END) :]
+    return body if len(body) == int(digits) else None

@@ -1,0 +1,214 @@
+"""Answers the items of a call that are one query each, without a coroutine for any of them."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+from backends.algorithms.base import QueryAlgorithm
+from backends.batching.row import RowWaiter
+from backends.batching.shared import RowCaller
+from backends.errors import BackendError
+from backends.pipelines.encoder import Encoder, PreparedTexts
+from backends.pipelines.head import Head
+from backends.protocol import CallItem
+from backends.serving.items import ItemAnswerer, Outcome
+from backends.telemetry.spans import NO_SPAN
+from backends.types import Encoding, OutputKind
+
+# Items of one call in progress: one call must not fill the queue.
+_ITEMS_AT_ONCE = 256
+
+
+class Send(Protocol):
+    """Sends outcomes of a call."""
+
+    async def __call__(self, outcomes: Sequence[Outcome], *, is_last: bool) -> None:
+        """Send them; after the last ones the call is answered."""
+        ...
+
+
+class _OpenItem:
+    """Holds an item in progress. `until` is in the loop's time."""
+
+    __slots__ = ("caller", "encodings", "index", "prepared", "until", "waiter", "waiting")
+
+    def __init__(
+        self, index: int, caller: RowCaller, prepared: PreparedTexts, *, until: float
+    ) -> None:
+        self.index = index
+        self.caller = caller
+        self.prepared = prepared
+        self.until = until
+        self.waiter: RowWaiter | None = None
+        self.waiting: asyncio.Task[None] | None = None
+        """Waits for room in the queue."""
+
+
+class QueryCall:
+    """Answers the items of one call, and sends what is ready at each moment together."""
+
+    def __init__(
+        self,
+        answerer: ItemAnswerer,
+        algorithm: QueryAlgorithm,
+        pipeline: Encoder | Head,
+    ) -> None:
+        self._answerer = answerer
+        self._algorithm = algorithm
+        self._pipeline = pipeline
+        self._tokenizer, self._rows = pipeline.encoder.tokenizer, pipeline.encoder.rows
+        self._open: dict[int, _OpenItem] = {}
+        self._ready: list[Outcome] = []
+        self._loop = asyncio.get_running_loop()
+        self._changed: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def send_all(self, send: Send) -> None:
+        """Answer every item; `send` gets the outcomes, and whether they are the last."""
+        items = self._answerer.call.items
+        begun = sent = 0
+        try:
+            while sent < len(items):
+                room = _ITEMS_AT_ONCE - len(self._open)
+                if room and begun < len(items):
+                    await self._begin(begun, items[begun : begun + room])
+                    begun = min(len(items), begun + room)
+                elif not self._ready:
+                    self._changed = self._loop.create_future()
+                    await self._changed
+                if self._ready:
+                    outcomes, self._ready = self._ready, []
+                    sent += len(outcomes)
+                    await send(outcomes, is_last=sent == len(items))
+        finally:
+            self._close()
+
+    async def _begin(self, first: int, items: Sequence[CallItem]) -> None:
+        """Admit items, tokenize their texts together, and ask for their rows."""
+        opened = []
+        for index, item in enumerate(items, first):
+            found = self._admit(index, item)
+            if found is not None:
+                self._open[index] = found
+                opened.append(found)
+        if not opened:
+            return
+        self._expire_in_time()
+        spans = [
+            item.caller.span.child("tokenization", {"texts": len(item.prepared.texts)})
+            for item in opened
+            if item.caller.span is not NO_SPAN
+        ]
+        answers = await self._tokenizer.encode_each([item.prepared.texts for item in opened])
+        for span in spans:
+            span.end()
+        for one, encodings in zip(opened, answers, strict=True):
+            if one.index not in self._open:
+                continue  # its time ended meanwhile
+            if isinstance(encodings, BackendError):
+                self._fail(one, encodings)
+            else:
+                self._ask(one, encodings)
+
+    def _admit(self, index: int, item: CallItem) -> _OpenItem | None:
+        answerer = self._answerer
+        caller = answerer.begin(item)
+        try:
+            body, time_left = answerer.admit(index, item, caller)
+            texts = self._algorithm.texts(body, answerer.parameters)
+            prepared = self._pipeline.encoder.prepare(texts, self._algorithm.prompts)
+        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+            self._add(answerer.failed(index, caller, error))
+            return None
+        return _OpenItem(index, caller, prepared, until=self._loop.time() + time_left)
+
+    def _ask(self, item: _OpenItem, encodings: list[Encoding]) -> None:
+        """Ask for the rows of an item, or have it wait for room."""
+        try:
+            self._pipeline.encoder.check(item.prepared, encodings, item.caller)
+            if self._rows.has_room(encodings, kind=OutputKind.POOLED, caller=item.caller):
+                self._ask_rows(item, encodings)
+            else:
+                item.waiting = asyncio.create_task(self._ask_later(item, encodings))
+        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+            self._fail(item, error)
+
+    async def _ask_later(self, item: _OpenItem, encodings: list[Encoding]) -> None:
+        try:
+            await self._rows.wait_for_room(encodings, kind=OutputKind.POOLED, caller=item.caller)
+            self._ask_rows(item, encodings)
+        except Exception as error:  # noqa: BLE001 - as in `_ask`
+            self._fail(item, error)
+
+    def _ask_rows(self, item: _OpenItem, encodings: list[Encoding]) -> None:
+        waiter = self._rows.begin(
+            encodings,
+            kind=OutputKind.POOLED,
+            caller=item.caller,
+            on_end=partial(self._on_end, item),
+        )
+        if waiter.is_awaited:
+            item.waiter = waiter
+
+    def _on_end(self, item: _OpenItem, waiter: RowWaiter, error: BackendError | None) -> None:
+        if error is None:
+            self._finish(item, waiter)
+        else:
+            item.waiter = waiter
+            self._fail(item, error)
+
+    def _finish(self, item: _OpenItem, waiter: RowWaiter) -> None:
+        """Make an item's answer of its rows."""
+        answerer = self._answerer
+        try:
+            vectors = self._pipeline.finish(self._rows.collect(waiter, item.caller))
+            answer = self._algorithm.answer(vectors, answerer.parameters)
+            outcome = answerer.done(item.index, item.caller, answer)
+        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
+            outcome = answerer.failed(item.index, item.caller, error)
+        self._close_item(item)
+        self._add(outcome)
+
+    def _fail(self, item: _OpenItem, error: Exception) -> None:
+        self._abandon(item)
+        self._close_item(item)
+        self._add(self._answerer.failed(item.index, item.caller, error))
+
+    def _close_item(self, item: _OpenItem) -> None:
+        del self._open[item.index]
+        item.waiter = None  # which names the item, too
+
+    def _abandon(self, item: _OpenItem) -> None:
+        if item.waiting is not None:
+            item.waiting.cancel()
+        if item.waiter is not None:
+            self._rows.abandon(item.waiter, item.caller)
+
+    def _add(self, outcome: Outcome) -> None:
+        self._ready.append(outcome)
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    def _expire_in_time(self) -> None:
+        """Set the timer to when the time of the first item is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        first = min([item.until for item in self._open.values()])
+        self._timer = self._loop.call_at(first, self._expire)
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        for item in [item for item in self._open.values() if item.until <= now]:
+            self._fail(item, self._answerer.too_late("the time of the item is over"))
+        if self._open:
+            self._expire_in_time()
+
+    def _close(self) -> None:
+        """End the items that are open: the caller has left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for item in list(self._open.values()):
+            self._abandon(item)
+            self._close_item(item)
+            self._answerer.cancelled(item.index, item.caller)

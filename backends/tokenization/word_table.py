@@ -1,0 +1,93 @@
+"""Tokenizes plain ASCII texts by looking up their words in the vocabulary.
+
+A word piece tokenizer of the BERT family splits such a text at spaces and around punctuation, and
+reads each part by itself; one that is in its vocabulary is one token. A look-up takes a sixth of
+the tokenizer's time, and does not release the interpreter's lock, for which the event loop would
+then have to wait. `tests/unit/backends/tokenization/test_word_table.py` compares the two.
+"""
+
+import json
+import re
+from collections.abc import Callable
+
+# What BERT's pre-tokenizer makes of printable ASCII: letters and digits, or one mark.
+_PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9 ]")
+# The tokenizer takes a longer word for unknown, whatever is in the vocabulary.
+_LONGEST_WORD = 100
+# With more added tokens the search for them takes longer than what it saves.
+_MOST_ADDED = 32
+
+
+class WordTable:
+    """Holds the words of a vocabulary that are one token each.
+
+    `read_words` is the tokenizer: it returns the tokens of each of some words.
+    """
+
+    def __init__(
+        self,
+        words: dict[str, int],
+        *,
+        added: list[str],
+        lowercase: bool,
+        read_words: Callable[[list[str]], list[list[int]]],
+    ) -> None:
+        self._words = words
+        self._lowercase = lowercase
+        self._read_words = read_words
+        # These are found in a text before it is split, some of them in any case.
+        self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
+
+    def find(self, text: str) -> list[int] | None:
+        """Return the tokens of a text alone, or `None` where the tokenizer must read all of it."""
+        if not (text.isascii() and text.isprintable()):
+            return None
+        if self._added is not None and self._added.search(text):
+            return None
+        parts = _PARTS.findall(text.lower() if self._lowercase else text)
+        try:
+            return [self._words[part] for part in parts]
+        except KeyError:
+            return self._find_others(parts)
+
+    def _find_others(self, parts: list[str]) -> list[int] | None:
+        """Return the tokens of the parts, of which some are more than one token."""
+        others = [part for part in parts if part not in self._words]
+        if 2 * len(others) > len(parts):
+            return None
+        read = dict(zip(others, self._read_words(others), strict=True))
+        tokens: list[int] = []
+        for part in parts:
+            number = self._words.get(part)
+            tokens += read[part] if number is None else (number,)
+        return tokens
+
+
+def read_word_table(
+    source: str, read_words: Callable[[list[str]], list[list[int]]]
+) -> WordTable | None:
+    """Return the table of a tokenizer file; `None` where its texts are not split as BERT does."""
+    document = json.loads(source)
+    model, normalizer = document["model"], document.get("normalizer") or {}
+    splits = (document.get("pre_tokenizer") or {}).get("type") == "BertPreTokenizer"
+    if model.get("type") != "WordPiece" or not splits:
+        return None
+    match normalizer.get("type"):
+        case None:
+            lowercase = False
+        case "Lowercase":
+            lowercase = True
+        case "BertNormalizer":
+            lowercase = bool(normalizer["lowercase"])
+        case _:
+            return None
+    longest = min(_LONGEST_WORD, model.get("max_input_chars_per_word", _LONGEST_WORD))
+    words = {
+        word: number
+        for word, number in model["vocab"].items()
+        if len(word) <= longest and _PARTS.fullmatch(word)
+    }
+    added = [token["content"] for token in document.get("added_tokens", [])]
+    if len(added) > _MOST_ADDED:
+        return None
+    return WordTable(words, added=added, lowercase=lowercase, read_words=read_words)

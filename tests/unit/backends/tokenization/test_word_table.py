@@ -1,0 +1,117 @@
+"""Texts whose words are looked up have the tokens that the tokenizer gives them."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from backends.tokenization.tokenizer import Tokenizer as BackendTokenizer
+from backends.tokenization.word_table import WordTable, read_word_table
+from loadtests.harness.model_repository import WORDS, make_tokenizer
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def cased() -> Tokenizer:
+    """Return a tokenizer that keeps case, has words that it would split, and added tokens."""
+    pieces = ["[UNK]", "Good", "good", "bad", "film", "it's", "a-b", *_LETTERS, *".,!?'-"]
+    pieces += [f"##{letter}" for letter in _LETTERS]
+    made = Tokenizer(
+        models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
+    made.normalizer = normalizers.BertNormalizer(lowercase=False)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.add_tokens([AddedToken("film noir", normalized=True), AddedToken("<x>", normalized=False)])
+    return made
+
+
+def uncased() -> Tokenizer:
+    """Return the tokenizer of the tests' repositories, without what pads and cuts."""
+    made = make_tokenizer()
+    made.no_padding()
+    made.no_truncation()
+    return made
+
+
+TOKENIZERS = {"cased": cased(), "uncased": uncased()}
+
+
+def table(made: Tokenizer) -> WordTable:
+    def read(words: list[str]) -> list[list[int]]:
+        return [each.ids for each in made.encode_batch(words, add_special_tokens=False)]
+
+    found = read_word_table(made.to_str(), read)
+    assert found is not None
+    return found
+
+
+TABLES = {name: table(made) for name, made in TOKENIZERS.items()}
+words = st.sampled_from([*WORDS, "Good", "goods", "it's", "a-b", "film noir", "<x>", "[CLS]"])
+texts = st.lists(words | st.text(st.characters(max_codepoint=255), max_size=8), max_size=12)
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(texts=texts)
+def test_what_is_found_is_what_the_tokenizer_says(name: str, texts: list[str]) -> None:
+    text = " ".join(texts)
+
+    found = TABLES[name].find(text)
+
+    expected = TOKENIZERS[name].encode(text, add_special_tokens=False).ids
+    assert found is None or found == expected
+
+
+def test_plain_texts_are_found() -> None:
+    texts = ["good film", "Good  film!", "Is this the good film, about money?", "good goods film"]
+
+    assert all(TABLES["uncased"].find(text) is not None for text in texts)
+
+
+def test_a_longer_word_than_the_tokenizer_reads_is_unknown() -> None:
+    long = "a" * 101
+    made = Tokenizer(models.WordPiece({"[UNK]": 0, long: 1, "b": 2}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    assert table(made).find(f"b b {long}") == [2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": pre_tokenizers.Whitespace()},
+        {"normalizer": normalizers.Sequence([normalizers.Strip(), normalizers.Lowercase()])},
+        {"model": models.BPE()},
+    ],
+)
+def test_other_tokenizers_have_no_table(change: dict[str, object]) -> None:
+    made = uncased()
+    for part, value in change.items():
+        setattr(made, part, value)
+
+    assert read_word_table(made.to_str(), lambda _: []) is None
+
+
+def test_many_added_tokens_leave_no_table() -> None:
+    document = json.loads(uncased().to_str())
+    token = {"content": "<x>", "id": 0, "special": True, "normalized": False}
+    document["added_tokens"] = [token] * 33
+
+    assert read_word_table(json.dumps(document), lambda _: []) is None
+
+
+def test_rows_are_equal_with_and_without_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    uncased().save(str(path))
+    texts = ["good film", "this is text about money " * 4, "", "good [SEP] film", "Bad, bad!"]
+    with ThreadPoolExecutor(1) as pool:
+        tokenizer = BackendTokenizer(path, pool=pool, truncate_to=16)
+        found = tokenizer.encode_now(texts)
+    plain = tokenizers.Tokenizer.from_file(str(path))
+    plain.enable_truncation(16)
+
+    assert [each.ids.tolist() for each in found] == [each.ids for each in plain.encode_batch(texts)]
+    assert [bool(each.truncated_from) for each in found] == [False, True, False, False, False]
