@@ -20,7 +20,7 @@ from backends.types import Encoding, OutputKind
 _ITEMS_AT_ONCE = 256
 
 
-class Send(Protocol):
+class OutcomeWriter(Protocol):
     """Sends outcomes of a call."""
 
     async def __call__(self, outcomes: Sequence[Outcome], *, is_last: bool) -> None:
@@ -64,7 +64,7 @@ class QueryCall:
         self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def send_all(self, send: Send) -> None:
+    async def send_all(self, send: OutcomeWriter) -> None:
         """Answer every item; `send` gets the outcomes, and whether they are the last."""
         items = self._answerer.call.items
         begun = sent = 0
