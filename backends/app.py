@@ -26,7 +26,7 @@ from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
-from backends.settings import BackendSettings, quiet_libraries
+from backends.settings import BackendSettings, process_environment, quiet_libraries
 from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
 from backends.telemetry.spans import NO_TRACING, Tracing, otlp_tracing
 
@@ -82,6 +82,7 @@ def make_routes(repository: Repository, settings: BackendSettings, tracing: Trac
         authenticator=authenticator,
         reload=repository.reload,
         check=repository.check,
+        tracing=tracing,
     )
 
 
@@ -120,7 +121,9 @@ def check_trust(settings: BackendSettings, address: str) -> None:
 async def _serve(
     settings: BackendSettings, listener: socket.socket, tls: ServerTls | None, parent: int
 ) -> None:
-    tracing = otlp_tracing(settings.region, settings.backend_id) if settings.traces else NO_TRACING
+    tracing = NO_TRACING
+    if settings.traces:
+        tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:
         core = repository.core

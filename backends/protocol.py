@@ -156,13 +156,14 @@ ITEMS: dict[Task, Any] = {
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Holds one item: its msgpack body, its seconds left, and who may share its rows.
 
-    `traceparent` is that of the request it came with, when that is traced.
+    `traceparent` and `tracestate` (W3C) are those of the request it came with, when it has them.
     """
 
     body: bytes
     remaining: float
     scope: str
     traceparent: str = ""
+    tracestate: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -322,7 +323,7 @@ class MessageReader(Generic[_Message]):
 
     def __init__(self, decoder: msgspec.msgpack.Decoder[_Message]) -> None:
         self._decoder = decoder
-        self._buffer = bytearray()
+        self._rest = bytearray()
 
     def feed(self, chunk: bytes) -> Iterator[_Message]:
         """Yield the frames that `chunk` completes.
@@ -330,23 +331,28 @@ class MessageReader(Generic[_Message]):
         Raises:
             msgspec.DecodeError: the bytes are no frame of this version.
         """
-        buffer = self._buffer
-        buffer += chunk
-        start = 0
-        while len(buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, start)
+        data: bytes | bytearray = chunk
+        if self._rest:
+            self._rest += chunk
+            data = self._rest
+        start, size = 0, len(data)
+        while size - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, start)
             if length > MAX_FRAME_BYTES:
                 raise msgspec.DecodeError(f"a frame of {length} bytes is over the limit")
-            end = start + _LENGTH.size + length
-            if len(buffer) < end:
+            body = start + _LENGTH.size
+            if size - body < length:
                 break
+            start = body + length
             try:
-                frame = self._decoder.decode(buffer[start + _LENGTH.size : end])
+                frame = self._decoder.decode(data[body:start])
             except UNREADABLE as error:
                 raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
-            start = end
             yield frame
-        del buffer[:start]
+        if data is chunk:
+            self._rest += data[start:]
+        else:
+            del self._rest[:start]
 
 
 class FrameReader(MessageReader[Frame]):

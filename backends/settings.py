@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.errors import StartProblem
+from backends.otlp_variables import is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
@@ -107,7 +108,7 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
     """
     if environment is None:
         environment = os.environ
-    values: dict[str, Any] = {"traces": _traces_wanted(environment)}
+    values: dict[str, Any] = {"traces": is_tracing_wanted(environment)}
     for field in msgspec.structs.fields(BackendSettings):
         if (text := environment.get(PREFIX + field.name.upper())) is not None:
             values[field.name] = _convert(field, text)
@@ -134,12 +135,9 @@ def _path(kind: type, value: object) -> object:
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
-def _traces_wanted(environment: Mapping[str, str]) -> bool:
-    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    exporter = environment.get("OTEL_TRACES_EXPORTER", "")
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    return exporter != "none" and bool(exporter or any(environment.get(e) for e in endpoints))
+def process_environment() -> Mapping[str, str]:
+    """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
+    return os.environ
 
 
 def foreign_environment() -> dict[str, str]:

@@ -119,7 +119,10 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's statistics at one moment. `items` counts `(model, task, outcome)`."""
+    """Holds a backend's statistics at one moment. `items` counts `(model, task, outcome)`.
+
+    `lost_hosts` counts processes of algorithms that were lost, by `(model, reason)`.
+    """
 
     ready: bool
     calls_in_flight: int
@@ -128,3 +131,4 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     device_busy_share: float = 0.0
     shadows: ShadowStatistics = ShadowStatistics()
     arms: list[ArmStatistics] = []
+    lost_hosts: dict[tuple[str, str], int] = {}

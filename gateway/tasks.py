@@ -44,7 +44,9 @@ class TaskScope:
 
     def start(self, work: Coroutine[object, object, None]) -> None:
         """Run `work` to its end; an exception of it is logged."""
-        self.create_task(work).add_done_callback(_log_failure)
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work` in a task whose outcome is the caller's to look at."""
@@ -52,6 +54,10 @@ class TaskScope:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        _log_failure(task)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`.

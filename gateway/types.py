@@ -25,6 +25,8 @@ ModelName = NewType("ModelName", str)
 RegionName = NewType("RegionName", str)
 BackendId = NewType("BackendId", str)
 RequestId = NewType("RequestId", str)
+ID_DIGITS = 10
+"""The number of hexadecimal digits at the end of a request's id, which count up."""
 
 
 class Rule(

@@ -2,6 +2,7 @@
 
 import click
 
+from backends.protocol import Task
 from loadtests import (
     chaos_redis,
     chaos_sentinel,
@@ -19,6 +20,7 @@ from loadtests import (
     rows,
     shares,
     threads,
+    traced_hits,
     whole_requests,
 )
 from loadtests.arena.command import arena_command
@@ -42,9 +44,11 @@ def main() -> None:
 @click.option("--connections", default=32, show_default=True)
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
-def hit_command(connections: int, duration: float, rounds: int) -> None:
+@click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
+def hit_command(*, connections: int, duration: float, rounds: int, tracing: bool) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
-    hit.measure(connections=connections, duration=duration, rounds=rounds)
+    measure = traced_hits.measure if tracing else hit.measure
+    measure(connections=connections, duration=duration, rounds=rounds)
 
 
 @main.command("miss")
@@ -210,16 +214,29 @@ def memory_command(*, items: int, requests: int, universe: int) -> None:
 @click.option("--count", default=1500, show_default=True, help="Sentences of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 @click.option("--only", type=click.Choice(sorted(PEERS)), multiple=True, help="These peers only.")
+@click.option("--task", type=click.Choice(["classify", "embed"]), multiple=True)
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), multiple=True)
 @click.option("--tune", is_flag=True, help="Try every way of running them, once each.")
 def peers_command(
-    *, connections: int, count: int, rounds: int, only: tuple[str, ...], tune: bool
+    *,
+    connections: int,
+    count: int,
+    rounds: int,
+    only: tuple[str, ...],
+    task: tuple[str, ...],
+    precision: tuple[str, ...],
+    tune: bool,
 ) -> None:
-    """Measure the same work under LitServe, BentoML and Triton."""
-    names = only or tuple(PEERS)
-    if tune:
-        peers.tune(peers=names, connections=connections, count=count)
-    else:
-        peers.measure(peers=names, connections=connections, count=count, rounds=rounds)
+    """Measure the same work under other servers."""
+    peers.measure(
+        peers=only or tuple(PEERS),
+        tasks=tuple(map(Task, task or ("classify", "embed"))),
+        precisions=precision or ("fp32", "bf16"),
+        connections=connections,
+        count=count,
+        rounds=1 if tune else rounds,
+        tuned=tune,
+    )
 
 
 @main.command("triton")

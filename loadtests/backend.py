@@ -16,6 +16,7 @@ from backends.protocol import (
     Call,
     CallItem,
     ClassifyParameters,
+    EmbedParameters,
     ModelInfo,
     ServingState,
     Task,
@@ -74,17 +75,24 @@ def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
 
 
 def calls(
-    texts: Iterable[str], info: ModelInfo, *, remaining: float = 30.0, scope: str = "tenant:bench"
+    texts: Iterable[str],
+    info: ModelInfo,
+    *,
+    task: Task = Task.CLASSIFY,
+    remaining: float = 30.0,
+    scope: str = "tenant:bench",
 ) -> Iterator[bytes]:
     """Yield a call of one item for each text."""
-    parameters = msgspec.msgpack.encode(ClassifyParameters())
+    parameters = msgspec.msgpack.encode(
+        EmbedParameters() if task is Task.EMBED else ClassifyParameters()
+    )
     for text in texts:
         item = CallItem(body=msgspec.msgpack.encode(text), remaining=remaining, scope=scope)
         call = Call(
             model=info.name,
             revision=info.revision,
             profile=info.profile,
-            task=Task.CLASSIFY,
+            task=task,
             parameters=parameters,
             items=[item],
         )

@@ -30,7 +30,7 @@ from gateway.inference.last_answers import LastAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.tasks import TaskScope
-from gateway.telemetry.tracing import NullTracer
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     BackendId,
     Caller,
@@ -115,7 +115,7 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
             flights=flights,
             runner=dispatcher,
             tasks=tasks,
-            tracer=NullTracer(),
+            tracer=Tracer(),
         )
         texts = (f"{seed} {number}" for number in itertools.count())
         await _cost(inference, texts, count=count // 4, callers=8)  # warms up

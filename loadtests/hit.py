@@ -1,6 +1,8 @@
-"""Measures a worker's cache hits per second, beside rivals and a server without logic.
+"""Measures a worker's cache hits, beside rivals and a server without logic.
 
 Servers are measured in turns; the measured one has a core, and everything else the other one.
+Beside the rates stands the processor time of a request: of the server, of all that it needs (Redis,
+the processes of events until a request is billed), and of the load generator.
 """
 
 import contextlib
@@ -12,6 +14,8 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
+from typing import NamedTuple
 
 import httpx
 import msgspec
@@ -22,8 +26,8 @@ from loadtests.generator import Target
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
-from loadtests.machine import busy_seconds, pin, resident_mib, this_machine
-from loadtests.report import Row, show
+from loadtests.machine import busy_seconds, pin, processor_seconds, resident_mib, this_machine
+from loadtests.report import Costs, Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
 
@@ -32,7 +36,23 @@ _TEXTS = 100
 SERVER, OTHERS = 0, 1
 _PATH = "/v1/classify"
 _LATER = ("shipper", "billing", "request-log")
+_NEEDED = (*_LATER, "valkey-cache", "valkey-state")
 _MISSING = "not measured: nginx with Lua is missing (`make install-system`)"
+
+
+class Candidate(NamedTuple):
+    """A server to measure, with the processes that it needs beside it."""
+
+    target: Target
+    server: list[int]
+    others: list[int]
+
+
+class Run(NamedTuple):
+    """A run of one server: what the load generator saw, and what a request cost."""
+
+    sent: wrk.WrkResult
+    costs: Costs
 
 
 def measure(*, connections: int, duration: float, rounds: int) -> None:
@@ -41,26 +61,29 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
         sys.exit("`wrk` is needed; `make install-system` installs it")
     texts = sentences(_TEXTS, seed=1)
     bodies = [msgspec.json.encode({"model": "sentiment", "input": text}) for text in texts]
-    measured: dict[str, list[wrk.WrkResult]] = {}
+    measured: dict[str, list[Run]] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = start_systems(stack, root, bodies)
-        targets = {"bare uvicorn, which does nothing": bare_server(stack, length=330)}
-        targets |= {what: target_of(system) for what, system in systems.items()}
+        candidates = {"bare uvicorn, which does nothing": _bare_candidate(stack, length=330)}
+        candidates |= {what: _candidate(system) for what, system in systems.items()}
         if nginx.is_installed():
-            targets |= _rivals(stack, root, texts, answer=_answer(systems, bodies[0]))
+            candidates |= _rivals(stack, root, texts, answer=_answer(systems, bodies[0]))
         for _ in range(rounds):
-            for what, target in targets.items():
+            for what, candidate in candidates.items():
+                before = _used(candidate.server), _used(candidate.others)
                 sent = wrk.send(
-                    target,
+                    candidate.target,
                     bodies,
                     connections=connections,
                     duration=duration,
                     core=OTHERS,
                     folder=root,
                 )
-                measured.setdefault(what, []).append(sent)
+                server = _used(candidate.server)
                 settle(systems.values())
+                costs = _costs(sent, before, (server, _used(candidate.others)))
+                measured.setdefault(what, []).append(Run(sent, costs))
         used = {
             f"{process.role} {process.region or process.index}": resident_mib(process.pid)
             for process in next(iter(systems.values())).processes()
@@ -88,7 +111,7 @@ def start_systems(
         systems = {what: systems[what] for what in ways}
     for system in systems.values():
         stack.enter_context(system)
-        _fill(system, bodies)
+        fill(system, bodies)
         pin((p.pid for p in system.processes() if p.role != "gateway"), OTHERS)
         pin((p.pid for p in system.processes("gateway")), SERVER)
     return systems
@@ -110,10 +133,27 @@ def settle(systems: Iterable[System]) -> None:
     wait_until(is_quiet, within=60, what="events are billed")
 
 
-def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Target]:
+def _used(processes: list[int]) -> float:
+    return sum(map(processor_seconds, processes))
+
+
+def _costs(sent: wrk.WrkResult, before: tuple[float, float], used: tuple[float, float]) -> Costs:
+    server, others = (1e6 * (b - a) / sent.requests for a, b in zip(before, used, strict=True))
+    generator = 1e6 * sent.processor / sent.requests
+    return Costs(server=server, others=others, generator=generator)
+
+
+def _candidate(system: System) -> Candidate:
+    """Return a system with its worker as the server; backends and operators' processes are idle."""
+    worker = [p.pid for p in system.processes("gateway")]
+    others = [p.pid for p in system.processes() if p.role in _NEEDED]
+    return Candidate(target_of(system), worker, others)
+
+
+def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Candidate]:
     redis_port, redis = stack.enter_context(nginx.filled_valkey(texts, answer=answer))
     pin([redis], OTHERS)
-    targets = {}
+    candidates = {}
     for kind in ("redis", "memory"):
         port, process = stack.enter_context(
             nginx.nginx(kind, root / f"nginx-{kind}", texts, answer=answer, redis_port=redis_port)
@@ -121,14 +161,15 @@ def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> d
         pin([process], SERVER)
         headers = (("authorization", f"Bearer {nginx.KEY}"),)
         target = Target(host="127.0.0.1", port=port, path=_PATH, headers=headers)
-        targets[f"nginx + Lua, cache in {kind.replace('redis', 'Redis')}"] = target
-    return targets
+        what = f"nginx + Lua, cache in {kind.replace('redis', 'Redis')}"
+        candidates[what] = Candidate(target, [process], [redis] if kind == "redis" else [])
+    return candidates
 
 
-def _rows(measured: dict[str, list[wrk.WrkResult]]) -> list[Row]:
-    """Return the median run of each; ratios are to the first."""
+def _rows(measured: dict[str, list[Run]]) -> list[Row]:
+    """Return the median run of each by rate, and the medians of costs; ratios are to the first."""
     medians = {
-        what: sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
+        what: sorted((run.sent for run in runs), key=lambda sent: sent.rate)[len(runs) // 2]
         for what, runs in measured.items()
     }
     baseline = next(iter(medians.values())).rate
@@ -140,6 +181,11 @@ def _rows(measured: dict[str, list[wrk.WrkResult]]) -> list[Row]:
             p50=round(run.p50 * 1000, 2),
             p99=round(run.p99 * 1000, 2),
             statuses={200: run.requests - run.refused, 0: run.refused + run.broken},
+            costs=Costs(
+                server=median(run.costs.server for run in measured[what]),
+                others=median(run.costs.others for run in measured[what]),
+                generator=median(run.costs.generator for run in measured[what]),
+            ),
         )
         for what, run in medians.items()
     ]
@@ -151,7 +197,7 @@ def target_of(system: System) -> Target:
     return Target(host="127.0.0.1", port=system.port, path=_PATH, headers=headers)
 
 
-def _fill(system: System, bodies: list[bytes]) -> None:
+def fill(system: System, bodies: list[bytes]) -> None:
     """Ask everything twice, so that what is asked later is in the cache."""
     with system.client() as client:
         for body in [*bodies, *bodies]:
@@ -172,21 +218,25 @@ def _without_memory_tier(root: Path) -> Path:
     return config
 
 
-def bare_server(stack: ExitStack, *, length: int) -> Target:
+def bare_server(stack: ExitStack, *, length: int, core: int = SERVER) -> Target:
     """Start a server that sends `length` bytes, whatever it is asked."""
-    port = stack.enter_context(_bare(length))
-    return Target(host="127.0.0.1", port=port, path="/")
+    return _bare_candidate(stack, length=length, core=core).target
+
+
+def _bare_candidate(stack: ExitStack, *, length: int, core: int = SERVER) -> Candidate:
+    port, process = stack.enter_context(_bare(length, core))
+    return Candidate(Target(host="127.0.0.1", port=port, path="/"), [process], [])
 
 
 @contextlib.contextmanager
-def _bare(length: int) -> Iterator[int]:
+def _bare(length: int, core: int) -> Iterator[tuple[int, int]]:
     port = free_port()
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
         wait_until(lambda: _answers(port), within=10, what="the bare server answers")
-        pin([child.pid], SERVER)
-        yield port
+        pin([child.pid], core)
+        yield port, child.pid
     finally:
         child.terminate()
         child.wait()

@@ -213,8 +213,8 @@ class PipelineMeter:
 
     def _billed(self) -> int:
         with contextlib.closing(sqlite3.connect(self._system.data_dir / "ledger.db")) as ledger:
-            (count,) = ledger.execute("SELECT count(*) FROM usage_events").fetchone()
-        return int(count)
+            (count,) = ledger.execute("SELECT sum(requests) FROM usage_events").fetchone()
+        return int(count or 0)
 
 
 def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevice) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -130,7 +129,7 @@ def _ask(running: RunningBackend, info: ModelInfo, task: Task, texts: Sequence[s
 
 
 def _weigh(models: Path, texts: Iterator[str], connections: int) -> None:
-    """Print the start of a backend with one encoder and its memory after some work, each alone."""
+    """Print the processor time that a backend with one encoder starts in, and its memory later."""
     print("\n| what | first start | next start | MiB (PSS) |\n|---|---|---|---|")
     for what, provider in _PROVIDERS.items():
         suffix = _SUFFIX if what == _ROUNDED else ""
@@ -139,9 +138,8 @@ def _weigh(models: Path, texts: Iterator[str], connections: int) -> None:
                 shutil.copytree(models / name, Path(folder, name), ignore=_HIDDEN)
             starts, memory = [], 0.0
             for _ in range(2):
-                began = time.monotonic()
                 with backend(Path(folder), provider=provider) as running:
-                    starts.append(time.monotonic() - began)
+                    starts.append(busy_seconds(running.pid))
                     own = [next(texts) for _ in range(_WARM_UP)]
                     bodies = calls(own, running.model(_HEAD + suffix))
                     run_closed(running, bodies, connections=connections, duration=120)

@@ -9,6 +9,17 @@ from loadtests.generator import Outcome
 from loadtests.machine import Machine
 
 
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Processor time for each request, in microseconds.
+
+    That of the `server`, of the `others` it needs (Redis, events), and of the load generator.
+    """
+
+    server: float
+    others: float
+    generator: float
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a table. Latencies in milliseconds; `ratio` is to the table's first line."""
 
@@ -18,6 +29,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     p50: float | None = None
     p99: float | None = None
     statuses: dict[int, int] = {}
+    costs: Costs | None = None
 
 
 def rows(measured: dict[str, list[Outcome]]) -> list[Row]:
@@ -50,6 +62,15 @@ def show(title: str, table: list[Row], memory: dict[str, float], machine: Machin
     for row in table:
         latency = f"{row.p50} | {row.p99}" if row.p50 is not None else "- | -"
         print(f"| {row.what} | {row.rate:,.0f} | {row.ratio:.2f} | {latency} | {row.statuses} |")
+    if any(row.costs for row in table):
+        print("\n| what, in µs a request | server | what it needs | both | load generator |")
+        print("|---|---|---|---|---|")
+    for row in table:
+        if (c := row.costs) is not None:
+            each = (
+                f"{c.server:.1f} | {c.others:.1f} | {c.server + c.others:.1f} | {c.generator:.1f}"
+            )
+            print(f"| {row.what} | {each} |")
     if memory:
         print("\n| process | MiB (PSS) |\n|---|---|")
         for name, mib in memory.items():

@@ -1,5 +1,6 @@
 """Runs wrk as the load generator: one thread in C, faster than a Python server."""
 
+import resource
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -32,7 +33,10 @@ end
 
 
 class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of wrk: answers, unsuccessful ones, and latencies in seconds."""
+    """The result of wrk: answers, unsuccessful ones, and latencies in seconds.
+
+    `processor` is the processor time of wrk itself, in seconds.
+    """
 
     requests: int
     duration: float
@@ -40,6 +44,7 @@ class WrkResult(msgspec.Struct, frozen=True, kw_only=True):
     broken: int
     p50: float
     p99: float
+    processor: float
 
     @property
     def rate(self) -> float:
@@ -69,6 +74,7 @@ def send(
     path = folder / "bodies.lua"
     path.write_text(script)
     url = f"http://{target.host}:{target.port}"
+    before = _children_seconds()
     options = ["-t1", f"-c{connections}", f"-d{max(1, round(duration))}s", "-s", str(path), url]
     done = subprocess.run(
         ["taskset", "-c", str(core), "wrk", *options],  # noqa: S607 - PATH says where
@@ -84,7 +90,14 @@ def send(
         broken=result["broken"],
         p50=result["p50"] / 1e6,
         p99=result["p99"] / 1e6,
+        processor=_children_seconds() - before,
     )
+
+
+def _children_seconds() -> float:
+    """Return the processor time of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _quoted(text: str) -> str:

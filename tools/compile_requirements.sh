@@ -23,26 +23,30 @@ compile() {
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra postgresql --extra backend-cpu --extra openvino --extra dev "$@"
+    --extra gateway --extra postgresql --extra backend-cpu --extra openvino --extra otlp-grpc --extra dev "$@"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
 
 compile demo pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra backend-cpu --constraint "$pins" "$@"
 compile gateway pyproject.toml requirements/build.in \
-    --extra gateway --extra postgresql --constraint "$pins" "$@"
+    --extra gateway --extra postgresql --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-cpu pyproject.toml requirements/build.in \
-    --extra backend-cpu --constraint "$pins" "$@"
+    --extra backend-cpu --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-openvino pyproject.toml requirements/build.in \
-    --extra backend-cpu --extra openvino --constraint "$pins" "$@"
+    --extra backend-cpu --extra openvino --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
-    --extra backend-gpu --constraint "$pins" "$@"
+    --extra backend-gpu --extra otlp-grpc --constraint "$pins" "$@"
 # The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.
-for peer in litserve bentoml triton litellm; do
+for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
+    own=loadtests/peers/$peer/overrides.in
+    # torch's build for CPUs comes from PyTorch's own index, which is not set up everywhere.
     uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_35 \
         --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+        --override "$([ -f "$own" ] && echo "$own" || echo /dev/null)" \
         --output-file "loadtests/peers/$peer/requirements.txt" \
-        "loadtests/peers/$peer/requirements.in" "$@"
+        "loadtests/peers/$peer/requirements.in" "$@" ||
+        echo "left as it is: loadtests/peers/$peer/requirements.txt" >&2
 done
 
 # Here the framework is what is wanted.

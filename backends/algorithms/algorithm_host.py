@@ -56,10 +56,18 @@ class AlgorithmHost:
     `open` may be called in any thread; all else on the event loop.
     """
 
-    def __init__(self, *, name: str, budget: Budget, start: Callable[[], HostProcess]) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        budget: Budget,
+        start: Callable[[], HostProcess],
+        on_lost: Callable[[str], None],
+    ) -> None:
         self._name = name
         self._budget = budget
         self._start = start
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._process: HostProcess | None = None
         self._link: asyncio.WriteTransport | None = None
@@ -148,6 +156,7 @@ class AlgorithmHost:
             await loop.create_connection(lambda: protocol, sock=process.link)
         except (ValueError, OSError, RuntimeError) as error:
             _log.error("an algorithm's process does not start", extra=self._fields(str(error)))
+            self._on_lost("not started")
             self._drop_process()
             self._delay_next()
             waiting, self._waiting = self._waiting, deque()
@@ -335,6 +344,7 @@ class AlgorithmHost:
         if item is None:
             item = _culprit(running, marks.step(), is_exact=marks.are_exact and reason == "ended")
         _log.error("an algorithm's process was lost", extra=self._fields(reason))
+        self._on_lost(reason)
         self._drop_process()
         self._delay_next()
         if item is not None:

@@ -1,5 +1,6 @@
 """Owns the hosts of all model owners' algorithms of a backend."""
 
+from collections import Counter
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,7 @@ class AlgorithmHosts:
     def __init__(self, *, shows_output: bool = False) -> None:
         self._shows_output = shows_output
         self._hosts: dict[HostKey, AlgorithmHost] = {}
+        self._lost: Counter[tuple[str, str]] = Counter()
         # A host ends with the thread that started it: this one lives as long as they may.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="algorithm-starter")
 
@@ -46,6 +48,7 @@ class AlgorithmHosts:
             host = AlgorithmHost(
                 name=key[0],
                 budget=budget,
+                on_lost=partial(self._count, key[0]),
                 start=partial(
                     start_host,
                     code,
@@ -60,6 +63,10 @@ class AlgorithmHosts:
         self._hosts[key] = host
         return host
 
+    def statistics(self) -> dict[tuple[str, str], int]:
+        """Return how many processes were lost since the start, by model and reason."""
+        return dict(self._lost)
+
     def keep(self, used: Collection[HostKey]) -> None:
         """Close the hosts of all other models."""
         for key in [key for key in self._hosts if key not in used]:
@@ -69,3 +76,6 @@ class AlgorithmHosts:
         """Close every host; none can be opened again."""
         self.keep(())
         self._starter.shutdown(wait=False)
+
+    def _count(self, model: str, reason: str) -> None:
+        self._lost[model, reason.replace(" ", "_")] += 1

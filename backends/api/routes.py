@@ -37,6 +37,7 @@ from backends.protocol import (
 )
 from backends.serving.core import ServingCore
 from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
+from backends.telemetry.spans import Tracing
 
 T = TypeVar("T", ServingPlans, PlanTrial)
 
@@ -56,12 +57,13 @@ class Routes:
         authenticator: CallAuthenticator,
         reload: Callable[[ServingPlans | None], Awaitable[None]],
         check: Callable[[PlanTrial], Awaitable[PlanVerdict]],
+        tracing: Tracing,
     ) -> None:
         self._core = core
         self._authenticator = authenticator
         self._reload = reload
         self._check = check
-        self._metrics = BackendMetrics(core.snapshot)
+        self._metrics = BackendMetrics(core.snapshot, tracing.statistics)
         self._handlers: dict[str, tuple[str, Handler]] = {
             CALL_PATH: ("POST", calls),
             STATE_PATH: ("GET", self.state),

@@ -98,7 +98,9 @@ class CudaExecutor(ModelExecutor):
         capture: AbstractContextManager[object] | None = None,
     ) -> None:
         limits = (limits or RunLimits()).within(source.max_tokens)
-        options = msgspec.structs.replace(options, graphs=limits.graph_rows > 0)
+        options = msgspec.structs.replace(
+            options, graphs=limits.graph_rows > 0, precision=source.profile
+        )
         sessions = limits.runs if options.graphs else 1
         opened = [open_session(source.path, options) for _ in range(sessions)]
         self.provider = opened[0].get_providers()[0]

@@ -71,12 +71,17 @@ def check_precision(source: GraphSource, cpu_info: Path = _CPU_INFO) -> None:
     Raises:
         ModelProblem: it does not.
     """
-    if source.profile == "bf16" and not _BF16_FLAGS & _flags(cpu_info):
+    if source.profile == "bf16" and not computes_bf16(cpu_info):
         raise ModelProblem(
             f"{source.path}: `profile: bf16` needs a CPU with `avx512_bf16` or `amx_bf16`, and "
             "this one has neither: name the revision in fp32 in `serving.yaml`, or serve this one "
             "elsewhere"
         )
+
+
+def computes_bf16(cpu_info: Path = _CPU_INFO) -> bool:
+    """Return whether this CPU has instructions for bf16."""
+    return bool(_BF16_FLAGS & _flags(cpu_info))
 
 
 def runtime() -> Any:  # it may be absent

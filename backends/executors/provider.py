@@ -27,7 +27,8 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
     `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice); `tf32` lets float32
-    products lose bits; TensorRT keeps the engines it builds under `engine_cache`.
+    products lose bits; TensorRT computes in `precision`, where that is `fp16` or `bf16`, and keeps
+    the engines it builds under `engine_cache`.
     """
 
     provider: Provider = "cuda"
@@ -37,6 +38,7 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = False
     tf32: bool = False
     attention_kernels: int = 0
+    precision: str = "fp32"
     engine_cache: Path | None = None
 
     @property
@@ -76,7 +78,8 @@ def _tensorrt(options: DeviceOptions) -> dict[str, str]:
     """Return TensorRT's options: an engine is built for a shape once, and kept."""
     found = {
         "device_id": str(options.device),
-        "trt_fp16_enable": "1",
+        "trt_fp16_enable": str(int(options.precision == "fp16")),
+        "trt_bf16_enable": str(int(options.precision == "bf16")),
         "trt_layer_norm_fp32_fallback": "1",
         "trt_cuda_graph_enable": str(int(options.graphs)),
     }

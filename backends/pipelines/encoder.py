@@ -74,7 +74,8 @@ class Encoder:
             ItemRefused: a text is empty or too long.
         """
         prepared = self.prepare(texts, prompts)
-        encodings = await self.tokenizer.encode(prepared.texts)
+        with caller.span.child("tokenization", {"texts": len(prepared.texts)}):
+            encodings = await self.tokenizer.encode(prepared.texts)
         self.check(prepared, encodings, caller)
         return await self._pooled(encodings, caller)
 
@@ -123,7 +124,8 @@ class Encoder:
         texts = [(first, second) for second in seconds]
         parts = [self._read(text) for text in texts]
         begin = self._prompt + parts[0][0]
-        head, *tails = await self.tokenizer.ids([begin, *(part[1] for part in parts)])
+        with caller.span.child("tokenization", {"texts": len(parts) + 1}):
+            head, *tails = await self.tokenizer.ids([begin, *(part[1] for part in parts)])
         layout = self.tokenizer.layout
         if self._truncate:
             cut = cut_first if cut_first_only else cut_longest
@@ -150,7 +152,9 @@ class Encoder:
             ItemRefused: the text is empty, has more windows than are read, or must not be cut.
         """
         self._check_whole(text)
-        *prompt, ids = await self.tokenizer.ids([self._prompt, text] if self._prompt else [text])
+        parts = [self._prompt, text] if self._prompt else [text]
+        with caller.span.child("tokenization", {"texts": len(parts)}):
+            *prompt, ids = await self.tokenizer.ids(parts)
         layout, taken = self.tokenizer.layout, sum(map(len, prompt))
         spans = self._spans(len(ids), overlap, most, taken=taken)
         encodings = [
@@ -173,7 +177,8 @@ class Encoder:
             ItemRefused: the text is empty, or has more windows than are read.
         """
         self._check_whole(text)
-        (segment,) = await self.tokenizer.segments([text])
+        with caller.span.child("tokenization", {"texts": 1}):
+            (segment,) = await self.tokenizer.segments([text])
         layout = self.tokenizer.layout
         spans = self._spans(len(segment.ids), (self._max_tokens - layout.added) // 4)
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]

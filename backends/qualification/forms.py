@@ -1,12 +1,16 @@
 """Opens the form of a model's graph that is quickest on this device, of those beside it.
 
-Forms are files named by the provider that they suit: `model.cuda-heads.onnx` beside `model.onnx`.
-One is taken only if it answers as `model.onnx` does, within what its precision explains.
+Forms are files named by what they suit: beside `model.onnx` lie `model.cuda-heads.onnx`, the same
+in half precision as `model.cuda-heads-fp16.onnx`, and `model.any-plain.onnx` for runtimes that
+compile a graph. One is taken only if it has the precision that the model declares and answers as
+`model.onnx` does, within what that precision explains.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -14,6 +18,7 @@ import numpy as np
 from backends.errors import BackendError, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
@@ -22,6 +27,12 @@ from backends.types import FloatArray, IntArray
 _log = logging.getLogger(__name__)
 RECORD = ".forms.json"
 FORM_FILES = "*.*-*.onnx"
+Device = Literal["cuda", "any"]
+# The forms that suit a provider; those for any device are rounded by the runtime itself.
+_SUITED: Mapping[str, Device] = MappingProxyType(
+    {"cuda": "cuda", "tensorrt": "any", "openvino": "any"}
+)
+_HALVES = ("fp16", "bf16")
 # Lengths of the rows that are compared, and of a batch as callers make it.
 _LENGTHS = (3, 12, 1, 9)
 _ROWS, _LONGEST, _TOKENS = 16, 24, 240
@@ -32,6 +43,25 @@ class QuickestForm(msgspec.Struct, frozen=True, kw_only=True):
 
     file: str
     seconds: dict[str, float]
+
+
+def form_name(graph: Path, device: Device, attention: str, precision: str = "fp32") -> str:
+    """Return the file name of a form of `graph`."""
+    suffix = f"-{precision}" if precision in _HALVES else ""
+    return f"{graph.stem}.{device}-{attention}{suffix}.onnx"
+
+
+def find_forms(graph: Path, *, provider: str, profile: str) -> list[str]:
+    """Return the file names of the forms beside `graph` that suit a provider and a precision."""
+    device = _SUITED.get(provider)
+    names = sorted(path.name for path in graph.parent.glob(f"{graph.stem}.{device}-*.onnx"))
+    if device == "any":
+        return names
+    wanted = profile if profile in _HALVES else ""
+    halves = tuple(f"-{precision}.onnx" for precision in _HALVES)
+    if wanted:
+        return [name for name in names if name.endswith(f"-{wanted}.onnx")]
+    return [name for name in names if not name.endswith(halves)]
 
 
 def open_quickest(
@@ -54,11 +84,11 @@ def find_quickest(
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> Path:
     """Return the file of the quickest form, measured once per digest and kind of machine."""
-    folder, stem = source.path.parent, source.path.stem
-    names = sorted(path.name for path in folder.glob(f"{stem}.{provider}-*.onnx"))
+    folder = source.path.parent
+    names = find_forms(source.path, provider=provider, profile=profile)
     if not names or source.upstream is not None:
         return source.path
-    record, key = folder / RECORD, machine_key(source.digest, provider, *names)
+    record, key = folder / RECORD, machine_key(source.digest, provider, profile, *names)
     found = read_record(record, key, QuickestForm)
     if found is None:
         found = _measure(source, names, TOLERANCES.get(profile, TOLERANCES["fp32"]), open_executor)
@@ -73,9 +103,9 @@ def _measure(
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> QuickestForm:
     batches = _batches(source)
-    own = open_executor(source)
+    own, problem = _open_reference(source, open_executor)
     expected = [own.run(batch) for batch in batches]
-    seconds = {source.path.name: _predict(own)}
+    seconds = {source.path.name: _predict(own)} if problem is None else {}
     for name in names:
         path = source.path.with_name(name)
         try:
@@ -94,7 +124,24 @@ def _measure(
             _log.warning(
                 "a form of a graph answers otherwise", extra={"form": name, "moved": apart}
             )
+    if problem is not None and not seconds:
+        raise problem
     return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds)
+
+
+def _open_reference(
+    source: GraphSource, open_executor: Callable[[GraphSource], ModelExecutor]
+) -> tuple[ModelExecutor, ModelProblem | None]:
+    """Return what forms are compared with: the graph on the device, or why not, and on a CPU."""
+    try:
+        return open_executor(source), None
+    except ModelProblem as error:
+        # A device that has no kernels for it may have them for a form.
+        alone = msgspec.structs.replace(source, digest="", profile="fp32")
+        try:
+            return OnnxExecutor(alone, worker_threads=1, wide=False), error
+        except ModelProblem:
+            raise error from None
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from backends.algorithms.base import ModelAlgorithms
+from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.shadow import Mirror
 from backends.batching.batcher import Batcher
 from backends.batching.device import Device
@@ -143,6 +144,7 @@ class ServingCore:
         clock: Callable[[], float],
         device: Device,
         mirror: Mirror,
+        hosts: AlgorithmHosts,
     ) -> None:
         self._backend_id, self._region = backend_id, region
         self.model_set = model_set
@@ -161,6 +163,7 @@ class ServingCore:
         self._clock = clock
         self._device = device
         self._mirror = mirror
+        self._hosts = hosts
         self._estimates = WorkEstimates()
         self._reported = -math.inf
         self._report_frame = b""
@@ -332,6 +335,7 @@ class ServingCore:
             ],
             shadows=(shadows := self._mirror.statistics()),
             arms=self.arms.statistics(shadows),
+            lost_hosts=self._hosts.statistics(),
         )
 
 

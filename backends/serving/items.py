@@ -187,7 +187,7 @@ class ItemAnswerer:
     def _start_span(self, item: CallItem) -> Span:
         if not self._tracing.records:
             return NO_SPAN
-        carrier = {"traceparent": item.traceparent} if item.traceparent else {}
+        carrier = {"traceparent": item.traceparent, "tracestate": item.tracestate}
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
 

@@ -13,6 +13,7 @@ from backends.pipelines.encoder import Encoder, PreparedQuery
 from backends.pipelines.head import Head
 from backends.protocol import CallItem
 from backends.serving.items import ItemAnswerer, Outcome
+from backends.telemetry.spans import NO_SPAN
 from backends.types import Encoding, OutputKind
 
 # Items of one call in progress: one call must not fill the queue.
@@ -94,7 +95,14 @@ class QueryCall:
         if not opened:
             return
         self._expire_in_time()
+        spans = [
+            item.caller.span.child("tokenization", {"texts": len(item.prepared.texts)})
+            for item in opened
+            if item.caller.span is not NO_SPAN
+        ]
         answers = await self._tokenizer.encode_each([item.prepared.texts for item in opened])
+        for span in spans:
+            span.end()
         for one, encodings in zip(opened, answers, strict=True):
             if one.index not in self._open:
                 continue  # its time ended meanwhile

@@ -57,6 +57,7 @@ class Repository:
             clock=tools.clock,
             device=self._shared.device,
             mirror=self._shared.mirror,
+            hosts=self._shared.hosts,
         )
         self._started: dict[int, RunningEncoder] = {}
         # The reload that requests share until it begins.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -12,6 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from backends.otlp import TracingStatistics
 from backends.plans import ArmStatistics, bucket_bound
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
@@ -48,8 +50,11 @@ _GAUGES: tuple[tuple[str, str, _Read], ...] = (
 class BackendMetrics(Collector):
     """Reads a snapshot at each scrape: counting costs the hot path nothing."""
 
-    def __init__(self, read: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, read: Callable[[], Snapshot], read_tracing: Callable[[], TracingStatistics]
+    ) -> None:
         self._read = read
+        self._read_tracing = read_tracing
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -66,6 +71,9 @@ class BackendMetrics(Collector):
         labels = ["model", "task", "outcome"]
         yield _labelled("items", "Items by outcome.", labels, snapshot.items.items())
         yield from _arms(snapshot.arms)
+        text = "Processes of algorithms that were lost: killed, ended, or not to be started."
+        lost = snapshot.lost_hosts.items()
+        yield _labelled("lost_algorithm_hosts", text, ["model", "reason"], lost)
         labels = ["model", "arm", "shadow", "outcome"]
         text = "Items mirrored to a revision, by how its answers compare."
         yield _labelled("shadow_items", text, labels, shadows.outcomes.items())
@@ -80,6 +88,9 @@ class BackendMetrics(Collector):
         releases = [((e.name, why), n) for e in encoders for why, n in e.queue.releases.items()]
         yield _labelled("releases", text, ["encoder", "reason"], releases)
         yield _gauge("device_busy_share", "Share of the device in use.", snapshot.device_busy_share)
+        text = "Spans by what became of them: exported, failed or dropped."
+        spans = msgspec.structs.asdict(self._read_tracing())
+        yield _labelled("spans", text, ["outcome"], [((k,), n) for k, n in spans.items()])
         if encoders:
             cache = encoders[0].rows
             yield _gauge("row_cache_bytes", "Bytes of the row cache.", cache.size_bytes)

@@ -1,27 +1,37 @@
 """Traces calls down to model runs; costs nothing where tracing is off.
 
 POST /v1/call        one per item: child of the span of its caller (`traceparent`)
+├── tokenization     one per question to the tokenizer, the wait for its thread included
 └── row              one per computed row, from the queue to its result
-└── batch        in the trace of its first sampled row, linked to the other rows' spans
-└── model run
+    ├── queue        until its batch began
+    └── batch        in the trace of its first sampled row, linked to the other rows' spans
+        └── model run
 """
 
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
+from time import time_ns
+from types import TracebackType
+from typing import Final, Self
 
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased
 from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from typing_extensions import override
 
+from backends.errors import StartProblem
+from backends.otlp import (
+    SpanQueue,
+    TracingProblem,
+    TracingStatistics,
+    open_provider,
+    open_queue,
+)
+
 Attributes = Mapping[str, str | int | float]
-# A collector that is away must not hold up the end of a process: OpenTelemetry waits for 30 s.
-_CLOSE_WITHIN: Final = 2.0
+# The last digit of a `traceparent` whose flag `sampled` is not set.
+_UNSAMPLED: Final = "02468ace"
 
 
 class Span:
@@ -29,6 +39,20 @@ class Span:
 
     This one records nothing: the trace is not sampled, or tracing is off.
     """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.end()
+        else:
+            self.end(getattr(error, "code", type(error).__name__))
 
     def child(self, name: str, attributes: Attributes) -> "Span":
         """Start a span below this one."""
@@ -52,6 +76,10 @@ class Tracing:
         """Start the span of a batch below its first sampled row, linked to the others."""
         return NO_SPAN
 
+    def statistics(self) -> TracingStatistics:
+        """Return what became of the spans since the start."""
+        return TracingStatistics()
+
     def close(self) -> None:
         """Send what is left, as far as that takes no longer than a few seconds."""
 
@@ -66,12 +94,21 @@ class SampledSpan(Span):
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
         self.span = span
+        self.queued = time_ns()
+        """When its wait in a queue began; 0 once that is over."""
 
     @override
     def child(self, name: str, attributes: Attributes) -> Span:
         context = trace.set_span_in_context(self.span)
         span = self._tracer.start_span(name, context, attributes=dict(attributes))
         return SampledSpan(self._tracer, span)
+
+    def end_queue(self) -> None:
+        """Record the wait in a queue that ends now, once."""
+        if self.queued:
+            context = trace.set_span_in_context(self.span)
+            self._tracer.start_span("queue", context, start_time=self.queued).end()
+            self.queued = 0
 
     @override
     def end(self, error: str | None = None) -> None:
@@ -81,18 +118,22 @@ class SampledSpan(Span):
 
 
 class OtelTracing(Tracing):
-    """Traces through an OpenTelemetry provider."""
+    """Traces through an OpenTelemetry provider, which sends its spans by `queue`."""
 
     records = True
 
-    def __init__(self, provider: TracerProvider, *, close_within: float = _CLOSE_WITHIN) -> None:
+    def __init__(self, provider: TracerProvider, queue: SpanQueue | None = None) -> None:
         self._provider = provider
-        self._close_within = close_within
+        self._queue = queue
         self._tracer = provider.get_tracer("sluicegate.backend")
         self._propagator = TraceContextTextMapPropagator()
+        self._follows_parent = isinstance(provider.sampler, ParentBased)
 
     @override
     def call(self, carrier: Mapping[str, str], attributes: Attributes) -> Span:
+        parent = carrier.get("traceparent", "")
+        if self._follows_parent and parent[-1:] and parent[-1] in _UNSAMPLED:
+            return NO_SPAN  # as the SDK decides, at a twentieth of its cost
         context = self._propagator.extract(carrier)
         span = self._tracer.start_span(
             "POST /v1/call", context, kind=SpanKind.SERVER, attributes=dict(attributes)
@@ -101,10 +142,12 @@ class OtelTracing(Tracing):
 
     @override
     def batch(self, rows: Sequence[Span], attributes: Attributes) -> Span:
-        sampled = [row.span for row in rows if isinstance(row, SampledSpan)]
+        sampled = [row for row in rows if isinstance(row, SampledSpan)]
         if not sampled:
             return NO_SPAN
-        first, *others = sampled
+        for row in sampled:
+            row.end_queue()
+        first, *others = [row.span for row in sampled]
         span = self._tracer.start_span(
             "batch",
             trace.set_span_in_context(first),
@@ -114,21 +157,27 @@ class OtelTracing(Tracing):
         return SampledSpan(self._tracer, span)
 
     @override
+    def statistics(self) -> TracingStatistics:
+        return TracingStatistics() if self._queue is None else self._queue.statistics()
+
+    @override
     def close(self) -> None:
-        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
-        closing.start()
-        closing.join(self._close_within)
+        self._provider.shutdown()
 
 
-def otlp_tracing(region: str, backend_id: str) -> Tracing:
-    """Return tracing that sends to the collector the standard `OTEL_*` variables name."""
-    resource = Resource.create(
-        {
-            "service.name": "sluicegate-backend",
-            "service.instance.id": backend_id,
-            "cloud.region": region,
-        }
-    )
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return OtelTracing(provider)
+def otlp_tracing(environ: Mapping[str, str], region: str, backend_id: str) -> Tracing:
+    """Return tracing as the `OTEL_*` variables in `environ`, the process's own, say.
+
+    Raises:
+        StartProblem: they ask for what is not installed or impossible.
+    """
+    attributes = {
+        "service.name": "sluicegate-backend",
+        "service.instance.id": backend_id,
+        "cloud.region": region,
+    }
+    try:
+        queue = open_queue(environ)
+        return OtelTracing(open_provider(queue, attributes), queue)
+    except TracingProblem as error:
+        raise StartProblem(str(error)) from error

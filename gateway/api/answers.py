@@ -26,8 +26,11 @@ HIT = JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: "
 PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """The header lines that follow the id of every response."""
 _encode = msgspec.json.encode
+# Members of an enumeration are looked up by a method, and hashed by another, in Python 3.11.
+_HIT, _COLLAPSED, _COMPUTED, _FAILED = Source.HIT, Source.COLLAPSED, Source.COMPUTED, Source.FAILED
 _UNPROCESSABLE = 422
 _CANCELLED = "cancelled"
+_NOT_STALE = Stale.NO
 
 
 class _Score(msgspec.Struct, frozen=True):
@@ -39,24 +42,18 @@ _decode_score = msgspec.json.Decoder(_Score).decode
 
 def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
     """Return counts of the items by source, and the rows and tokens computed for them."""
-    if len(outcomes) == 1 and outcomes[0].source is Source.HIT:
+    if len(outcomes) == 1 and outcomes[0].source is _HIT:
         return _ONE_CUT_HIT if outcomes[0].truncated_from else _ONE_HIT
-    counts = dict.fromkeys(Source, 0)
-    rows = tokens = truncated = 0
-    for outcome in outcomes:
-        counts[outcome.source] += 1
-        truncated += outcome.truncated_from > 0
-        rows += outcome.rows
-        tokens += outcome.tokens
+    sources = [outcome.source for outcome in outcomes]
     return Usage(
         items=len(outcomes),
-        hit=counts[Source.HIT],
-        collapsed=counts[Source.COLLAPSED],
-        computed=counts[Source.COMPUTED],
-        failed=counts[Source.FAILED],
-        rows=rows,
-        tokens=tokens,
-        truncated=truncated,
+        hit=sources.count(_HIT),
+        collapsed=sources.count(_COLLAPSED),
+        computed=sources.count(_COMPUTED),
+        failed=sources.count(_FAILED),
+        rows=sum([outcome.rows for outcome in outcomes]),
+        tokens=sum([outcome.tokens for outcome in outcomes]),
+        truncated=sum([outcome.truncated_from > 0 for outcome in outcomes]),
     )
 
 
@@ -108,7 +105,12 @@ def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
     results = (
         _ranked(body, answer.outcomes)
         if isinstance(body, RerankBody)
-        else [_result(body, outcome) for outcome in answer.outcomes]
+        else [
+            outcome.result
+            if outcome.failure is None and not outcome.truncated_from
+            else _result(body, outcome)
+            for outcome in answer.outcomes
+        ]
     )
     return b'{"model":%b,"revision":%b,"results":[%b],"usage":%b}' % (
         _encode(info.name),
@@ -149,10 +151,10 @@ def row_lines(answer: Answer) -> bytes:
 
 def _stale(outcomes: Sequence[ItemOutcome]) -> Stale:
     """Return the kind of last answers among `outcomes`; errors outrank refreshes."""
-    kinds = {outcome.stale for outcome in outcomes}
-    if Stale.ON_ERROR in kinds:
-        return Stale.ON_ERROR
-    return Stale.REVALIDATING if Stale.REVALIDATING in kinds else Stale.NO
+    kinds = [outcome.stale for outcome in outcomes if outcome.stale]
+    if not kinds:
+        return _NOT_STALE
+    return Stale.ON_ERROR if Stale.ON_ERROR in kinds else Stale.REVALIDATING
 
 
 def _forwarded(answer: Answer, directives: CacheDirectives, *, is_partial: bool) -> bytes:
@@ -165,10 +167,11 @@ def _forwarded(answer: Answer, directives: CacheDirectives, *, is_partial: bool)
         status = b"fwd=partial"
     else:
         status = b"fwd=uri-miss"
-    if any(outcome.source is Source.COMPUTED for outcome in answer.outcomes):
+    sources = [outcome.source for outcome in answer.outcomes]
+    if _COMPUTED in sources:
         if answer.is_cacheable and not directives.no_store:
             status += b"; stored"
-    elif any(outcome.source is Source.COLLAPSED for outcome in answer.outcomes):
+    elif _COLLAPSED in sources:
         status += b"; collapsed"
     return status
 

@@ -23,15 +23,13 @@ from gateway.api.http import (
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.write_coalescing import BufferedHttpExtension
-from gateway.telemetry.tracing import Span, Tracer
 
 
 class InferenceHandler:
     """The inference routes of a worker's application."""
 
-    def __init__(self, *, processor: RequestProcessor, tracer: Tracer) -> None:
+    def __init__(self, *, processor: RequestProcessor) -> None:
         self._processor = processor
-        self._tracer = tracer
         self._body_timeouts = BodyTimeouts()
         self._body_budget = BodyMemoryBudget()
 
@@ -41,20 +39,17 @@ class InferenceHandler:
         """Answer one request to the route of `task`; `model` is that of the path, where one is."""
         server = buffered_http(scope)
         state = self._processor.new_state(task)
-        headers = headers_by_name(list(scope["headers"]))
-        incoming = headers.get(b"traceparent", b"").decode("latin-1")
-        attributes = {"http.request.method": "POST", "http.route": f"/v1/{task}"}
-        with self._tracer.span(
-            f"POST /v1/{task}", parent=incoming, kind="server", attributes=attributes
-        ) as span:
-            state.traceparent = span.traceparent
-            try:
-                reply = await self._reply(state, model, scope["method"], headers, server, receive)
-            except ClientDisconnected:
-                return
-            finally:
-                self._body_budget.release(state)
-            _describe(span, state)
+        fields = list(scope["headers"])
+        headers = headers_by_name(fields)
+        self._processor.start_span(state, self._processor.tracer.contexts.read(fields))
+        try:
+            reply = await self._reply(state, model, scope["method"], headers, server, receive)
+        except ClientDisconnected:
+            state.span.fail("client_gone")
+            state.span.end()
+            return
+        finally:
+            self._body_budget.release(state)
         await (respond(send, reply) if server is None else server.send(*reply))
 
     async def _reply(
@@ -87,13 +82,3 @@ class InferenceHandler:
             return self._processor.failed(state, error)
         reply = self._processor.reply_now(state, model, raw)
         return await self._processor.reply_later(state) if reply is None else reply
-
-
-def _describe(span: Span, state: RequestState) -> None:
-    span.set("http.response.status_code", state.status)
-    span.set("sluicegate.request_id", state.id)
-    span.set("sluicegate.items", state.usage.items)
-    if state.model:
-        span.set("sluicegate.model", state.model)
-    if state.code:
-        span.fail(state.code)

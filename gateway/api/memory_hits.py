@@ -1,28 +1,60 @@
-"""Replays memory hits: charges, publishes and counts requests whose answer was given before.
+"""Answers hits of one item with little work: replays those of memory, and encodes those of Redis.
 
 A request of one item that was a memory hit leaves a `HitReplay` in its parsed body. It answers
 equal requests while the cache returns the same entry. The fast path calls `replay` for requests
-whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bodies are.
+whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bodies are, and
+`answer_stored` for what another tier than memory had.
 """
 
+from time import time_ns
+from typing import NamedTuple
+
 from backends.protocol import Task
-from gateway.api.answers import HIT, PRIVATE
+from gateway.api.answers import HIT, JSON, PRIVATE, count_usage, encode_answer
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import HitReplay, ParsedBody, RequestState
+from gateway.api.schemas import RerankBody
+from gateway.cache.entry import CacheHit
 from gateway.events.hit_run import HitRun
 from gateway.inference.inference import Inference
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.types import Answer, ArmUsage, CacheDirectives, Principal, Source
+from gateway.types import (
+    Answer,
+    ArmUsage,
+    CacheDirectives,
+    ItemOutcome,
+    Principal,
+    Source,
+    Usage,
+)
 
 _NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096
+_OK = 200
+_RESULT = b"\0"
+"""Stands for a result: JSON has no such byte."""
 _RunKey = tuple[Principal, Task, str, str, bool, tuple[ArmUsage, ...]]
+_StoredKey = tuple[Principal, Task, str, str, str]
+
+
+class _StoredAnswers(NamedTuple):
+    """Holds what answers with a stored result have in common, and counts their run.
+
+    The result stands between `start` and `end` of the body; the age follows `lines`.
+    """
+
+    run: HitRun
+    usage: Usage
+    start: bytes
+    end: bytes
+    lines: bytes
 
 
 class MemoryHits:
-    """The memory hits that can be replayed. One per worker; belongs to its event loop."""
+    """The hits that need little work. One per worker; belongs to its event loop."""
 
     def __init__(
         self,
@@ -40,9 +72,14 @@ class MemoryHits:
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
         self._runs: dict[_RunKey, HitRun] = {}
+        self._stored: dict[_StoredKey, _StoredAnswers] = {}
 
-    def replay(self, parsed: ParsedBody, head: bytes) -> bytes | None:
+    def replay(
+        self, parsed: ParsedBody, head: bytes, times: list[int] | None = None
+    ) -> bytes | None:
         """Return the whole answer to a request with plain headers; `head` is what it begins with.
+
+        `times` receives when the cache was read, and when the limits were charged (ns).
 
         Its event is published with those of the event-loop iteration. `None`, with nothing charged,
         where there is no answer to replay, or it may be another now.
@@ -53,7 +90,7 @@ class MemoryHits:
         run = replay.run
         if run.count == run.max_count and not self.events.join(run):
             return None
-        hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES)
+        hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES, times)
         if hit is None:
             self.events.commit()  # the run may have been joined for nothing
             return None
@@ -87,6 +124,34 @@ class MemoryHits:
         state.lines = b"%b%d\r\n" % (HIT, age)
         return replay.body
 
+    def answer_stored(
+        self, state: RequestState, prepared: PreparedRequest, hit: CacheHit
+    ) -> bytes | None:
+        """Return the body of the answer of one item that a tier had; its event joins a run.
+
+        `RequestEvents.commit` must be called before the answer is written. `None`, with nothing
+        done, where the answer is not simply the stored result.
+        """
+        entry, plan = hit.entry, prepared.plan
+        now = self._wall()
+        if entry.status != _OK or entry.truncated_from or entry.arm:
+            return None
+        if not plan.is_valid(entry, now, state.options.directives.max_age):
+            return None
+        answers = self._answers_like(state, plan, hit.tier)
+        if answers is None:
+            return None
+        body = b"%b%b%b" % (answers.start, entry.payload, answers.end)
+        run = answers.run
+        if run.count == run.max_count and not self.events.join(run):
+            return None
+        run.started = min(run.started, state.started)
+        state.id = self.events.ids.numbered(run.add())
+        info = plan.model.info
+        state.model, state.revision, state.usage = info.name, info.revision, answers.usage
+        state.lines = b"%b%d\r\n" % (answers.lines, max(0.0, now - entry.stored_at))
+        return body
+
     def add(self, state: RequestState, answer: Answer, body: bytes) -> None:
         """Note an answer from memory, to be replayed."""
         _, parsed = state.caller_and_body()
@@ -118,6 +183,7 @@ class MemoryHits:
         replay: HitReplay,
         runtime: Runtime,
         directives: CacheDirectives,
+        times: list[int] | None = None,
     ) -> tuple[float, bytes] | None:
         """Charge a request that `replay` answers; return the entry's age and the limits' lines."""
         prepared = parsed.prepared
@@ -129,11 +195,45 @@ class MemoryHits:
             if directives is _NO_DIRECTIVES:
                 parsed.replay = None  # the entry has gone or was replaced
             return None
+        if times is not None:
+            times.append(time_ns())
         limit_lines = replay.charge.charge()
+        if times is not None:
+            times.append(time_ns())
         if limit_lines is None:
             return None
         age = now - entry.stored_at
         return age if age > 0.0 else 0.0, limit_lines  # noqa: FURB136 - a call costs 1 % of a hit
+
+    def _answers_like(
+        self, state: RequestState, plan: RequestPlan, tier: str
+    ) -> _StoredAnswers | None:
+        """Return what answers by `plan` from `tier` have in common; `None`: nothing of use."""
+        principal, parsed = state.caller_and_body()
+        info = plan.model.info
+        self._forget_former_runtime(state)
+        name = (principal, state.task, info.name, info.revision, tier)
+        found = self._stored.get(name)
+        if found is None and not isinstance(parsed.body, RerankBody):
+            outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
+            usage = count_usage([outcome])
+            body = encode_answer(parsed.body, Answer(model=plan.model, outcomes=[outcome]), usage)
+            start, _, end = body.partition(_RESULT)
+            state.model, state.revision, state.usage = info.name, info.revision, usage
+            event = self.events.event_of(state)
+            if event is None:
+                return None
+            lines = JSON + b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
+            if len(self._stored) >= _MOST_RUNS:
+                self._stored.clear()
+            found = self._stored[name] = _StoredAnswers(HitRun(event), usage, start, end, lines)
+        return found
+
+    def _forget_former_runtime(self, state: RequestState) -> None:
+        if state.runtime is not self._runtime:
+            self._runtime = state.runtime
+            self._runs.clear()
+            self._stored.clear()
 
     def _run(self, state: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""
@@ -141,9 +241,7 @@ class MemoryHits:
         # Hits of texts that were cut are counted as such.
         is_truncated = state.usage.truncated > 0
         name = (principal, state.task, state.model, state.revision, is_truncated, state.arms)
-        if state.runtime is not self._runtime:
-            self._runtime = state.runtime
-            self._runs.clear()
+        self._forget_former_runtime(state)
         run = self._runs.get(name)
         if run is None:
             event = self.events.event_of(state)

@@ -1,4 +1,4 @@
-"""Publishes and counts the usage events of requests, and batches those of memory hits.
+"""Publishes and counts the usage events of requests, and batches those of hits.
 
 Hits of one caller, task and model in one event-loop iteration become one event, a run. It is in the
 log before any of their answers is written: the write coalescer calls `commit` first.
@@ -57,6 +57,7 @@ class RequestEvents:
             run.first = self.ids.reserve(_IDS_AT_ONCE)
             run.reserved_ids = _IDS_AT_ONCE
         run.max_count = run.reserved_ids
+        run.started = self.started
         self._runs.append(run)
         return True
 
@@ -118,7 +119,7 @@ class RequestEvents:
             run.max_count = 0
             return
         id_ = self.ids.numbered(run.first)
-        self._publish(run, id_, self._time, self.now() - self.started, count)
+        self._publish(run, id_, self._time, self.now() - run.started, count)
         run.first += count
         run.reserved_ids -= count
         run.count = run.max_count = 0

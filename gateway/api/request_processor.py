@@ -27,7 +27,7 @@ from gateway.api.http import HttpReply, check_length
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
-from gateway.api.request_state import RequestState
+from gateway.api.request_state import ParsedBody, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -41,16 +41,25 @@ from gateway.errors import (
 from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
+from gateway.inference.outcomes import describe_lookup
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
+from gateway.rate_limit.repeated_charges import RepeatedCharges
+from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
     Caller,
 )
+
+_FAULT = 500
+MEMORY = {"sluicegate.cache.tier": "memory"}
+SPAN_NAMES = {task: f"POST /v1/{task}" for task in Task}
+ATTRIBUTES = {task: {"http.request.method": "POST", "http.route": f"/v1/{task}"} for task in Task}
 
 
 class RequestProcessor:
@@ -65,6 +74,7 @@ class RequestProcessor:
         inference: Inference,
         events: RequestEvents,
         metrics: GatewayMetrics,
+        tracer: Tracer,
     ) -> None:
         self._runtimes = runtimes
         self._keys = keys
@@ -72,8 +82,11 @@ class RequestProcessor:
         self._inference = inference
         self._events = events
         self._metrics = metrics
+        self.tracer = tracer
         self._now = events.now
         self._bodies = BodyReader()
+        self._repeated = RepeatedCharges(limiter.repeated_charge)
+        self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
             runtimes=runtimes, inference=inference, limiter=limiter, events=events
         )
@@ -83,6 +96,10 @@ class RequestProcessor:
         return RequestState(
             self._events.ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
         )
+
+    def start_span(self, state: RequestState, context: str) -> None:
+        """Decide whether the request, which came with a trace context, is recorded."""
+        state.span = self.tracer.request(SPAN_NAMES[state.task], context, ATTRIBUTES[state.task])
 
     def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Find out who asks and for what, by the request's headers (names in lower case).
@@ -124,14 +141,23 @@ class RequestProcessor:
             if parsed is None:
                 parsed = state.parsed = self._bodies.read(state, model, raw)
             state.usage = parsed.failed
-            body = self.hits.answer(state, parsed)
+            # A recorded request is not replayed: each of its steps has a span.
+            body = None if state.span.is_recorded else self.hits.answer(state, parsed)
             if body is not None:
                 return self._reply(state, body)
-            decision = self._limiter.try_admit(parsed.charges)
-            if decision is None:
-                return None
-            prepared = state.prepared = self._admitted(state, decision)
-            answer = self._inference.from_memory(prepared, state.options.directives)
+            lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
+            if lines is not None:
+                prepared = state.prepared = self._prepared(state, lines)
+            else:
+                admission = state.span.child("admission")
+                decision = self._limiter.try_admit(parsed.charges)
+                if decision is None:
+                    return None  # `reply_later` records the admission
+                with admission:
+                    prepared = state.prepared = self._admitted(state, decision)
+            with state.span.child("cache lookup", MEMORY) as span:
+                answer = self._inference.from_memory(prepared, state.options.directives)
+                span.set("sluicegate.cache.hit", answer is not None)
             return None if answer is None else self._hit(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
@@ -149,7 +175,11 @@ class RequestProcessor:
         if prepared is None or not prepared.may_read(directives):
             return False
 
+        span = state.span.child("cache lookup")
+
         def found(entries: list[CacheHit | None]) -> None:
+            describe_lookup(span, entries)
+            span.end()
             reply = None
             try:
                 reply = self._found(state, prepared, entries)
@@ -164,13 +194,15 @@ class RequestProcessor:
         try:
             prepared = state.prepared
             if prepared is None:
-                prepared = state.prepared = self._admitted(state, await self._ask_limiter(state))
+                with state.span.child("admission"):
+                    decision = await self._ask_limiter(state)
+                    prepared = state.prepared = self._admitted(state, decision)
             principal, _ = state.caller_and_body()
             caller = Caller(
                 principal=principal,
                 deadline=state.deadline,
                 directives=state.options.directives,
-                traceparent=state.traceparent,
+                traceparent=state.span.traceparent,
                 criticality=state.options.criticality,
             )
             answer = await self._inference.infer(prepared, caller, state.outcomes)
@@ -201,15 +233,31 @@ class RequestProcessor:
         except TimeoutError as error:
             raise DeadlineExceeded.during("the check of the limits") from error
 
+    def _repeat_charge(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
+        """Charge a request as an equal one before it, under the same rules."""
+        runtime, generation = self._repeated_under
+        if state.runtime is not runtime or self._keys.generation != generation:
+            self._repeated_under = (state.runtime, self._keys.generation)
+            self._repeated.clear()
+        return self._repeated.charge(parsed.charges)
+
     def _admitted(self, state: RequestState, decision: Decision) -> PreparedRequest:
-        """Return the work of a request that is within its limits and its key's rights."""
-        state.admitted = self._now()
-        state.limit_lines = rate_limit_lines(decision)
+        """Return the work of a request on whose limits `decision` is."""
+        lines = state.limit_lines = rate_limit_lines(decision)
         if not decision.allowed:
+            state.admitted = self._now()
             self._metrics.rate_limited(decision.violated.name if decision.violated else "unknown")
             raise beyond_limit(decision)
         for watched in decision.shadowed:
             self._metrics.shadowed(watched.name)
+        _, parsed = state.caller_and_body()
+        self._repeated.add(parsed.charges)
+        return self._prepared(state, lines)
+
+    def _prepared(self, state: RequestState, limit_lines: bytes) -> PreparedRequest:
+        """Return the work of a request that is within its limits, and its key's rights."""
+        state.admitted = self._now()
+        state.limit_lines = limit_lines
         principal, parsed = state.caller_and_body()
         prepared = parsed.prepared
         if prepared is not None and self._inference.is_current(prepared.plan, state.runtime):
@@ -244,6 +292,10 @@ class RequestProcessor:
     ) -> HttpReply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
+            if len(found) == 1 and (hit := found[0]) is not None:
+                body = self.hits.answer_stored(state, prepared, hit)
+                if body is not None:
+                    return self._reply(state, body)
             directives = state.options.directives
             outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]
@@ -271,7 +323,24 @@ class RequestProcessor:
             lines += CLOSE
         if state.wants_timing:
             lines += _server_timing(state, self._now())
+        if state.span.is_recorded or state.status >= _FAULT:
+            self._end_span(state)
         return HttpReply(state.status, lines, body)
+
+    def _end_span(self, state: RequestState) -> None:
+        """End the span of a request; a fault of ours has one although it is not sampled."""
+        span = state.span
+        if not span.is_recorded:
+            name, age = SPAN_NAMES[state.task], self._now() - state.started
+            span = self.tracer.failure(name, span.traceparent, age=age)
+        span.set("http.response.status_code", state.status)
+        span.set("sluicegate.request_id", state.id)
+        span.set("sluicegate.items", state.usage.items)
+        if state.model:
+            span.set("sluicegate.model", state.model)
+        if state.code:
+            span.fail(state.code)
+        span.end()
 
 
 def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:

@@ -10,11 +10,13 @@ from gateway.api.request_headers import NO_OPTIONS
 from gateway.api.schemas import Body
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
-from gateway.events.hit_run import ID_DIGITS, HitRun
+from gateway.events.hit_run import HitRun
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
+from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
+    ID_DIGITS,
     ArmUsage,
     InferenceRequest,
     ItemOutcome,
@@ -97,7 +99,8 @@ class RequestState:
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""
-    traceparent = ""
+    span = NO_SPAN
+    """Of the whole request."""
     parsed: ParsedBody | None = None
     limit_lines = b""
     prepared: PreparedRequest | None = None

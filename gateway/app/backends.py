@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from typing import Self
 
 from backends.plans import ServingPlans
@@ -15,7 +15,8 @@ from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.tracing import Attributes, Tracer
+from gateway.telemetry.spans import Attributes
+from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
@@ -27,9 +28,16 @@ class CallSpans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    @contextmanager
-    def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
+    def on_call(
+        self, endpoint: Endpoint, *, items: int, traceparent: str
+    ) -> AbstractContextManager[str]:
         """Open a span around a call; the backend's spans go under it."""
+        if not self._tracer.records(traceparent):
+            return nullcontext(traceparent)
+        return self._recorded(endpoint, items, traceparent)
+
+    @contextmanager
+    def _recorded(self, endpoint: Endpoint, items: int, traceparent: str) -> Iterator[str]:
         attributes: Attributes = {
             "http.request.method": "POST",
             "url.path": CALL_PATH,

@@ -10,6 +10,7 @@ from litestar.types import ASGIApp
 
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
+from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
@@ -29,7 +30,7 @@ from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.routing.fleet import Fleet
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import NullTracer, Tracer
+from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
@@ -75,10 +76,10 @@ def build_listeners(
             region=settings.region,
         ),
         metrics=parts.metrics,
+        tracer=parts.tracer,
     )
     app = _build_application(parts, processor, ids, readiness)
-    if not settings.fast_lane or not isinstance(parts.tracer, NullTracer):
-        # Only the application records spans.
+    if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
     fast_path = _build_fast_path(parts, processor, draining)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
@@ -88,7 +89,7 @@ def _build_application(
     parts: EntryPointParts, processor: RequestProcessor, ids: RequestIds, readiness: ReadinessSource
 ) -> InferenceRouter:
     runtimes = parts.stores.runtimes
-    handler = InferenceHandler(processor=processor, tracer=parts.tracer)
+    handler = InferenceHandler(processor=processor)
     api = build_api(
         version=version("sluicegate"),
         handler=handler,
@@ -109,4 +110,4 @@ def _build_fast_path(
 ) -> FastPath:
     heads = RequestHeadCache(processor=processor, keys=parts.keys, runtimes=parts.stores.runtimes)
     draining.on_close(heads.close)
-    return FastPath(processor=processor, heads=heads)
+    return build_fast_path(processor, heads)

@@ -53,9 +53,10 @@ class InferencePath:
         self.tasks = TaskScope(drain=_BACKGROUND_DRAIN)
         self.flights = Flights()
         self._runner = ClaimingRunner(
-            LimitedRunner(runner=dispatcher, limiter=limiter, runtimes=runtimes),
+            LimitedRunner(runner=dispatcher, limiter=limiter, runtimes=runtimes, tracer=tracer),
             cache=self.cache,
             lease=runtimes.current.document.cache.lease,
+            tracer=tracer,
         )
         self.last_answers = LastAnswers(
             cache=self.cache, flights=self.flights, runner=self._runner, tasks=self.tasks

@@ -106,7 +106,9 @@ class Worker:
         self.runtimes = stores.runtimes
         self._metrics = metrics
         self._clock = asyncio.get_running_loop().time
-        self._tracer = tracer_from(process_environment(), service="sluicegate-gateway")
+        self._tracer = tracer_from(
+            process_environment(), service="sluicegate-gateway", instance=identity(settings)
+        )
         self._keys = KeyRing()
         self._principals = PrincipalsFollower(ring=self._keys, accounts=stores.ledger.accounts)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
@@ -227,6 +229,7 @@ class Worker:
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
+                "tracing": self._tracer.statistics,
                 "worker": lambda: WorkerStatistics(tasks=len(asyncio.all_tasks())),
                 **self._region_limits.figures,
             },

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha1
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from gateway.cache.entry import (
 )
 from gateway.cache.key import CacheKey
 from gateway.redis.connect import PipelinedClient
-from gateway.redis.pipeline import Command
+from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
 _MOST_REMEMBERED = 4096
@@ -41,12 +42,32 @@ return 1
 """
 
 
-class _Request(NamedTuple):
-    """A key to claim. `is_elsewhere`: another worker computes it, or has just done so."""
+class _Claimant:
+    """A caller that claims `keys`; `denied` are those that others compute, or just have."""
 
+    __slots__ = ("denied", "ended", "is_current", "keys")
+
+    def __init__(
+        self,
+        keys: Sequence[CacheKey],
+        is_current: Callable[[CachedResult], bool],
+        ended: "asyncio.Future[None]",
+    ) -> None:
+        self.keys = keys
+        self.is_current = is_current
+        self.denied: set[CacheKey] = set()
+        self.ended = ended
+
+
+class _Refused(NamedTuple):
+    """A key that could not be claimed at once."""
+
+    claimant: _Claimant
     key: CacheKey
-    is_current: Callable[[CachedResult], bool]
-    is_elsewhere: asyncio.Future[bool]
+
+    def deny(self) -> None:
+        """Note that another worker computes it, or has just done so."""
+        self.claimant.denied.add(self.key)
 
     def may_be_given(self, value: bytes) -> bool:
         """Tell whether an unpacked `value` is the key's answer, and current."""
@@ -54,7 +75,7 @@ class _Request(NamedTuple):
             entry = decode_entry(self.key, value)
         except Exception:  # noqa: BLE001 - a damaged value is no answer, whatever is wrong with it
             return False
-        return entry is not None and self.is_current(entry)
+        return entry is not None and self.claimant.is_current(entry)
 
 
 class Claims:
@@ -78,10 +99,11 @@ class Claims:
         self._lease = lease
         self._monotonic = monotonic
         self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
         # What it computed in vain, or for a refresh, it does not wait for itself.
         self._name = secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
-        self._unsent: list[_Request] = []
+        self._unsent: list[_Claimant] = []
         self._due: set[CacheKey] = set()
         self._renewing: asyncio.TimerHandle | None = None
         self.seen = 0
@@ -109,18 +131,21 @@ class Claims:
         """
         if self._lease <= 0:
             return [False] * len(keys)
-        since = self._monotonic() - self._lease
-        elsewhere = [self._elsewhere.pop(key, since) > since for key in keys]
-        pending = [
-            (index, self._send(key, is_current))
-            for index, (key, is_claimed) in enumerate(zip(keys, elsewhere, strict=True))
-            if not is_claimed
-        ]
-        if pending:
-            await asyncio.wait([future for _, future in pending], timeout=within)
-        for index, future in pending:
-            elsewhere[index] = future.done() and not future.cancelled() and future.result()
-        return elsewhere
+        denied: set[CacheKey] = set()
+        wanted = keys
+        if self._elsewhere:
+            since = self._monotonic() - self._lease
+            denied = {key for key in keys if self._elsewhere.pop(key, since) > since}
+            wanted = [key for key in keys if key not in denied]
+        if wanted:
+            claimant = _Claimant(wanted, is_current, self._loop.create_future())
+            if not self._unsent:
+                # The time of the first one is that of all who claim in this iteration.
+                self._loop.call_soon(self._flush, within)
+            self._unsent.append(claimant)
+            await claimant.ended
+            denied |= claimant.denied
+        return [key in denied for key in keys] if denied else [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Let the claims on `keys` last for another lease, soon; answers are left as they are."""
@@ -142,19 +167,18 @@ class Claims:
         ]
         self._tasks.start(self._execute(commands))
 
-    def _send(
-        self, key: CacheKey, is_current: Callable[[CachedResult], bool]
-    ) -> asyncio.Future[bool]:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        if not self._unsent:
-            loop.call_soon(self._flush)
-        self._unsent.append(_Request(key, is_current, future))
-        return future
-
-    def _flush(self) -> None:
+    def _flush(self, within: float) -> None:
         unsent, self._unsent = self._unsent, []
-        self._tasks.start(self._write(unsent))
+        timer = self._loop.call_later(within, _end, unsent)
+        on_done = partial(self._replied, unsent, timer)
+        prefix, name, life = self._prefix, self._name, self._life()
+        commands: list[Command] = [
+            (b"SET", prefix + key.address, encode_claim(key, name), b"NX", b"PX", life)
+            for claimant in unsent
+            for key in claimant.keys
+        ]
+        if not self._client.execute_nowait(commands, on_done):
+            self._tasks.start(self._write(commands, on_done))
 
     def _renew_due(self) -> None:
         self._renewing = None
@@ -163,24 +187,38 @@ class Claims:
         names = [self._prefix + key.address for key in due]
         self._tasks.start(self._execute([(b"PEXPIRE", name, life, b"GT") for name in names]))
 
-    async def _write(self, unsent: Sequence[_Request]) -> None:
+    async def _write(self, commands: Sequence[Command], on_done: Callable[[Replies], None]) -> None:
+        replies: Replies = ConnectionError("given up")
         try:
-            replies = await self._client.execute([self._set(request.key) for request in unsent])
-            # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
-            refused = [
-                request for request, reply in zip(unsent, replies, strict=True) if reply is None
-            ]
-            if refused:
-                await self._examine(refused)
-        except OSError:
-            pass  # reads and writes tell the breaker
+            replies = await self._client.execute(commands)
+        except OSError as error:  # reads and writes tell the breaker
+            replies = error.with_traceback(None)
         finally:
-            # A claim that was lost costs only that others compute it, too.
-            for request in unsent:
-                if not request.is_elsewhere.done():
-                    request.is_elsewhere.set_result(False)
+            on_done(replies)
 
-    async def _examine(self, refused: Sequence[_Request]) -> None:
+    def _replied(
+        self, claimants: list[_Claimant], timer: asyncio.TimerHandle, replies: Replies
+    ) -> None:
+        if isinstance(replies, OSError) or None not in replies:
+            timer.cancel()
+            _end(claimants)
+            return
+        # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
+        claims = (_Refused(claimant, key) for claimant in claimants for key in claimant.keys)
+        refused = [one for one, reply in zip(claims, replies, strict=True) if reply is None]
+        self._tasks.start(self._examine(refused, claimants, timer))
+
+    async def _examine(
+        self, refused: list[_Refused], claimants: list[_Claimant], timer: asyncio.TimerHandle
+    ) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                await self._replace_useless(refused)
+        finally:
+            timer.cancel()
+            _end(claimants)
+
+    async def _replace_useless(self, refused: Sequence[_Refused]) -> None:
         """Find out what lies where claims were refused, and replace what is of no use to anybody.
 
         Nobody would answer there, and every worker that finds it would wait for that: an answer
@@ -190,29 +228,23 @@ class Claims:
             [(b"GET", self._prefix + request.key.address) for request in refused]
         )
         values = [reply if isinstance(reply, bytes) else None for reply in replies]
-        useless: list[tuple[_Request, bytes]] = []
+        useless: list[tuple[_Refused, bytes]] = []
         plain_values = await map_values(unpack, values)
         for request, value, plain in zip(refused, values, plain_values, strict=True):
             if value is None or plain is None:
                 continue
-            claimant = read_claim(request.key, value)
-            if claimant is not None:
-                request.is_elsewhere.set_result(claimant != self._name)
-            elif request.may_be_given(plain):
-                request.is_elsewhere.set_result(True)
-            else:
+            owner = read_claim(request.key, value)
+            if owner is None and not request.may_be_given(plain):
                 useless.append((request, value))
+            elif owner != self._name:
+                request.deny()
         if useless:
             replies = await self._client.execute(
                 [self._replace(request.key, value) for request, value in useless]
             )
             for (request, _), reply in zip(useless, replies, strict=True):
-                # Another worker was quicker; an error leaves it to each.
-                request.is_elsewhere.set_result(reply == 0)
-
-    def _set(self, key: CacheKey) -> Command:
-        claim = encode_claim(key, self._name)
-        return (b"SET", self._prefix + key.address, claim, b"NX", b"PX", self._life())
+                if reply == 0:  # another worker was quicker; an error leaves it to each
+                    request.deny()
 
     def _replace(self, key: CacheKey, value: bytes) -> Command:
         """Return the command that puts a claim in the place of `value`."""
@@ -226,3 +258,10 @@ class Claims:
 
     def _life(self) -> int:
         return max(1, int(self._lease * 1000))
+
+
+def _end(claimants: Sequence[_Claimant]) -> None:
+    """Let those go on who wait for these claims: one that was lost costs only double work."""
+    for claimant in claimants:
+        if not claimant.ended.done():
+            claimant.ended.set_result(None)

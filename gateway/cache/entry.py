@@ -123,7 +123,7 @@ def read_values(reply: object, count: int) -> list[bytes | None] | None:
 
 def is_large(values: Sequence[bytes | None]) -> bool:
     """Tell whether converting `values` would hold the event loop."""
-    return sum(len(value) for value in values if value) >= _MUCH
+    return sum([len(value) for value in values if value]) >= _MUCH
 
 
 async def map_values(change: Callable[[_Value], _Value], values: Sequence[_Value]) -> list[_Value]:

@@ -4,6 +4,8 @@ import struct
 
 _COUNTER_MAXIMUM = 15
 _HALVES = bytes(value >> 1 for value in range(256))
+_NEXT = bytes([*range(1, _COUNTER_MAXIMUM + 1), _COUNTER_MAXIMUM])
+"""The counter after each counter."""
 _WORDS = struct.Struct("<4I")
 
 
@@ -23,7 +25,24 @@ class FrequencySketch:
         self._counted = 0
         self._halve_at = 10 * entries
 
-    def add(self, address: bytes, times: int = 1) -> None:
+    def add_one(self, address: bytes) -> None:
+        """Count `address` once, as `add` does in twice the time."""
+        mask = self._mask
+        first, second, third, fourth = self._rows
+        a: int
+        b: int
+        c: int
+        d: int
+        a, b, c, d = _WORDS.unpack(address)
+        first[a & mask] = _NEXT[first[a & mask]]
+        second[b & mask] = _NEXT[second[b & mask]]
+        third[c & mask] = _NEXT[third[c & mask]]
+        fourth[d & mask] = _NEXT[fourth[d & mask]]
+        self._counted += 1
+        if self._counted >= self._halve_at:
+            self._halve()
+
+    def add(self, address: bytes, times: int) -> None:
         """Count `address` so many `times`."""
         mask = self._mask
         for row, word in zip(self._rows, _WORDS.unpack(address), strict=True):

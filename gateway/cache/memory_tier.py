@@ -83,7 +83,7 @@ class MemoryTier:
         if cost > self._main_capacity:
             self._refused += 1
             return
-        self._sketch.add(key.address)
+        self._sketch.add_one(key.address)
         node = self._nodes.get(key.address)
         if node is None:
             node = _Node(key.address, key.tag, entry, cost)

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Self
 
 from msgspec.structs import replace
 
@@ -45,10 +45,8 @@ _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
 
 
-class _Write(NamedTuple):
-    name: bytes
-    value: bytes
-    milliseconds: int
+_Write = tuple[bytes, bytes, int]
+"""The name, the value and the milliseconds that it lives."""
 
 
 class RedisTier:
@@ -134,7 +132,7 @@ class RedisTier:
         if len(self._writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
             self._counts.dropped += 1
             return
-        self._writes.append(_Write(KEY_PREFIX + key.address, value, milliseconds))
+        self._writes.append((KEY_PREFIX + key.address, value, milliseconds))
         self._write_bytes += len(value)
         if not self._writing:
             self._writing = True
@@ -253,7 +251,7 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                values = list(map(unpack, read))
+                values = list(map(unpack, read)) if any(read) else read
         finally:
             self._finish_read(batch, values)
 
@@ -276,8 +274,12 @@ class RedisTier:
             if on_done is not None:
                 entries: list[CachedResult | None] = [None] * len(lookup.keys)
                 if values is not None:
-                    mine = zip(lookup.keys, values[place:end], strict=True)
-                    entries = [self._entry(key, value) for key, value in mine]
+                    mine = values[place:end]
+                    if any(mine):
+                        pairs = zip(lookup.keys, mine, strict=True)
+                        entries = [self._entry(key, value) for key, value in pairs]
+                    else:
+                        self._counts.misses += len(mine)
                 lookup.cancel()
                 # Not from here: what one of them raises must not keep the others waiting.
                 loop.call_soon(on_done, entries)
@@ -310,7 +312,7 @@ class RedisTier:
                 batch = [
                     self._writes.popleft() for _ in range(min(len(self._writes), _MOST_WRITES))
                 ]
-                self._write_bytes -= sum(len(write.value) for write in batch)
+                self._write_bytes -= sum([len(value) for _, value, _ in batch])
                 if not self._is_usable():
                     self._counts.skipped += len(batch)
                     continue
@@ -319,13 +321,13 @@ class RedisTier:
             self._writing = False
 
     async def _write_batch(self, batch: list[_Write]) -> None:
-        values = await map_values(pack, [write.value for write in batch])
+        values = await map_values(pack, [value for _, value, _ in batch])
         started = self._monotonic()
         try:
             replies = await self._write_client.execute(
                 [
-                    (b"SET", write.name, value, b"PX", write.milliseconds)
-                    for write, value in zip(batch, values, strict=True)
+                    (b"SET", name, value, b"PX", milliseconds)
+                    for (name, _, milliseconds), value in zip(batch, values, strict=True)
                 ]
             )
         except OSError:
@@ -333,6 +335,6 @@ class RedisTier:
             self._breaker.failed(now=self._monotonic())
             return
         self._note_call(started, commands=len(batch))
-        refused = sum(isinstance(reply, Exception) for reply in replies)
+        refused = sum([isinstance(reply, Exception) for reply in replies])
         self._counts.write_errors += refused
         self._counts.written += len(batch) - refused

@@ -1,8 +1,8 @@
 """Implements the result cache: this worker's memory, then the tier that workers share."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -102,14 +102,16 @@ class ResultCache:
         self._memory.put(key, entry, now)
         self._remote.store(key, entry, now)
 
-    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+    def claim(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> Coroutine[Any, Any, list[bool]]:
         """Claim `keys` for this worker; see `SharedCache.claim`."""
 
         def is_current(entry: CachedResult) -> bool:
             now = self._clock()
             return entry.expires_at > now and (is_valid is None or is_valid(entry, now))
 
-        return await self._remote.claim(keys, is_current)
+        return self._remote.claim(keys, is_current)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Extend the claims on `keys`."""
@@ -148,6 +150,8 @@ class ResultCache:
         tier: str,
     ) -> None:
         """Put what `tier` has for the `missing` places into `found`, and into memory."""
+        if not any(fetched):
+            return
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:

@@ -1,13 +1,15 @@
 """Tracks one call of a backend: its items without an outcome, and the verdict on the backend."""
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from backends.protocol import Call, CallItem, Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import Work, WorkItem
 from gateway.routing.member import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
-from gateway.upstream.base import CallFailed, Cause
+from gateway.upstream.base import CallFailed, Cause, StartedCall
 
 
 class Attempt:
@@ -23,6 +25,12 @@ class Attempt:
         self.duplicated: dict[int, WorkItem] = {}
         """Items that are tried at a second backend as well, and may still be answered here."""
         self.started = 0.0
+        self.has_full_timeout = False
+        """Whether silence of the backend would have been noticed before the deadline."""
+        self.started_call: StartedCall | None = None
+        self.span: AbstractContextManager[str] = nullcontext("")
+        """Is around the call."""
+        self.hedge_timer: asyncio.TimerHandle | None = None
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
         """Items that failed and are not tried elsewhere yet."""
         self.answered = 0
@@ -32,6 +40,7 @@ class Attempt:
 
     def call(self, work: Work, *, remaining: float, traceparent: str) -> Call:
         """Return the call of the items of `work`, which have `remaining` seconds each."""
+        parent, _, state = traceparent.partition(" ")
         info = work.model.info
         return Call(
             model=info.name,
@@ -41,7 +50,11 @@ class Attempt:
             parameters=work.parameters,
             items=[
                 CallItem(
-                    body=item.body, remaining=remaining, scope=item.scope, traceparent=traceparent
+                    body=item.body,
+                    remaining=remaining,
+                    scope=item.scope,
+                    traceparent=parent,
+                    tracestate=state,
                 )
                 for item in self.items
             ],
@@ -60,7 +73,7 @@ class Attempt:
             return None
         item = self.items[frame.index]
         is_waited_for = self.waiting.pop(item.index, None) is not None
-        is_duplicated = self.duplicated.pop(item.index, None) is not None
+        is_duplicated = bool(self.duplicated) and self.duplicated.pop(item.index, None) is not None
         if not is_waited_for and not is_duplicated:
             return None
         if isinstance(frame, Done):

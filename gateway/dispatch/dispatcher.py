@@ -1,10 +1,10 @@
 """Sends items to backends and settles each, whatever the backends do."""
 
-import asyncio
 import copy
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
+from gateway.dispatch import failures
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
@@ -45,25 +45,22 @@ class Dispatcher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._context.tasks.__aexit__(None, None, None)
-        # Cancelled attempts settle their items in callbacks of this event-loop iteration.
-        await asyncio.sleep(0)
+        for dispatch in tuple(self._context.in_progress):
+            dispatch.give_up(failures.CANCELLED)
 
-    async def run(
+    def run(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Settle every item of `work` exactly once, each as soon as its outcome is known.
 
         Returns when all are settled, at the latest at `deadline` (of the event loop's clock); when
         cancelled, what is open is settled as a failure first. A failure of backends is an outcome,
         never an exception.
         """
-        if work.items:
-            self.hedging.share = self._context.fleet.routing.hedge_share
-            dispatch = RequestDispatch(
-                self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
-            )
-            await dispatch.finish()
+        self.hedging.share = self._context.fleet.routing.hedge_share
+        return RequestDispatch(
+            self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
+        ).finish()
 
     def _endpoint_lost(self, endpoint: Endpoint) -> None:
         for dispatch in tuple(self._context.in_progress):

@@ -29,13 +29,17 @@ class Latencies:
         self._counts = [0.0] * _STEPS
         self._total = 0.0
         self._unseen = 0
+        self._noted = 0.0
+        self._step = 0
         self.late = math.inf
         """The seconds that nineteen of twenty items took no longer than; infinite at first."""
 
     def note(self, seconds: float) -> None:
         """Count one."""
-        step = math.log(seconds / _SHORTEST) / _STEP if seconds > _SHORTEST else 0.0
-        self._counts[min(_STEPS - 1, int(step))] += 1.0
+        if seconds != self._noted:  # items of one read took equally long
+            step = math.log(seconds / _SHORTEST) / _STEP if seconds > _SHORTEST else 0.0
+            self._noted, self._step = seconds, min(_STEPS - 1, int(step))
+        self._counts[self._step] += 1.0
         self._total += 1.0
         self._unseen += 1
         if self._unseen >= _FRESH and self._total >= _FEW:

@@ -1,6 +1,8 @@
 """Reserves what work may cost before it runs, and settles the limits by what it cost."""
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from gateway.dispatch.work import Settle, Work, WorkRunner
 from gateway.errors import DeadlineExceeded
@@ -8,7 +10,8 @@ from gateway.rate_limit.base import RateLimiter
 from gateway.rate_limit.charges import WorkLimits
 from gateway.rate_limit.work import Reservation, estimate, reserve
 from gateway.runtime.store import RuntimeStore
-from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Rule, Source
+from gateway.telemetry.tracing import Tracer
+from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Source
 
 _LATE = ItemFailure.of(DeadlineExceeded.during("the check of the limits"))
 
@@ -19,20 +22,36 @@ class LimitedRunner:
     Refreshes and other work without a principal are not limited.
     """
 
-    def __init__(self, *, runner: WorkRunner, limiter: RateLimiter, runtimes: RuntimeStore) -> None:
+    def __init__(
+        self, *, runner: WorkRunner, limiter: RateLimiter, runtimes: RuntimeStore, tracer: Tracer
+    ) -> None:
         self._runner = runner
         self._limiter = limiter
         self._runtimes = runtimes
+        self._tracer = tracer
 
-    async def run(
+    def run(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Settle all of `work`."""
-        rules = self._rules(work)
-        if work.principal is None or not _may_cost(rules, work.principal):
-            await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
-            return
-        reservation = await self._reserve(rules, work, work.principal, deadline)
+        rules, principal = self._rules(work), work.principal
+        if principal is None or not _may_cost(rules, principal):
+            return self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
+        return self._run_limited(rules, principal, work, deadline, settle, traceparent)
+
+    async def _run_limited(
+        self,
+        rules: WorkLimits,
+        principal: Principal,
+        work: Work,
+        deadline: float,
+        settle: Settle,
+        traceparent: str,
+    ) -> None:
+        with self._tracer.span("limits of work", parent=traceparent) as span:
+            reservation = await self._reserve(rules, work, principal, deadline)
+            if reservation.refusal is not None:
+                span.fail(reservation.refusal.code)
         if reservation.refusal is not None:
             refused = ItemOutcome(source=Source.FAILED, failure=reservation.refusal)
             for item in work.items:
@@ -75,7 +94,10 @@ class LimitedRunner:
 
 
 def _may_cost(rules: WorkLimits, principal: Principal) -> bool:
-    own: tuple[Rule, ...] = (principal.tenant_rules or rules.tenant) + (
-        principal.key_rules or rules.key
-    )
-    return bool(rules.model) or any(rule.unit in WORK_UNITS for rule in own)
+    if rules.model:
+        return True
+    for own in (principal.tenant_rules or rules.tenant, principal.key_rules or rules.key):
+        for rule in own:
+            if rule.unit in WORK_UNITS:
+                return True
+    return False

@@ -16,7 +16,6 @@ from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Settle, Work, WorkItem
 from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
-from gateway.tasks import TaskScope
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 
@@ -32,11 +31,10 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     reprobe: Callable[[Endpoint], None]
     tracer: CallTracer
     budget: RetryBudget
-    tasks: TaskScope = msgspec.field(default_factory=TaskScope)
     hedging: Hedging = msgspec.field(default_factory=Hedging)
     counters: DispatchStatistics = msgspec.field(default_factory=DispatchStatistics)
     in_progress: "set[RequestDispatch]" = msgspec.field(default_factory=set)
-    """The dispatches that have not ended."""
+    """The dispatches that have open items or calls in flight."""
 
 
 class RequestDispatch:
@@ -58,11 +56,12 @@ class RequestDispatch:
         self._traceparent = traceparent
         self._loop = asyncio.get_running_loop()
         self._open = {item.index for item in work.items}
-        self._attempts: dict[asyncio.Task[None], Attempt] = {}
+        self._attempts: list[Attempt] = []
         self._latencies = context.hedging.of((work.model.info.name, work.task))
         # An item that hangs a model owner's algorithm must not hang it in a second region.
         self._may_hedge = context.hedging.share > 0 and work.model.info.algorithm != "custom"
-        self._ended = asyncio.Event()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
         self._bug: BaseException | None = None
 
     async def finish(self) -> None:
@@ -71,26 +70,39 @@ class RequestDispatch:
         When cancelled, it settles the open items as `cancelled` first. An attempt whose items were
         all answered by others goes on: its backend caches the rows, and its latency is measured.
         """
-        is_complete = False
+        if not self._open:
+            return
         self._context.in_progress.add(self)
+        self._timer = self._loop.call_at(self._deadline, self.give_up, failures.EXPIRED)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
-                async with asyncio.timeout_at(self._deadline):
-                    await self._ended.wait()
-                is_complete = True
-        except TimeoutError:
-            pass
+                if self._open:
+                    await self._ended
         except asyncio.CancelledError:
-            self._settle_failed(self._work.items, failures.CANCELLED)
+            self.give_up(failures.CANCELLED)
             raise
         finally:
-            self._context.in_progress.discard(self)
-            for task in () if is_complete else self._attempts:
-                task.cancel()
-            self._settle_failed(self._work.items, failures.EXPIRED)
+            if self._open:
+                self.give_up(failures.EXPIRED)
+            self._leave()
         if self._bug is not None:
             raise self._bug
+
+    def give_up(self, failure: ItemFailure) -> None:
+        """Settle the open items as failed, and cancel all calls."""
+        self._settle_failed(self._work.items, failure)
+        for attempt in tuple(self._attempts):
+            if attempt.started_call is not None:
+                attempt.started_call.cancel()
+            self._release(attempt, asyncio.CancelledError())
+
+    def _leave(self) -> None:
+        """Be in progress no longer, once nothing is open and no call is in flight."""
+        if not self._open and not self._attempts:
+            self._context.in_progress.discard(self)
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _start(self) -> None:
         items, context = self._work.items, self._context
@@ -108,7 +120,7 @@ class RequestDispatch:
 
     def endpoint_lost(self, endpoint: Endpoint) -> None:
         """Try the items that wait for `endpoint` at a second one as well: it is not ready now."""
-        for attempt in list(self._attempts.values()):
+        for attempt in tuple(self._attempts):
             if attempt.endpoint.backend != endpoint.backend:
                 continue
             second = self._second_candidate(attempt)
@@ -116,14 +128,60 @@ class RequestDispatch:
                 self._context.counters.retried += self._duplicate(attempt, second)
 
     def _launch(self, attempt: Attempt) -> None:
-        attempt.started = self._loop.time()
-        task = self._context.tasks.create_task(self._run(attempt))
-        self._attempts[task] = attempt
-        task.add_done_callback(self._attempt_ended)
+        """Call the endpoint of `attempt`."""
+        context, endpoint, count = self._context, attempt.endpoint, len(attempt.items)
+        now = attempt.started = self._loop.time()
+        remaining = self._deadline - now
+        idle_timeout = context.fleet.routing.attempt_timeout
+        attempt.has_full_timeout = remaining >= idle_timeout
+        self._attempts.append(attempt)
+        context.counters.calls += 1
+        context.fleet.started(endpoint, count)
         late = self._latencies.late
-        if self._may_hedge and attempt.started + late < self._deadline:
-            timer = self._loop.call_later(late, self._hedge, attempt)
-            task.add_done_callback(lambda _: timer.cancel())
+        if self._may_hedge and now + late < self._deadline:
+            attempt.hedge_timer = self._loop.call_later(late, self._hedge, attempt)
+        attempt.span = context.tracer.on_call(endpoint, items=count, traceparent=self._traceparent)
+        traceparent = attempt.span.__enter__()
+        left = context.fleet.time_left_at(endpoint, remaining)
+        try:
+            attempt.started_call = context.client.start_call(
+                endpoint,
+                attempt.call(self._work, remaining=left, traceparent=traceparent),
+                deadline=self._deadline,
+                idle_timeout=idle_timeout,
+                receive=partial(self._receive, attempt),
+                on_end=partial(self._call_ended, attempt),
+            )
+        except Exception as error:  # noqa: BLE001 - treated as one that ends later
+            self._loop.call_soon(self._call_ended, attempt, error)
+
+    def _call_ended(self, attempt: Attempt, end: Report | BaseException) -> None:
+        if attempt not in self._attempts:  # given up
+            return
+        try:
+            if isinstance(end, Report):
+                self._after_report(attempt, end)
+            elif isinstance(end, CallFailed):
+                self._after_failed_call(attempt, end)
+            elif isinstance(end, asyncio.CancelledError):
+                self._settle_failed(self._unanswered(attempt), failures.CANCELLED)
+            else:
+                self._after_bug(attempt, end)
+        except Exception as bug:  # noqa: BLE001 - it is raised by `finish`
+            self._after_bug(attempt, bug)
+        finally:
+            self._release(attempt, None if isinstance(end, Report) else end)
+
+    def _release(self, attempt: Attempt, error: BaseException | None) -> None:
+        """Note that the call of `attempt` is over."""
+        self._attempts.remove(attempt)
+        # The call refers to the attempt: cycles are left to the garbage collector, at its price.
+        attempt.started_call = None
+        if attempt.hedge_timer is not None:
+            attempt.hedge_timer.cancel()
+        self._context.fleet.ended(attempt.endpoint, len(attempt.items))
+        attempt.span.__exit__(None if error is None else type(error), error, None)
+        self._leave()
 
     def _hedge(self, attempt: Attempt) -> None:
         endpoint = self._second_candidate(attempt)
@@ -144,14 +202,6 @@ class RequestDispatch:
         self._launch(Attempt(endpoint, items, tried))
         return len(items)
 
-    def _attempt_ended(self, task: asyncio.Task[None]) -> None:
-        attempt = self._attempts.pop(task)
-        if task.cancelled():
-            self._settle_failed(self._unanswered(attempt), failures.CANCELLED)
-        elif (bug := task.exception()) is not None:
-            self._bug = bug
-            self._settle_failed(attempt.items, failures.UNEXPECTED)
-
     def _unanswered(self, attempt: Attempt) -> list[WorkItem]:
         """Return the open items of `attempt` that no other attempt may still answer."""
         left = [*attempt.waiting.values(), *attempt.duplicated.values()]
@@ -160,51 +210,30 @@ class RequestDispatch:
     def _is_unanswered(self, item: WorkItem, attempt: Attempt) -> bool:
         if item.index not in self._open:
             return False
-        return not any(
-            other is not attempt and other.holds(item.index) for other in self._attempts.values()
-        )
+        return not any(other is not attempt and other.holds(item.index) for other in self._attempts)
 
-    async def _run(self, attempt: Attempt) -> None:
-        context, endpoint, count = self._context, attempt.endpoint, len(attempt.items)
-        idle_timeout = context.fleet.routing.attempt_timeout
-        has_full_timeout = self._deadline - self._loop.time() >= idle_timeout
-        context.counters.calls += 1
-        context.fleet.started(endpoint, count)
-        try:
-            report = await self._call(attempt, idle_timeout)
-        except CallFailed as error:
-            context.counters.failed_calls += 1
-            context.fleet.record(endpoint, verdict_on(error, has_full_timeout=has_full_timeout))
-            self._after_failure(attempt, error)
-        else:
-            context.fleet.record(
-                endpoint,
-                attempt.verdict(),
-                report,
-                items=attempt.answered,
-                rows=attempt.rows,
-                took=self._loop.time() - attempt.started,
-            )
+    def _after_report(self, attempt: Attempt, report: Report) -> None:
+        self._context.fleet.record(
+            attempt.endpoint,
+            attempt.verdict(),
+            report,
+            items=attempt.answered,
+            rows=attempt.rows,
+            took=self._loop.time() - attempt.started,
+        )
+        if attempt.waiting or attempt.duplicated:
             # The report ends the call: the backend sent no outcome for items that still wait.
             self._after_failure(attempt, CallFailed(Cause.CUT, "items were left unanswered"))
-        finally:
-            context.fleet.ended(endpoint, count)
 
-    async def _call(self, attempt: Attempt, idle_timeout: float) -> Report:
-        left = self._context.fleet.time_left_at(
-            attempt.endpoint, self._deadline - self._loop.time()
-        )
-        tracer = self._context.tracer
-        with tracer.on_call(
-            attempt.endpoint, items=len(attempt.items), traceparent=self._traceparent
-        ) as traceparent:
-            return await self._context.client.call(
-                attempt.endpoint,
-                attempt.call(self._work, remaining=left, traceparent=traceparent),
-                deadline=self._deadline,
-                idle_timeout=idle_timeout,
-                receive=partial(self._receive, attempt),
-            )
+    def _after_failed_call(self, attempt: Attempt, error: CallFailed) -> None:
+        self._context.counters.failed_calls += 1
+        verdict = verdict_on(error, has_full_timeout=attempt.has_full_timeout)
+        self._context.fleet.record(attempt.endpoint, verdict)
+        self._after_failure(attempt, error)
+
+    def _after_bug(self, attempt: Attempt, bug: BaseException) -> None:
+        self._bug = bug
+        self._settle_failed(attempt.items, failures.UNEXPECTED)
 
     def _receive(self, attempt: Attempt, frame: Done | Failed) -> None:
         is_first_failure = not attempt.failed
@@ -297,6 +326,6 @@ class RequestDispatch:
             return
         self._open.discard(item.index)
         self._context.counters.count(outcome)
-        if not self._open:
-            self._ended.set()
+        if not self._open and not self._ended.done():
+            self._ended.set_result(None)
         self._on_settled(item.index, outcome)

@@ -1,22 +1,23 @@
-"""Counts runs of equal memory hits, which are recorded as one event with consecutive ids."""
+"""Counts runs of equal hits, which are recorded as one event with consecutive ids."""
 
 from collections.abc import Iterator
 
 from gateway.events.template import EventTemplate
-from gateway.types import RequestEvent
-
-ID_DIGITS = 10
-"""The number of hexadecimal digits at the end of an id, which count up."""
+from gateway.types import ID_DIGITS, RequestEvent
 
 
 class HitRun:
-    """Counts memory hits of one caller, task, model and arm; ids are consecutive from `first`.
+    """Counts hits of one caller, task, model, arm and tier; ids are consecutive from `first`.
 
     `count` of them belong to the present event-loop iteration, which may have up to `max_count`;
-    `reserved_ids` are not used yet. `gateway.api.request_events` reserves more when there are none.
+    `started` is the loop's time at which the first of them began. `reserved_ids` are not used yet.
+    `gateway.api.request_events` reserves more when there are none.
     """
 
-    __slots__ = ("arm", "count", "event", "first", "max_count", "model", "reserved_ids", "task")
+    __slots__ = (
+        *("arm", "count", "event", "first", "max_count", "model", "reserved_ids", "started"),
+        "task",
+    )
 
     def __init__(self, event: RequestEvent) -> None:
         self.event = EventTemplate(event)
@@ -24,6 +25,7 @@ class HitRun:
         self.model = event.model
         self.arm = event.arms[0].arm if event.arms else ""
         self.first = self.reserved_ids = self.max_count = self.count = 0
+        self.started = 0.0
 
     def add(self) -> int:
         """Count one more hit, for which there is room; return the number of its id."""

@@ -7,15 +7,16 @@ requests without equal ones wait for nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Work, WorkItem, WorkRunner
+from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner
 from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import hit_outcome, joined_outcome
+from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
@@ -28,8 +29,28 @@ _SHARE_OF_TIME = 0.5
 _SHORTEST_PAUSE = 0.005
 _REFUSED = 422
 """The status of failures that are stored, and answer others as well."""
-_RENEWED_AFTER = 0.5
-"""Of a lease: a claim that is renewed so early outlives a renewal that is late."""
+_RENEWED_EACH = 0.25
+"""Of a lease: claims that are as old are renewed, so that none is older than half a lease."""
+
+
+class _HeldClaims:
+    """The claims of one work, from when it began on until they end."""
+
+    __slots__ = ("_settle", "since", "unanswered", "unsettled")
+
+    def __init__(self, items: Sequence[WorkItem], settle: Settle, since: float) -> None:
+        self._settle = settle
+        self.unsettled = {item.index: item.key for item in items if item.key is not None}
+        self.unanswered: list[CacheKey] = []
+        """The keys of items that failed."""
+        self.since = since
+
+    def settle(self, index: int, outcome: ItemOutcome) -> None:
+        """Settle an item, whose claim has ended."""
+        key, failure = self.unsettled.pop(index, None), outcome.failure
+        if failure is not None and key is not None and failure.status != _REFUSED:
+            self.unanswered.append(key)
+        self._settle(index, outcome)
 
 
 class ClaimingRunner:
@@ -48,55 +69,76 @@ class ClaimingRunner:
         *,
         cache: SharedCache,
         lease: float,
+        tracer: Tracer,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._runner = runner
         self._cache = cache
         self.lease = lease
+        self._tracer = tracer
         self._wall = wall
+        self._held: dict[_HeldClaims, None] = {}
+        self._renewing: asyncio.TimerHandle | None = None
 
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
+    def run(
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
+    ) -> Coroutine[Any, Any, None]:
         """Settle all of `work`, at the latest at the deadline."""
         if self.lease <= 0 or all(item.key is None for item in work.items):
-            await self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
-            return
-        ours, theirs = await self._claim(work, work.items)
+            return self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
+        return self._claim_and_run(work, deadline, settle, traceparent)
+
+    async def _claim_and_run(
+        self, work: Work, deadline: float, settle: Settle, traceparent: str
+    ) -> None:
+        with self._tracer.span("claim", parent=traceparent) as span:
+            ours, theirs = await self._claim(work, work.items)
+            span.set("sluicegate.items.ours", len(ours))
+            span.set("sluicegate.items.theirs", len(theirs))
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
-            with self._renewing_claims(items) as note:
-
-                def note_and_settle(index: int, outcome: ItemOutcome) -> None:
-                    note(index, outcome)
-                    settle(index, outcome)
-
-                await self._runner.run(
-                    part, deadline=deadline, settle=note_and_settle, traceparent=traceparent
-                )
+            await self._run_claimed(part, deadline, settle, traceparent)
 
         if not theirs:
-            await run(ours)
+            await self._run_claimed(work, deadline, settle, traceparent)
             return
+        waiting = self._tracer.span("wait for other workers", parent=traceparent)
         async with asyncio.TaskGroup() as tasks:
             if ours:
                 tasks.create_task(run(ours))
             now = asyncio.get_running_loop().time()
             until = now + (deadline - now) * _SHARE_OF_TIME
-            async for items in self._abandoned_by_others(work, theirs, until, settle):
-                tasks.create_task(run(items))
+            with waiting:
+                async for items in self._abandoned_by_others(work, theirs, until, settle):
+                    tasks.create_task(run(items))
+
+    async def _run_claimed(
+        self, work: Work, deadline: float, settle: Settle, traceparent: str
+    ) -> None:
+        """Run `work`, whose claims are renewed until they end; release what has no answer."""
+        loop = asyncio.get_running_loop()
+        held = _HeldClaims(work.items, settle, loop.time())
+        self._held[held] = None
+        if self._renewing is None:
+            self._renewing = loop.call_later(self._pause(), self._renew)
+        try:
+            await self._runner.run(
+                work, deadline=deadline, settle=held.settle, traceparent=traceparent
+            )
+        finally:
+            del self._held[held]
+            if unanswered := [*held.unanswered, *held.unsettled.values()]:
+                self._cache.release(unanswered)
 
     async def _claim(
         self, work: Work, items: Sequence[WorkItem]
     ) -> tuple[list[WorkItem], list[WorkItem]]:
         """Return which of `items` this worker computes, and which another does."""
-        claimed = iter(await self._cache.claim(_keys(items), work.is_valid))
+        claims = await self._cache.claim(_keys(items), work.is_valid)
+        if True not in claims:
+            return list(items), []
+        claimed = iter(claims)
         ours: list[WorkItem] = []
         theirs: list[WorkItem] = []
         for item in items:
@@ -143,39 +185,21 @@ class ClaimingRunner:
                 left.append(item)
         return left
 
-    @contextmanager
-    def _renewing_claims(
-        self, items: Sequence[WorkItem]
-    ) -> Iterator[Callable[[int, ItemOutcome], None]]:
-        """Renew the claims on `items` until they end, as is noted; release what has no answer."""
+    def _renew(self) -> None:
+        """Renew the claims that have been held for long, while there are any."""
         loop = asyncio.get_running_loop()
-        unsettled = {item.index: item.key for item in items if item.key is not None}
-        unanswered = dict(unsettled)
-        timer: asyncio.TimerHandle
-
-        def note(index: int, outcome: ItemOutcome) -> None:
-            unsettled.pop(index, None)
-            if outcome.failure is None or outcome.failure.status == _REFUSED:
-                unanswered.pop(index, None)
-
-        def renew() -> None:
-            nonlocal timer
-            if self.lease > 0:  # claims may have been switched off
-                if unsettled:
-                    self._cache.renew(list(unsettled.values()))
-                timer = loop.call_later(self._pause(), renew)
-
-        timer = loop.call_later(self._pause(), renew)
-        try:
-            yield note
-        finally:
-            timer.cancel()
-            if unanswered:
-                self._cache.release(list(unanswered.values()))
+        pause = self._pause()
+        self._renewing = loop.call_later(pause, self._renew) if self._held else None
+        if self.lease <= 0:  # claims were switched off
+            return
+        before = loop.time() - pause
+        for held in self._held:
+            if held.since <= before and held.unsettled:
+                self._cache.renew(list(held.unsettled.values()))
 
     def _pause(self) -> float:
         """Return the seconds until claims are renewed; shorter leases than that end before."""
-        return max(_SHORTEST_PAUSE, self.lease * _RENEWED_AFTER)
+        return max(_SHORTEST_PAUSE, self.lease * _RENEWED_EACH)
 
 
 def _keys(items: Sequence[WorkItem]) -> list[CacheKey]:

@@ -1,7 +1,6 @@
 """Coalesces equal items that are in flight at once, so that each is computed once."""
 
-import asyncio
-from typing import NamedTuple
+from collections.abc import Callable
 
 import msgspec
 
@@ -9,15 +8,20 @@ from gateway.cache.key import CacheKey
 from gateway.types import Criticality, ItemOutcome
 
 
-class FlightMember(NamedTuple):
-    """One caller's part in a flight: its future outcome, and whether the caller leads it.
+class Flight:
+    """An item that is being computed; `outcome` is set once it has ended.
 
-    `leader` is the criticality of the leader.
+    `leader` is the criticality of the leader, `followers` counts those who joined. `waiters` are
+    called when it ends, and must not raise.
     """
 
-    outcome: asyncio.Future[ItemOutcome]
-    leads: bool
-    leader: Criticality
+    __slots__ = ("followers", "leader", "outcome", "waiters")
+
+    def __init__(self, leader: Criticality) -> None:
+        self.leader = leader
+        self.followers = 0
+        self.outcome: ItemOutcome | None = None
+        self.waiters: list[Callable[[Flight], object]] = []
 
 
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,44 +35,42 @@ class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Flights:
     """The items being computed by this worker, by key.
 
-    The leader must call `settle` in every case, as the followers wait for it. A follower that is
-    cancelled must not cancel the shared future: wait with `asyncio.wait`, never for the future
-    itself.
+    The leader must call `settle` in every case, as the followers wait for it.
     An item may have been settled since the cache was read: where computing it twice matters, the
-    leader reads memory once more after `join`.
+    leader reads memory once more after `lead`.
     """
 
     def __init__(self) -> None:
-        self._flights: dict[CacheKey, FlightMember] = {}
-        self._followers: dict[CacheKey, int] = {}
+        self._flights: dict[CacheKey, Flight] = {}
         self._led = 0
         self._joined = 0
 
     def __contains__(self, key: CacheKey) -> bool:
         return key in self._flights
 
-    def join(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> FlightMember:
-        """Join `key`'s flight; the caller leads it if there is none yet."""
+    def join(self, key: CacheKey) -> Flight | None:
+        """Join `key`'s flight; `None` if there is none yet, which the caller may `lead`."""
         flight = self._flights.get(key)
         if flight is not None:
             self._joined += 1
-            self._followers[key] = self._followers.get(key, 0) + 1
-            return flight
-        future: asyncio.Future[ItemOutcome] = asyncio.get_running_loop().create_future()
-        self._flights[key] = FlightMember(future, leads=False, leader=criticality)
-        self._led += 1
-        return FlightMember(future, leads=True, leader=criticality)
+            flight.followers += 1
+        return flight
 
-    def followers(self, key: CacheKey) -> int:
-        """Return how many have joined `key`'s flight."""
-        return self._followers.get(key, 0)
+    def lead(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> Flight:
+        """Begin the flight of `key`, which has none."""
+        flight = self._flights[key] = Flight(criticality)
+        self._led += 1
+        return flight
 
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
         flight = self._flights.pop(key, None)
-        self._followers.pop(key, None)
-        if flight is not None and not flight.outcome.done():
-            flight.outcome.set_result(outcome)
+        if flight is None:
+            return
+        flight.outcome = outcome
+        waiters, flight.waiters = flight.waiters, []
+        for waiter in waiters:
+            waiter(flight)
 
     def statistics(self) -> FlightStatistics:
         """Return counts for metrics and tests."""

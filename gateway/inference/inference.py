@@ -7,7 +7,7 @@ gateway, not of the request, so that requests which joined it do not depend on t
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -17,9 +17,9 @@ from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.config.document import ModelConfig
 from gateway.dispatch.work import WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.inference.coalescing import FlightMember, Flights
+from gateway.inference.coalescing import Flight, Flights
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
-from gateway.inference.item_waits import ItemWaits, LedTask, is_leaders_own
+from gateway.inference.item_waits import ItemWaits, LedTask
 from gateway.inference.last_answers import (
     LastAnswers,
     StaleAnswersByIndex,
@@ -30,7 +30,7 @@ from gateway.inference.outcomes import (
     GIVEN_UP,
     LATE,
     LOST,
-    flight_outcome,
+    describe_lookup,
     hit_outcome,
     refused_as_truncated,
 )
@@ -48,6 +48,7 @@ from gateway.types import (
 )
 
 _DEFAULT_ENTRY = ModelConfig()
+_PLAIN = CacheDirectives()
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
@@ -177,17 +178,15 @@ class Inference:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         is_whole = not (prepared.request.continue_on_error or stale)
         while missing:
-            waiting = self._join_or_lead(prepared, caller, missing)
-            has_failed = await waiting.wait(caller, is_whole=is_whole)
-            otherwise = GIVEN_UP if has_failed else LATE
-            for index, member in waiting.members.items():
-                outcomes[index] = flight_outcome(
-                    member.outcome, leads=member.leads, otherwise=otherwise
-                )
+            waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
+            with self._tracer.span("coalescing", parent=caller.traceparent) as span:
+                has_failed = await waiting.wait()
+                waiting.describe(span)
+            waiting.fill(outcomes, GIVEN_UP if has_failed else LATE)
             if has_failed:
-                waiting.give_up(prepared, self._flights)
+                waiting.give_up()
                 break
-            missing = self._failed_for_leader_only(outcomes, waiting.members, caller)
+            missing = waiting.failed_for_leader_only()
         if stale:
             self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
         return Answer(
@@ -248,38 +247,40 @@ class Inference:
             return [None] * len(prepared.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
             found = await self._cache.lookup(prepared.keys, prepared.plan.validity(directives))
-            outcomes = self.hits(prepared, found, directives)
-            span.set("sluicegate.cache.items", len(outcomes))
-            span.set("sluicegate.cache.hits", sum(outcome is not None for outcome in outcomes))
-        return outcomes
+            describe_lookup(span, found)
+        return self.hits(prepared, found, directives)
 
     def _join_or_lead(
-        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int]
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        missing: Sequence[int],
+        *,
+        is_whole: bool,
     ) -> ItemWaits:
-        waiting: dict[int, FlightMember] = {}
-        led: list[int] = []
-        keys = prepared.flight_keys
+        lead = LedTask()
+        waits = ItemWaits(lead, caller, is_whole=is_whole)
+        keys, flights, now = prepared.flight_keys, self._flights, self.wall()
         for index in missing:
             key = keys[index]
-            member = waiting[index] = self._flights.join(key, caller.criticality)
-            if not member.leads:
+            flight = flights.join(key)
+            if flight is not None:
+                waits.joined[index] = flight
                 continue
+            flight = waits.led[index] = flights.lead(key, caller.criticality)
             # Its flight may have ended during the look-up in Redis.
-            now = self.wall()
             entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
             if entry is not None:
-                self._flights.settle(key, _outcome(prepared, entry, "memory", now))
-            else:
-                led.append(index)
-        lead = LedTask()
+                flights.settle(key, _outcome(prepared, entry, "memory", now))
+        led = {index: flight for index, flight in waits.led.items() if flight.outcome is None}
         if led:
             self._tasks.start(self._compute(prepared, caller, led, lead))
-        return ItemWaits(waiting, lead)
+        return waits
 
     async def _compute(
-        self, prepared: PreparedRequest, caller: Caller, led: Sequence[int], lead: LedTask
+        self, prepared: PreparedRequest, caller: Caller, led: dict[int, Flight], lead: LedTask
     ) -> None:
-        is_plain = prepared.request.truncate and caller.directives == CacheDirectives()
+        is_plain = prepared.request.truncate and caller.directives == _PLAIN
         work = prepared.work(
             led,
             is_shared=is_plain and prepared.plan.entry.cache_ttl > 0,
@@ -287,14 +288,17 @@ class Inference:
             criticality=caller.criticality,
             atomic=not prepared.request.continue_on_error,
         )
-        unsettled, keys = set(led), prepared.flight_keys
-        left = LOST
+        keys, left = prepared.flight_keys, LOST
+        is_kept, keep, settle_flight = (
+            not caller.directives.no_store,
+            self._last_answers.keep,
+            self._flights.settle,
+        )
 
         def settle(index: int, outcome: ItemOutcome) -> None:
-            if not caller.directives.no_store:
-                self._last_answers.keep(prepared, index, outcome)
-            unsettled.discard(index)
-            self._flights.settle(keys[index], outcome)
+            if is_kept:
+                keep(prepared, index, outcome)
+            settle_flight(keys[index], outcome)
 
         try:
             lead.begin()
@@ -308,25 +312,9 @@ class Inference:
             left = GIVEN_UP
             raise
         finally:
-            for index in unsettled:  # none may be waited for without end
-                self._flights.settle(keys[index], left)
-
-    def _failed_for_leader_only(
-        self,
-        outcomes: Sequence[ItemOutcome | None],
-        waiting: Mapping[int, FlightMember],
-        caller: Caller,
-    ) -> list[int]:
-        """Return the items that joined another's lead which failed for reasons of its own."""
-        if asyncio.get_running_loop().time() >= caller.deadline:
-            return []
-        own = {member.outcome for member in waiting.values() if member.leads}
-        return [
-            index
-            for index, member in waiting.items()
-            if member.outcome not in own
-            and is_leaders_own(outcomes[index], member.leader, caller.criticality)
-        ]
+            for index, flight in led.items():
+                if flight.outcome is None:  # none may be waited for without end
+                    self._flights.settle(keys[index], left)
 
 
 def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 
-from gateway.inference.coalescing import FlightMember, Flights
-from gateway.inference.prepared_request import PreparedRequest
-from gateway.types import Caller, Criticality, ItemOutcome
+from gateway.inference.coalescing import Flight
+from gateway.inference.outcomes import joined_outcome
+from gateway.telemetry.spans import Span
+from gateway.types import Caller, ItemOutcome
 
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
@@ -41,64 +41,101 @@ class LedTask:
 
 
 class ItemWaits:
-    """The items of a request that are in flight, by index, and the task for those it leads."""
+    """The items of a request that are in flight, by index: those it leads, those it joined.
 
-    def __init__(self, members: Mapping[int, FlightMember], lead: LedTask) -> None:
-        self.members = members
+    `lead` is the task that computes the former.
+    """
+
+    def __init__(self, lead: LedTask, caller: Caller, *, is_whole: bool) -> None:
+        self.led: dict[int, Flight] = {}
+        self.joined: dict[int, Flight] = {}
         self._lead = lead
+        self._caller = caller
+        self._is_whole = is_whole
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._open = 0
 
-    async def wait(self, caller: Caller, *, is_whole: bool) -> bool:
+    async def wait(self) -> bool:
         """Wait until every item has ended, at the latest a little after the caller's deadline.
 
         A request that is of use as a whole only waits no longer than until one item has failed for
-        good: then return `True`. Shared futures are never cancelled.
+        good: then return `True`.
         """
-
-        def ended(future: asyncio.Future[ItemOutcome]) -> None:
-            self._open -= 1
-            if self._ended.done():
-                return
-            has_failed = is_whole and self._has_failed(future, caller)
-            if has_failed or not self._open:
-                self._ended.set_result(has_failed)
-
-        futures = {member.outcome for member in self.members.values()}
-        self._open = len(futures)
-        for future in futures:
-            future.add_done_callback(ended)
+        flights = dict.fromkeys((*self.led.values(), *self.joined.values()))
+        self._open = len(flights)
+        ended = self._flight_ended
+        for flight in flights:
+            if flight.outcome is None:
+                flight.waiters.append(ended)
+            else:
+                ended(flight)
+        deadline = self._caller.deadline + _GRACE
+        timer = asyncio.get_running_loop().call_at(deadline, self._end, False)
         try:
-            async with asyncio.timeout_at(caller.deadline + _GRACE):
-                return await self._ended
-        except TimeoutError:
-            return False
+            return await self._ended
         finally:
-            for future in futures:
-                future.remove_done_callback(ended)
+            timer.cancel()
+            for flight in flights:
+                if flight.outcome is None:
+                    flight.waiters.remove(ended)
 
-    def give_up(self, prepared: PreparedRequest, flights: Flights) -> None:
+    def fill(self, outcomes: list[ItemOutcome | None], otherwise: ItemOutcome) -> None:
+        """Put what became of the items into `outcomes`, `otherwise` where they have not ended."""
+        for index, flight in self.led.items():
+            outcomes[index] = flight.outcome or otherwise
+        for index, flight in self.joined.items():
+            outcomes[index] = joined_outcome(flight.outcome) if flight.outcome else otherwise
+
+    def describe(self, span: Span) -> None:
+        """Note in `span` how many of the items the request leads, and how many it joined."""
+        if span.is_recorded:
+            span.set("sluicegate.items.led", len(self.led))
+            span.set("sluicegate.items.joined", len(self.joined))
+
+    def give_up(self) -> None:
         """Cancel the work on what the request leads, unless another request waits for it too."""
-        keys = prepared.flight_keys
-        led = {keys[index] for index, member in self.members.items() if member.leads}
-        own = Counter(keys[index] for index, member in self.members.items() if not member.leads)
-        if all(flights.followers(key) <= own[key] for key in led):
+        own = Counter(self.joined.values())
+        led = (flight for flight in self.led.values() if flight.outcome is None)
+        if all(flight.followers <= own[flight] for flight in led):
             self._lead.give_up()
 
-    def _has_failed(self, future: asyncio.Future[ItemOutcome], caller: Caller) -> bool:
+    def failed_for_leader_only(self) -> list[int]:
+        """Return the items that joined another's lead which failed for reasons of its own.
+
+        None where the caller's deadline has passed.
+        """
+        if not self.joined or asyncio.get_running_loop().time() >= self._caller.deadline:
+            return []
+        own = self.led.values()
+        return [
+            index
+            for index, flight in self.joined.items()
+            if self._is_leaders_own(flight) and flight not in own
+        ]
+
+    def _flight_ended(self, flight: Flight) -> None:
+        self._open -= 1
+        if self._is_whole and self._has_failed(flight):
+            self._end(True)
+        elif not self._open:
+            self._end(False)
+
+    def _end(self, has_failed: bool) -> None:  # noqa: FBT001
+        if not self._ended.done():
+            self._ended.set_result(has_failed)
+
+    def _has_failed(self, flight: Flight) -> bool:
         """Tell whether an item has ended in a way that the whole request does."""
-        outcome = future.result()
-        if outcome.failure is None:
+        if flight.outcome is None or flight.outcome.failure is None:
             return False
-        members = [member for member in self.members.values() if member.outcome is future]
-        return any(member.leads for member in members) or not is_leaders_own(
-            outcome, members[0].leader, caller.criticality
+        return flight in self.led.values() or not self._is_leaders_own(flight)
+
+    def _is_leaders_own(self, flight: Flight) -> bool:
+        """Tell whether the leader's failure has reasons that do not hold for who joined it."""
+        outcome = flight.outcome
+        if outcome is None or outcome.failure is None:
+            return False
+        code = outcome.failure.code
+        return code in _LEADERS_OWN or (
+            code == _SHED and self._caller.criticality.outranks(flight.leader)
         )
-
-
-def is_leaders_own(outcome: ItemOutcome | None, leader: Criticality, joined: Criticality) -> bool:
-    """Tell whether the leader's failure has reasons that do not hold for who joined it."""
-    if outcome is None or outcome.failure is None:
-        return False
-    code = outcome.failure.code
-    return code in _LEADERS_OWN or (code == _SHED and joined.outranks(leader))

@@ -1,11 +1,12 @@
 """Makes item outcomes of cache entries and of flights."""
 
-import asyncio
+from collections.abc import Sequence
 
 from backends.protocol import ModelInfo
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
 from gateway.dispatch import failures
 from gateway.errors import DeadlineExceeded, InternalError
+from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
 
 LATE = ItemOutcome(
@@ -35,6 +36,16 @@ def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
     )
 
 
+def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
+    """Note in `span` what a look-up in the cache found, and in which tier the last of it lay."""
+    if span.is_recorded:
+        hits = [hit for hit in found if hit is not None]
+        span.set("sluicegate.cache.items", len(found))
+        span.set("sluicegate.cache.hits", len(hits))
+        if hits:
+            span.set("sluicegate.cache.tier", hits[-1].tier)
+
+
 def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
     """Return `outcome` as that of one who waited for the work of another: it is not charged."""
     if outcome.failure is not None:
@@ -56,12 +67,3 @@ def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
         f" {info.max_tokens}; shorten it, or leave out `truncate`",
     )
     return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
-
-
-def flight_outcome(
-    future: asyncio.Future[ItemOutcome], *, leads: bool, otherwise: ItemOutcome = LATE
-) -> ItemOutcome:
-    """Return the outcome of a flight."""
-    if not future.done():
-        return otherwise
-    return future.result() if leads else joined_outcome(future.result())

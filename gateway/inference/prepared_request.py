@@ -103,14 +103,16 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             is_valid=self.plan.is_valid,
             atomic=atomic,
             items=tuple(
-                WorkItem(
-                    index=index,
-                    body=items[index],
-                    scope=self.plan.scope,
-                    # Not the whole key: the same text with other labels shares its rows.
-                    affinity=items[index],
-                    key=self.keys[index] if is_shared else None,
-                )
-                for index in indexes
+                [
+                    WorkItem(
+                        index=index,
+                        body=items[index],
+                        scope=self.plan.scope,
+                        # Not the whole key: the same text with other labels shares its rows.
+                        affinity=items[index],
+                        key=self.keys[index] if is_shared else None,
+                    )
+                    for index in indexes
+                ]
             ),
         )

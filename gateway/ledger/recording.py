@@ -5,25 +5,29 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, delete, exc, select, update
+from sqlalchemy import Connection, bindparam, delete, exc, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.arm_usage import add_arms
+from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
 from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
-from gateway.ledger.types import Batch, Recorded, Units
+from gateway.ledger.types import Batch, Recorded
 from gateway.types import RequestEvent
 
-_LARGEST: Final = 2**63 - 1
-_MOST_UNITS: Final = 2**40
-"""The most units of an event: sums of millions of events still fit SQL numbers."""
 _LOGS_AT_ONCE: Final = 1000
-_COPIED: Final = (
-    *("id", "time", "tenant", "key", "model", "task", "status", "region", "revision", "code"),
-)
-_COUNTED: Final = tuple(name for name in Units.__struct_fields__ if name != "requests")
 _encode = msgspec.msgpack.Encoder().encode
+# Made once: to make statements takes as long as to run them.
+_marks: Final = schema.high_water
+_of_log: Final = _marks.c.log_id == bindparam("of_log")
+_locked_mark: Final = select(_marks.c.sequence).where(_of_log).with_for_update()
+_moved_mark: Final = update(_marks).where(_of_log).values(sequence=bindparam("mark"))
+_ranges_of_log: Final = (
+    select(schema.ranges)
+    .where(schema.ranges.c.log_id == bindparam("of_log"))
+    .order_by(schema.ranges.c.first)
+)
 
 
 class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,53 +92,61 @@ class EventRecorder:
         # In one order, so that workers that record the same logs cannot deadlock.
         for batch in sorted(batches, key=lambda each: each.log_id):
             recorded = self._recorded(connection, batch.log_id)
-            events = [e for number, e in batch.numbered() if not recorded.holds(number)]
-            valid = [e for e in events if _is_valid(e)]
-            invalid = [_encode(e) for e in events if not _is_valid(e)]
-            new = self._insert(connection, valid)
+            numbered = batch.numbered()
+            events = [e for number, e in numbered if not recorded.holds(number)]
+            valid = list(filter(is_valid, events))
+            invalid = [] if len(valid) == len(events) else [e for e in events if not is_valid(e)]
+            is_known = all(number is not None for number, _ in numbered)
+            new = self._insert(connection, valid, in_runs=is_known)
             counted += new
             duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
             dead += self._add_dead_letters(connection, batch.log_id, "not an event", batch.wrong)
             dead += self._add_dead_letters(
-                connection, batch.log_id, "numbers out of range", invalid
+                connection, batch.log_id, "numbers out of range", list(map(_encode, invalid))
             )
             if batch.lost and batch.last > recorded.mark:
                 lost += self._add_gap(connection, batch)
             self._advance(connection, batch, recorded)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
-    def _insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
-        """Insert the new events; return the number of their requests."""
-        table, rows = schema.usage_events, [_row(e) for e in events]
-        if events:
-            reopen(connection, min(e.time for e in events))
+    def _insert(
+        self, connection: Connection, events: Sequence[RequestEvent], *, in_runs: bool
+    ) -> int:
+        """Insert the new events; return the number of their requests.
+
+        `in_runs` joins them to runs: only where their numbers will tell that they are recorded, as
+        all ids of a run but the first are in no row.
+        """
+        if not events:
+            return 0
+        table = schema.usage_events
+        reopen(connection, min(e.time for e in events))
+        rows = rows_of_runs(events) if in_runs else list(map(row_of, events))
         attempt = connection.begin_nested()
-        new = self._store.insert_new(connection, table, rows)
-        if new in (0, len(rows)):
+        if self._store.insert_new(connection, table, rows) == len(rows):
             attempt.commit()
-            if new:
-                add_arms(self._store, connection, events)
-            return sum(e.count for e in events) if new else 0
-        # Rarely only some are new; each is inserted alone, as it may count as many requests.
+            add_arms(self._store, connection, events)
+            return sum(e.count for e in events)
+        # Rarely some are known; each is inserted alone, as it may count as many requests.
         attempt.rollback()
-        added = [self._store.insert_new(connection, table, [row]) for row in rows]
+        added = [self._store.insert_new(connection, table, [row_of(e)]) for e in events]
         add_arms(self._store, connection, [e for e, n in zip(events, added, strict=True) if n])
         return sum(e.count * n for e, n in zip(events, added, strict=True))
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
         """Return which records of a log the ledger has; locks the log against other workers."""
-        marks, ranges = schema.high_water, schema.ranges
-        self._store.insert_new(connection, marks, [{"log_id": log_id, "sequence": 0}])
-        of_log = select(marks.c.sequence).where(marks.c.log_id == log_id).with_for_update()
-        mark = connection.execute(of_log).scalar_one()
-        waiting = select(ranges).where(ranges.c.log_id == log_id).order_by(ranges.c.first)
-        found = [(row.first, row.last) for row in connection.execute(waiting)]
+        name = {"of_log": log_id}
+        mark = connection.execute(_locked_mark, name).scalar_one_or_none()
+        if mark is None:
+            self._store.insert_new(connection, _marks, [{"log_id": log_id, "sequence": 0}])
+            mark = connection.execute(_locked_mark, name).scalar_one()
+        found = [(row.first, row.last) for row in connection.execute(_ranges_of_log, name)]
         return _RecordedRanges(mark=mark, ranges=found)
 
     def _advance(self, connection: Connection, batch: Batch, recorded: _RecordedRanges) -> None:
         """Move the mark over `batch` if nothing before it is missing; else store it as a range."""
-        marks, ranges = schema.high_water, schema.ranges
+        ranges = schema.ranges
         if batch.last <= recorded.mark:
             return
         row = {"log_id": batch.log_id, "first": batch.first, "last": batch.last}
@@ -148,8 +160,7 @@ class EventRecorder:
             mark = max(mark, last)
             same = (ranges.c.log_id == batch.log_id) & (ranges.c.first == first)
             connection.execute(delete(ranges).where(same))
-        of_log = marks.c.log_id == batch.log_id
-        connection.execute(update(marks).where(of_log).values(sequence=mark))
+        connection.execute(_moved_mark, {"of_log": batch.log_id, "mark": mark})
 
     def _add_range(self, connection: Connection, row: dict[str, Any]) -> None:
         ranges = schema.ranges
@@ -180,20 +191,3 @@ class EventRecorder:
             for payload in payloads
         ]
         return self._store.insert_new(connection, schema.dead_letters, rows)
-
-
-def _is_valid(event: RequestEvent) -> bool:
-    """Tell whether the columns can hold the values of `event`."""
-    each = [getattr(event.usage, name) for name in _COUNTED]
-    numbers = [event.time, event.status, event.count - 1, min(each)]
-    short = len(event.id) <= 128 and len(event.tenant) <= 64 and len(event.key) <= 64  # noqa: PLR2004
-    fits = min(numbers) >= 0 and max(numbers) <= _LARGEST
-    return short and fits and max(each) * event.count <= _MOST_UNITS
-
-
-def _row(event: RequestEvent) -> dict[str, object]:
-    return {
-        **{name: getattr(event, name) for name in _COPIED},
-        **{name: getattr(event.usage, name) * event.count for name in _COUNTED},
-        "requests": event.count,
-    }

@@ -8,7 +8,7 @@ hour are lost. Duplicates are then detected by marks and ranges of the logs alon
 import hashlib
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, delete, func, select, update
+from sqlalchemy import Connection, RowMapping, bindparam, delete, func, select, update
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
@@ -24,6 +24,11 @@ _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision"
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 _until: Final = schema.usage_rollups
+_set_back: Final = (
+    update(_until)
+    .where(_until.c.subject == _SUBJECT, _until.c.until > bindparam("hour"))
+    .values(until=bindparam("hour"))
+)
 
 
 class Rollup:
@@ -76,8 +81,7 @@ class Rollup:
 def reopen(connection: Connection, oldest: int) -> None:
     """Schedule the hours from `oldest` on for another scan, after a late event of that time."""
     hour = oldest - oldest % HOUR
-    late = (_until.c.subject == _SUBJECT) & (_until.c.until > hour)
-    connection.execute(update(_until).where(late).values(until=hour))
+    connection.execute(_set_back, {"hour": hour})
 
 
 def _hour_with_events(connection: Connection, since: int) -> int | None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -92,12 +92,9 @@ class Store:
         if not rows:
             return 0
         if self._is_sqlite:
-            insert = sqlite.insert(table).on_conflict_do_nothing()
-            return connection.execute(insert, rows).rowcount
+            return connection.execute(_insert_into_sqlite(table), rows).rowcount
         # Drivers of PostgreSQL do not return the number.
-        first, *_ = table.primary_key
-        new = postgresql.insert(table).on_conflict_do_nothing().returning(first)
-        return len(connection.execute(new, rows).all())
+        return len(connection.execute(_insert_into_postgresql(table), rows).all())
 
     def add_to(
         self,
@@ -180,6 +177,17 @@ def to_datetime(nanoseconds: int) -> datetime:
     """Return a time in nanoseconds since the epoch as a datetime, to the microsecond."""
     seconds, rest = divmod(nanoseconds, _SECOND)
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
+
+
+@cache
+def _insert_into_sqlite(table: sqlalchemy.Table) -> sqlite.Insert:
+    return sqlite.insert(table).on_conflict_do_nothing()
+
+
+@cache
+def _insert_into_postgresql(table: sqlalchemy.Table) -> Any:  # its type is private
+    first, *_ = table.primary_key
+    return postgresql.insert(table).on_conflict_do_nothing().returning(first)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,15 @@
-"""Takes the charges of a replayed hit, which are always the same, with little work for each."""
+"""Takes charges that are the same for many requests, with little work for each."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.base import Charge, Decision, RepeatedCharge
 from gateway.rate_limit.bucket import rate
 from gateway.rate_limit.headers import go_duration, rate_limit_lines
 from gateway.rate_limit.lease import Lease
 from gateway.types import CONCURRENT
+
+_MOST = 4096
 
 
 def is_plain(charge: Charge) -> bool:
@@ -89,3 +91,36 @@ class LeasedCharge:
             values[half + at + 1] = go_duration(reset)
         self._on_charged(self._charges, self._leases, now, is_low)
         return self._lines % tuple(values)
+
+
+class RepeatedCharges:
+    """Keeps a `RepeatedCharge` for each tuple of charges that was admitted.
+
+    Tuples are told apart by identity: `charges_for` returns the same one for equal requests. To be
+    cleared when a rule may have changed, as another lease may then apply.
+    """
+
+    def __init__(self, make: Callable[[Sequence[Charge]], RepeatedCharge]) -> None:
+        self._make = make
+        # With the tuple itself, so that nothing else gets its id.
+        self._known: dict[int, tuple[Sequence[Charge], RepeatedCharge]] = {}
+
+    def charge(self, charges: Sequence[Charge]) -> bytes | None:
+        """Take `charges`, and return the header lines; `None` where the limiter must decide."""
+        known = self._known.get(id(charges))
+        if known is None:
+            return None
+        lines = known[1].charge()
+        if lines is None:
+            del self._known[id(charges)]
+        return lines
+
+    def add(self, charges: Sequence[Charge]) -> None:
+        """Note that the limiter has admitted `charges`."""
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[id(charges)] = (charges, self._make(charges))
+
+    def clear(self) -> None:
+        """Leave all decisions to the limiter."""
+        self._known.clear()

@@ -1,141 +1,229 @@
-"""Records spans of any step of the gateway, linked to backends' by W3C `traceparent`.
+"""Begins and exports spans of any step of the gateway, linked to backends' by W3C trace context.
 
-A parent is passed as the text of `traceparent`, not through context variables, so that work which
-outlives its request (a detached computation, a probe) needs no special care.
+A parent is passed as the text of its context (see `trace_context`), not through context variables,
+so that work which outlives its request (a detached computation, a probe) needs no special care.
 """
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from random import getrandbits
+from time import time_ns
 from typing import Final
 
-from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.attributes import BoundedAttributes
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags, TraceState
+from typing_extensions import override
 
-Attributes = Mapping[str, str | int | float | bool]
-_NONE: Final[Attributes] = {}
-# OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
-_CLOSE_WITHIN: Final = 2.0
-_KINDS = {
-    "internal": trace.SpanKind.INTERNAL,
-    "server": trace.SpanKind.SERVER,
-    "client": trace.SpanKind.CLIENT,
-}
+from backends.otlp import (
+    SpanQueue,
+    TracingProblem,
+    TracingStatistics,
+    open_provider,
+    open_queue,
+)
+from backends.otlp_variables import is_tracing_wanted
+from gateway.errors import ConfigurationError
+from gateway.telemetry.propagation import ContextReader
+from gateway.telemetry.sampling import HeadSampler
+from gateway.telemetry.spans import (
+    NO_ATTRIBUTES,
+    NO_SPAN,
+    OK,
+    Attributes,
+    RecordedSpan,
+    Span,
+    UnsampledSpan,
+    below,
+)
+from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
 
-
-class NullSpan:
-    """Stands for a span while tracing is off; passes an incoming `traceparent` on."""
-
-    def __init__(self, traceparent: str = "") -> None:
-        self.traceparent = traceparent
-        """The parent's value, so that a caller's trace does not end at the gateway."""
-
-    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
-        """Do nothing."""
-
-    def fail(self, code: str) -> None:
-        """Do nothing."""
-
-
-class OtelSpan:
-    """Times a step, by OpenTelemetry's SDK."""
-
-    def __init__(self, span: trace.Span) -> None:
-        self._span = span
-
-    @property
-    def traceparent(self) -> str:
-        """The span as a W3C `traceparent` value, the parent of child spans."""
-        context = self._span.get_span_context()
-        return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
-
-    def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
-        """Set an attribute, which must not contain a caller's text."""
-        self._span.set_attribute(name, value)
-
-    def fail(self, code: str) -> None:
-        """Mark the step as failed with the reason `code`."""
-        self._span.set_attribute("error.type", code)
-        self._span.set_status(trace.StatusCode.ERROR, code)
+_MOST_ATTRIBUTES: Final = 16
+_SCOPE: Final = InstrumentationScope("sluicegate")
+# With the flag that the random part of the id is random.
+_NEW_TRACE: Final = TraceFlags(SAMPLED | 2)
+_KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 
 
-Span = NullSpan | OtelSpan
+class Tracer:
+    """Begins spans. This one records nothing and reads no clock: tracing is off."""
 
+    def __init__(self, contexts: ContextReader | None = None) -> None:
+        self.contexts = contexts or ContextReader()
 
-class NullTracer:
-    """Stands for a tracer while tracing is off: records nothing, reads no clock."""
+    def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
+        """Begin the span of a request that came with `context`."""
+        return Span(context) if context else NO_SPAN
 
-    _nothing = nullcontext(NullSpan())
+    def failure(self, name: str, context: str, *, age: float) -> Span:
+        """Begin the span of a request, `age` seconds old, that failed without being sampled."""
+        return NO_SPAN
 
     def span(
-        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
-    ) -> AbstractContextManager[NullSpan]:
-        """Return a span that records nothing."""
-        return nullcontext(NullSpan(parent)) if parent else self._nothing
+        self,
+        name: str,
+        *,
+        parent: str = "",
+        kind: str = "internal",
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        """Begin a step under `parent`; without one it is not recorded."""
+        return Span(parent) if parent else NO_SPAN
+
+    def records(self, parent: str) -> bool:
+        """Tell whether steps under `parent` are recorded."""
+        return False
+
+    def statistics(self) -> TracingStatistics:
+        """Return counts since the start."""
+        return TracingStatistics()
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class OtelTracer:
-    """Opens spans and sends them by OpenTelemetry's batch processor, which drops rather than wait.
-
-    Nothing raises.
-    """
+class OtelTracer(Tracer):
+    """Records spans for OpenTelemetry's exporters. Nothing raises, and nothing waits."""
 
     def __init__(
-        self, exporter: SpanExporter, *, service: str, close_within: float = _CLOSE_WITHIN
+        self, queue: SpanQueue, provider: TracerProvider, contexts: ContextReader | None = None
     ) -> None:
-        self._close_within = close_within
-        resource = Resource.create({"service.name": service})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer = self._provider.get_tracer("sluicegate")
-        self._propagator = TraceContextTextMapPropagator()
+        super().__init__(contexts)
+        self.sampler = HeadSampler(provider.sampler)
+        self._queue = queue
+        self._provider = provider
+        self._resource = provider.resource
+        self._limits = _limits()
 
-    @contextmanager
+    @override
+    def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
+        if not self.sampler.samples(context):
+            return UnsampledSpan(context)
+        return self.sampled_request(name, context, attributes)
+
+    def sampled_request(
+        self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES, *, started: int = 0
+    ) -> RecordedSpan:
+        """Begin the span of a request that the sampler chose."""
+        return self._begin(name, context, SpanKind.SERVER, attributes, started=started)
+
+    @override
+    def failure(self, name: str, context: str, *, age: float) -> Span:
+        if self.sampler.is_off:
+            return NO_SPAN
+        started = time_ns() - int(age * 1e9)
+        return self._begin(name, context, SpanKind.SERVER, {}, started=started)
+
+    @override
     def span(
-        self, name: str, *, parent: str = "", kind: str = "internal", attributes: Attributes = _NONE
-    ) -> Iterator[OtelSpan]:
-        """Record a span under `parent`; of a new trace if that is empty."""
-        context = self._propagator.extract({"traceparent": parent})
-        span = self._tracer.start_span(
-            name, context=context, kind=_KINDS[kind], attributes=dict(attributes)
+        self,
+        name: str,
+        *,
+        parent: str = "",
+        kind: str = "internal",
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        if not self.records(parent):
+            return super().span(name, parent=parent)
+        return self._begin(name, parent, _KINDS[kind], attributes)
+
+    @override
+    def records(self, parent: str) -> bool:
+        return parent != "" and is_sampled(parent)
+
+    def add(
+        self,
+        name: str,
+        context: SpanContext,
+        parent: SpanContext | None,
+        times: tuple[int, int],
+        attributes: Attributes,
+        kind: SpanKind = SpanKind.INTERNAL,
+        status: Status = OK,
+    ) -> None:
+        """See `SpanSink.add`."""
+        started, ended = times
+        self._queue.on_end(
+            ReadableSpan(
+                name,
+                context,
+                parent,
+                self._resource,
+                attributes if self._limits is None else _bounded(attributes, self._limits),
+                kind=kind,
+                status=status,
+                start_time=started,
+                end_time=ended,
+                instrumentation_scope=_SCOPE,
+            )
         )
-        try:
-            yield OtelSpan(span)
-        except BaseException as error:  # any error ends the span
-            span.set_status(trace.StatusCode.ERROR, type(error).__name__)
-            raise
-        finally:
-            span.end()
 
+    @override
+    def statistics(self) -> TracingStatistics:
+        return self._queue.statistics()
+
+    @override
     def close(self) -> None:
-        """Send the buffered spans, for at most `close_within` seconds."""
-        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
-        closing.start()
-        closing.join(self._close_within)
+        """Send the queued spans, for at most a few seconds."""
+        self._provider.shutdown()
+
+    def _begin(
+        self, name: str, parent: str, kind: SpanKind, attributes: Attributes, *, started: int = 0
+    ) -> RecordedSpan:
+        above = _parsed(parent, is_remote=kind is SpanKind.SERVER) if parent else None
+        if above is None:
+            trace_id = self.sampler.new_trace_id()
+            context = SpanContext(trace_id, getrandbits(64) or 1, False, _NEW_TRACE)
+        else:
+            context = below(above)
+        return RecordedSpan(
+            self, name, context, above, kind=kind, attributes=attributes, started=started
+        )
 
 
-Tracer = NullTracer | OtelTracer
+def tracer_from(environ: Mapping[str, str], *, service: str, instance: str = "") -> Tracer:
+    """Return the tracer configured by the `OTEL_*` variables in `environ`, the process's own.
 
-
-def tracer_from(environ: Mapping[str, str], *, service: str) -> Tracer:
-    """Return the tracer configured by the standard `OTEL_*` variables in `environ`.
-
-    Off unless an OTLP endpoint or exporter is set: the SDK's default, a collector on this machine,
-    would log errors on installations without one.
+    Raises:
+        ConfigurationError: they ask for what is not installed or impossible.
     """
-    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return NullTracer()
-    exporter = environ.get("OTEL_TRACES_EXPORTER", "")
-    endpoint = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environ.get(
-        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    contexts = ContextReader(environ.get("OTEL_PROPAGATORS", ""))
+    if not is_tracing_wanted(environ):
+        return Tracer(contexts)
+    attributes = {"service.name": service}
+    if instance:
+        attributes["service.instance.id"] = instance
+    try:
+        queue = open_queue(environ)
+        return OtelTracer(queue, open_provider(queue, attributes), contexts)
+    except TracingProblem as error:
+        raise ConfigurationError(str(error)) from error
+
+
+def _limits() -> SpanLimits | None:
+    """Return the limits on attributes that the environment sets, `None` where it sets none."""
+    limits = SpanLimits()
+    # More attributes than are set here are no limit.
+    is_unlimited = limits.max_span_attribute_length is None and (
+        limits.max_span_attributes is None or limits.max_span_attributes >= _MOST_ATTRIBUTES
     )
-    if exporter == "none" or not (exporter or endpoint):
-        return NullTracer()
-    return OtelTracer(OTLPSpanExporter(), service=environ.get("OTEL_SERVICE_NAME", service))
+    return None if is_unlimited else limits
+
+
+def _bounded(attributes: Attributes, limits: SpanLimits) -> BoundedAttributes:
+    return BoundedAttributes(
+        limits.max_span_attributes,
+        dict(attributes),
+        max_value_len=limits.max_span_attribute_length,
+    )
+
+
+def _parsed(context: str, *, is_remote: bool) -> SpanContext:
+    state = TraceState.from_header([context[LENGTH + 1 :]]) if len(context) > LENGTH else None
+    return SpanContext(
+        int(context[3:35], 16),
+        int(context[36:52], 16),
+        is_remote,
+        TraceFlags(int(context[53:55], 16) | SAMPLED),
+        state,
+    )

@@ -10,6 +10,8 @@ from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingSt
 from gateway.types import Endpoint
 
 Receive = Callable[[Done | Failed], None]
+OnEnd = Callable[[Report | BaseException], None]
+"""Takes the report that ended a call, or the error; `CallFailed` is a backend's."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -51,14 +53,21 @@ class CallFailed(Exception):
         self.retry_after = retry_after
 
 
+class StartedCall(Protocol):
+    """A call that has begun."""
+
+    def cancel(self) -> object:
+        """Receive nothing more, not even its end; release the connection and its slot."""
+        ...
+
+
 class BackendClient(Protocol):
     """Calls backends. Raises `CallFailed` and nothing else for anything a backend does.
 
-    Cancelling a method is safe at any time: nothing is received afterwards, and the connection and
-    its slot are released.
+    Cancelling a method is safe at any time.
     """
 
-    async def call(
+    def start_call(
         self,
         endpoint: Endpoint,
         call: Call,
@@ -66,10 +75,18 @@ class BackendClient(Protocol):
         deadline: float,
         idle_timeout: float,
         receive: Receive,
-    ) -> Report:
-        """Pass every outcome to `receive` the moment it arrives, and return the closing report.
+        on_end: OnEnd,
+    ) -> StartedCall:
+        """Begin a call, without a task of the caller's.
 
-        Ends by `deadline` (of the loop's clock), or `idle_timeout` seconds after the last byte.
+        Passes every outcome to `receive` the moment it arrives, and the end to `on_end`, once and
+        never before this returned. What `receive` raises ends the call; `on_end` must not raise.
+        The connection is given up at `deadline` (of the loop's clock), or `idle_timeout` seconds
+        after the last byte. Where others share it, that is at the latest of theirs: who will not
+        wait so long cancels.
+
+        Raises:
+            CallFailed: it cannot begin.
         """
         ...
 
@@ -143,6 +160,11 @@ class TransportResponse(Protocol):
     @property
     def status(self) -> int:
         """The HTTP status."""
+        ...
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is known that nothing is left of the body."""
         ...
 
     async def read(self) -> bytes:

@@ -19,7 +19,6 @@ from backends.protocol import (
     Call,
     PlanVerdict,
     Refusal,
-    Report,
     ServingState,
 )
 from gateway.config.document import RoutingConfig
@@ -30,13 +29,14 @@ from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import (
     CallFailed,
     Cause,
+    OnEnd,
     Receive,
     Transport,
     TransportError,
     TransportResponse,
     locate,
 )
-from gateway.upstream.shared_call import CallKind, SharedCall, kind_of
+from gateway.upstream.shared_call import CallKind, CallPart, SharedCall, kind_of
 from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
 from gateway.upstream.transport import BackendTransport
 
@@ -121,7 +121,7 @@ class HttpBackendClient:
             name: channel for name, channel in self._channels.items() if name in staying
         }
 
-    async def call(
+    def start_call(
         self,
         endpoint: Endpoint,
         call: Call,
@@ -129,15 +129,15 @@ class HttpBackendClient:
         deadline: float,
         idle_timeout: float,
         receive: Receive,
-    ) -> Report:
-        """See `BackendClient.call`. Simultaneous calls of one kind are sent as one.
+        on_end: OnEnd,
+    ) -> CallPart:
+        """See `BackendClient.start_call`. Simultaneous calls of one kind are sent as one.
 
         An atomic call is sent alone, so that the backend learns when it is cancelled.
         """
         channel = self._channel(endpoint)
         shared = self._shared_call(channel, call)
-        part = shared.join(call, receive, deadline=deadline, idle_timeout=idle_timeout)
-        return await part.outcome
+        return shared.join(call, receive, on_end, deadline=deadline, idle_timeout=idle_timeout)
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
@@ -205,25 +205,19 @@ class HttpBackendClient:
 
     async def _stream_reply(self, channel: _Channel, shared: SharedCall) -> None:
         """Send the call, and deliver the frames of its answer until it ends."""
-        loop = asyncio.get_running_loop()
-        deadline, idle_timeout = shared.deadline, shared.idle_timeout
         response: TransportResponse | None = None
         is_sent = False
         try:
-            async with (
-                asyncio.timeout_at(min(deadline, loop.time() + idle_timeout)) as scope,
-                channel.slots,
-            ):
-                # From here anew: waiting for a free slot is not silence of the backend.
-                scope.reschedule(min(deadline, loop.time() + idle_timeout))
-                is_sent = True
-                body = _call_encoder.encode(shared.call_at(loop.time()))
-                response = await self._send(channel, channel.call_head, body)
-                if response.status != HTTPStatus.OK:
-                    raise _refusal(response.status, await _body(response, MAX_REFUSAL_BYTES))
-                while chunk := await response.read():
-                    scope.reschedule(min(deadline, loop.time() + idle_timeout))
-                    shared.feed(chunk)
+            async with asyncio.timeout_at(shared.silent_at()) as scope:
+                is_full = channel.slots.locked()
+                async with channel.slots:
+                    if is_full:
+                        # From here anew: waiting for a free slot is not silence of the backend.
+                        scope.reschedule(shared.silent_at())
+                    is_sent = True
+                    body = _call_encoder.encode(shared.call_at(asyncio.get_running_loop().time()))
+                    response = await self._send(channel, channel.call_head, body)
+                    await _deliver(response, shared, scope)
         except TimeoutError as error:
             if not is_sent:
                 detail = "the backend has the maximum number of calls in flight"
@@ -298,6 +292,17 @@ def _connection_failure(error: TransportError, response: TransportResponse | Non
     if response is None:
         return CallFailed(Cause.UNREACHABLE, f"the backend cannot be reached ({error})")
     return CallFailed(Cause.CUT, f"the backend closed the connection in its answer ({error})")
+
+
+async def _deliver(response: TransportResponse, shared: SharedCall, scope: asyncio.Timeout) -> None:
+    """Deliver the frames of a response as they arrive."""
+    if response.status != HTTPStatus.OK:
+        raise _refusal(response.status, await _body(response, MAX_REFUSAL_BYTES))
+    while chunk := await response.read():
+        shared.feed(chunk)
+        if response.is_read:
+            return
+        scope.reschedule(shared.silent_at())
 
 
 async def _body(response: TransportResponse, limit: int) -> bytes:

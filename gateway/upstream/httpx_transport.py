@@ -95,6 +95,8 @@ class HttpxResponse:
         self._client = client
         self._response = response
         self._chunks = response.aiter_raw()
+        self.is_read = False
+        """Never known before `read` returned nothing."""
 
     async def read(self) -> bytes:
         """See `TransportResponse.read`."""

@@ -42,6 +42,11 @@ class HttpClientProtocol(asyncio.Protocol):
         whole = self._is_sent and self._is_complete and not self._chunks
         return whole and self._keeps_alive and self._error is None
 
+    @property
+    def is_read(self) -> bool:
+        """Whether the whole body was read."""
+        return self._is_complete and not self._chunks
+
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request, or as much of it as is taken before the response begins."""
         self._header_bytes = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
-from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
 MAX_ITEMS = 256
@@ -24,36 +24,37 @@ def kind_of(call: Call) -> CallKind:
 
 
 class CallPart:
-    """The items of one caller in a call, from `start` on. `outcome` ends once all are answered."""
+    """The items of one caller in a call, from `start` on. It ends once all are answered."""
 
-    def __init__(self, *, start: int, items: int, receive: Receive, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        self.joined = loop.time()
+    def __init__(
+        self,
+        shared: "SharedCall",
+        *,
+        start: int,
+        items: int,
+        receive: Receive,
+        on_end: OnEnd,
+        joined: float,
+    ) -> None:
+        self.joined = joined
         self.start = start
         self.missing = items
         self.receive = receive
-        self.deadline = deadline
-        self.outcome: asyncio.Future[Report] = loop.create_future()
-        self._timer = loop.call_at(deadline, self._expire)
+        self.is_open = True
+        self._shared = shared
+        self._on_end = on_end
 
-    def settle(self, report: Report) -> None:
-        """End as answered."""
-        self._timer.cancel()
-        if not self.outcome.done():
-            self.outcome.set_result(report)
+    def cancel(self) -> None:
+        """End without telling the caller."""
+        if self.is_open:
+            self.is_open = False
+            self._shared.part_ended()
 
-    def fail(self, error: BaseException) -> None:
-        """End as failed."""
-        self._timer.cancel()
-        if self.outcome.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.outcome.cancel()
-        else:
-            self.outcome.set_exception(error)
-
-    def _expire(self) -> None:
-        self.fail(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))
+    def end(self, how: Report | BaseException) -> None:
+        """End with the report, or as failed."""
+        if self.is_open:
+            self.cancel()
+            self._on_end(how)
 
 
 class SharedCall:
@@ -65,15 +66,14 @@ class SharedCall:
         self._owners: list[CallPart] = []
         self._parts: list[CallPart] = []
         self._bytes = 0
-        self._created = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._created = self._loop.time()
         self._waiting = 0
         self._frames = FrameReader()
         self._final_report: Report | None = None
         self._on_abandoned: Callable[[], object] | None = None
-        self.deadline = 0.0
-        """The loop time at which the last caller stops waiting."""
-        self.idle_timeout = 0.0
-        """The longest idle timeout of the callers."""
+        self._deadline = 0.0
+        self._idle_timeout = 0.0
 
     def call_at(self, now: float) -> Call:
         """Return the call with all items, as sent at `now`.
@@ -90,6 +90,13 @@ class SharedCall:
             return self._like
         return msgspec.structs.replace(self._like, items=items)
 
+    def silent_at(self) -> float:
+        """Return the loop time at which the call ends unless something is heard from now on.
+
+        No caller has a later deadline, or a longer idle timeout.
+        """
+        return min(self._deadline, self._loop.time() + self._idle_timeout)
+
     @property
     def has_waiting_callers(self) -> bool:
         """Whether any caller still waits."""
@@ -101,16 +108,20 @@ class SharedCall:
         return len(self._items) + len(call.items) <= MAX_ITEMS and self._bytes + size <= MAX_BYTES
 
     def join(
-        self, call: Call, receive: Receive, *, deadline: float, idle_timeout: float
+        self, call: Call, receive: Receive, on_end: OnEnd, *, deadline: float, idle_timeout: float
     ) -> CallPart:
         """Add the items of `call`."""
         part = CallPart(
-            start=len(self._items), items=len(call.items), receive=receive, deadline=deadline
+            self,
+            start=len(self._items),
+            items=len(call.items),
+            receive=receive,
+            on_end=on_end,
+            joined=self._loop.time(),
         )
-        part.outcome.add_done_callback(self._ended)
         self._waiting += 1
-        self.deadline = max(self.deadline, deadline)
-        self.idle_timeout = max(self.idle_timeout, idle_timeout)
+        self._deadline = max(self._deadline, deadline)
+        self._idle_timeout = max(self._idle_timeout, idle_timeout)
         self._items += call.items
         self._owners += [part] * len(call.items)
         self._parts.append(part)
@@ -142,32 +153,41 @@ class SharedCall:
         if isinstance(frame, Report):
             for part in self._parts:
                 if part.missing <= 0:
-                    part.settle(frame)
+                    part.end(frame)
             return
         if not 0 <= frame.index < len(self._owners):
             return
         part = self._owners[frame.index]
-        if not part.outcome.done():
+        if part.is_open:
             part.missing -= 1
             try:
                 part.receive(_moved(frame, part.start))
             except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
-                part.fail(error)
+                part.end(error)
 
     def end(self) -> None:
         """End every part: with the report where it came last, else as cut."""
+        self._on_abandoned = None
         if self._final_report is None:
             self.fail(CallFailed(Cause.CUT, "the backend's answer ended too early"))
             return
         for part in self._parts:
-            part.settle(self._final_report)
+            part.end(self._final_report)
+        self._forget_parts()
 
     def fail(self, error: BaseException) -> None:
         """End every part that is not answered."""
+        self._on_abandoned = None
         for part in self._parts:
-            part.fail(error)
+            part.end(error)
+        self._forget_parts()
 
-    def _ended(self, _: asyncio.Future[Report]) -> None:
+    def _forget_parts(self) -> None:
+        """Leave no cycles, as parts refer to their call."""
+        self._parts, self._owners = [], []
+
+    def part_ended(self) -> None:
+        """Note that one more caller waits no longer."""
         self._waiting -= 1
         if self._waiting or self._on_abandoned is None:
             return

@@ -144,6 +144,11 @@ class Response:
         self._connection = connection
         self._closed = False
 
+    @property
+    def is_read(self) -> bool:
+        """See `TransportResponse.is_read`."""
+        return self._connection.is_read
+
     async def read(self) -> bytes:
         """See `TransportResponse.read`."""
         return await self._connection.read()

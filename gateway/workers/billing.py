@@ -58,7 +58,7 @@ class Billing:
         *,
         group: GroupReader,
         writer: LedgerWriter,
-        wait: float = 0.25,
+        wait: float = 0.5,
         report: Callable[[BillingStatistics], None] = lambda _: None,
     ) -> None:
         self._group = group

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ from gateway.events.hit_run import ids_of
 from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import RequestEvent
+from gateway.types import RequestEvent, Usage
 from gateway.workers.backoff import StoppableBackoff, pause
 from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.rotating_file import RotatingFile
@@ -31,6 +32,9 @@ _REMEMBERED: Final = 64
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
+_copied = attrgetter(
+    *("tenant", "key", "model", "task", "status", "usage", "duration", "region", "revision", "code")
+)
 
 
 class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +53,7 @@ class RequestLog:
         *,
         group: GroupReader,
         file: RotatingFile,
-        wait: float = 0.25,
+        wait: float = 0.5,
         report: Callable[[RequestLogStatistics], None] = lambda _: None,
     ) -> None:
         self._group = group
@@ -125,20 +129,46 @@ class RequestLog:
             return []
 
 
+class _Line(msgspec.Struct):
+    """A line of the log, in the order of its fields."""
+
+    id: str
+    time: str
+    tenant: str
+    key: str
+    model: str
+    task: str
+    status: int
+    usage: Usage
+    duration: float
+    region: str
+    revision: str
+    code: str
+    arms: list[dict[str, object]] | msgspec.UnsetType = msgspec.UNSET
+
+
+@lru_cache(maxsize=16)
+def _second(seconds: int) -> str:
+    """Return a time in seconds since the epoch, without its zone."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 def request_lines(event: RequestEvent) -> bytes:
     """Return `event` as lines of JSON, one per request of its run."""
-    moment = datetime.fromtimestamp(event.time // 1_000_000_000, UTC)
-    fields = msgspec.structs.asdict(event)
-    fields["time"] = moment.replace(microsecond=event.time % 1_000_000_000 // 1_000)
-    del fields["count"]
-    fields["arms"] = [msgspec.structs.asdict(arm) for arm in event.arms]
-    if not event.arms:
-        del fields["arms"]
+    seconds, rest = divmod(event.time, 1_000_000_000)
+    micros = rest // 1_000
+    fields = _Line(
+        event.id,
+        f"{_second(seconds)}.{micros:06d}Z" if micros else f"{_second(seconds)}Z",
+        *_copied(event),
+    )
+    if event.arms:
+        fields.arms = [msgspec.structs.asdict(arm) for arm in event.arms]
     line = _encode(fields) + b"\n"
     if event.count == 1:
         return line
-    start, _, rest = line.partition(event.id.encode())
-    return b"".join([start + id_.encode() + rest for id_ in ids_of(event)])
+    start, _, end = line.partition(event.id.encode())
+    return b"".join([start + id_.encode() + end for id_ in ids_of(event)])
 
 
 async def run_request_log(settings: Settings, *, stop: asyncio.Event) -> None:

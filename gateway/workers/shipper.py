@@ -81,7 +81,7 @@ class Shipper:
         marks: LedgerMarks,
         retention: SegmentRetention,
         block_events: int = 1000,
-        poll: float = 0.25,
+        poll: float = 0.5,
         report: Callable[[ShipperStatistics], None] = lambda _: None,
     ) -> None:
         self._directory = directory

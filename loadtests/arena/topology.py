@@ -20,7 +20,7 @@ from loadtests.arena.podman import HOME, ContainerState, inspect, run
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080
-_LEFT_OUT = frozenset({"otel-collector", "prometheus"})
+_LEFT_OUT = frozenset({"otel-collector", "jaeger", "prometheus"})
 _VOLUME_MIB = {"database": 384}
 _SMALL_VOLUME_MIB = 96
 _MEMORY = "3g"

@@ -101,6 +101,11 @@ class System:
         """Return its exit status once it has ended by itself."""
         return self._running().wait(timeout=within)
 
+    @property
+    def pid(self) -> int:
+        """The process that started all others."""
+        return self._running().pid
+
     def output(self) -> str:
         """Return what it printed."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""

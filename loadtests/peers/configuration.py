@@ -12,25 +12,35 @@ _PREFIX = "PEER_"
 # The folder of the demo's models, and one for what a server writes.
 MODELS = _PREFIX + "MODELS"
 SCRATCH = _PREFIX + "SCRATCH"
+# `classify` or `embed`.
+TASK = _PREFIX + "TASK"
+# In the folder of models: the published checkpoint, as Python libraries read it.
+PUBLISHED = "published"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerConfiguration:
-    """Workers with threads each; `batch` 1 disables batching. `delay` is in seconds."""
+    """Workers with threads each; `batch` 1 disables batching. `delay` is in seconds.
+
+    `options` are for the command line of a server that has one.
+    """
 
     workers: int
     threads: int
     batch: int = 1
     delay: float = 0.0
+    precision: str = "fp32"
+    options: str = ""
 
     @property
     def label(self) -> str:
         """Its label in a table."""
         of = f"{self.workers} x {self.threads} thread" + "s" * (self.threads > 1)
-        if self.batch == 1:
-            return f"no batching, {of}"
         wait = f", {self.delay * 1000:g} ms" if self.delay else ""
-        return f"batches <= {self.batch}{wait}, {of}"
+        batching = "no batching" if self.batch == 1 else f"batches <= {self.batch}{wait}"
+        exact = self.precision == "fp32"
+        words = (batching, of, "" if exact else self.precision, self.options)
+        return ", ".join(word for word in words if word)
 
     def environment(self) -> dict[str, str]:
         """Return it as environment variables for a server."""
@@ -39,7 +49,9 @@ class PeerConfiguration:
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Return the configuration in `environment`."""
-        kinds: dict[str, type[int | float]] = {
-            field.name: float if field.name == "delay" else int for field in fields(cls)
-        }
-        return cls(**{n: kind(environment[_PREFIX + n.upper()]) for n, kind in kinds.items()})  # type: ignore[arg-type]
+        return cls(
+            **{
+                field.name: field.type(environment[_PREFIX + field.name.upper()])  # type: ignore[operator]
+                for field in fields(cls)
+            }
+        )

@@ -1,4 +1,4 @@
-"""Measures Sluicegate's backend and its peers on the same sentences, one server at a time."""
+"""Measures Sluicegate and its peers on the same sentences, one server at a time."""
 
 import asyncio
 import re
@@ -12,141 +12,205 @@ from pathlib import Path
 import httpx
 import msgspec
 
+from backends.executors.openvino_graph import computes_bf16
 from backends.model_tools.demo.build import build_demo_models
+from backends.model_tools.demo.source import find_source
+from backends.protocol import Task
 from loadtests.backend import backend, calls
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.padded import write_padded
-from loadtests.peers.configuration import PeerConfiguration
-from loadtests.peers.servers import PEERS, TRIED, Peer, PeerFailed, running
-from loadtests.peers.table import check_answers, lines, markdown
+from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
+from loadtests.peers.process import PeerFailed, busy_with_children, running
+from loadtests.peers.servers import PEERS, Peer
+from loadtests.peers.table import (
+    TOLERANCES,
+    AnswersDiffer,
+    PeerRun,
+    check_answers,
+    lines,
+    markdown,
+    verdict,
+)
 from loadtests.workload import sentences
 
 Body = Callable[[str], bytes]
 Bodies = Callable[[list[str]], Iterator[bytes]]
-Scores = Callable[[bytes], list[float]]
+Values = Callable[[bytes], list[float]]
 
 _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
+_VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
-_GATEWAY = "Sluicegate, through the gateway"
+_OWN = 2
 _BACKEND = "Sluicegate, its backend over HTTP"
+_GATEWAY = "Sluicegate, through the gateway"
+_MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
+_PATHS = {Task.CLASSIFY: "/v1/classify", Task.EMBED: "/v1/embed"}
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    """The demo's models, the same to be computed in another precision, and what peers serve."""
+
+    served: Path
+    exported: Path
+    precision: str = "fp32"
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What a backend is told, beyond what is shipped."""
+        return {} if self.precision == "fp32" else {"provider": "openvino"}
 
 
 class Measurement:
-    """Measures all servers in turns, each run on new sentences."""
+    """Measures all servers at one task in turns, each run on new sentences."""
 
-    def __init__(self, models: Path, *, connections: int, count: int) -> None:
+    def __init__(self, models: Models, *, task: Task, connections: int, count: int) -> None:
         self._models = models
-        self._exported = _exported(models)
+        self._task = task
         self._connections = connections
         self._count = count
         self._seed = 100
         self._checked = sentences(_CHECKED, seed=99)
-        self.measured: dict[str, list[Outcome]] = {}
+        self._answers: list[list[float]] = []
+        self.measured: dict[str, list[PeerRun]] = {}
         self.failures: dict[str, str] = {}
-        self.answers: dict[str, list[list[float]]] = {}
-
-    def gateway(self, data: Path) -> None:
-        """Run the whole system."""
-        with System(data, models=self._models) as system:
-            headers = (("authorization", f"Bearer {system.key}"),)
-            target = Target(
-                host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers
-            )
-            self._ask(_GATEWAY, target, _request, _scores)
-            self._run(_GATEWAY, target, lambda texts: map(_request, texts))
 
     def backend(self) -> None:
         """Run a backend alone."""
-        with backend(self._models) as started:
-            info = started.model("sentiment")
-            self._ask(_BACKEND, started.target, lambda text: next(calls([text], info)), _scores)
-            self._run(_BACKEND, started.target, lambda texts: calls(texts, info))
+        with backend(self._models.served, **self._models.settings) as started:
+            info = started.model(_MODELS[self._task])
+            bodies = partial(calls, info=info, task=self._task)
+            self._ask(started.target, lambda text: next(bodies([text])), self._read)
+            self._run(_BACKEND, started.target, bodies, started.pid)
+
+    def gateway(self, data: Path) -> None:
+        """Run the whole system."""
+        settings = {
+            f"SLUICEGATE_BACKEND_{name.upper()}": value
+            for name, value in self._models.settings.items()
+        }
+        with System(data, models=self._models.served, environment=settings) as system:
+            headers = (("authorization", f"Bearer {system.key}"),)
+            target = Target(
+                host="127.0.0.1", port=system.port, path=_PATHS[self._task], headers=headers
+            )
+            self._ask(target, self._request, self._read)
+            self._run(_GATEWAY, target, lambda texts: map(self._request, texts), system.pid)
 
     def peer(self, peer: Peer, way: PeerConfiguration) -> None:
-        """Run a peer in one configuration, and record why it does not start."""
+        """Run a peer in one configuration; record why it does not start, or is not timed."""
         what = f"{peer.label}: {way.label}"
+        if way.precision != self._models.precision or what in self.failures:
+            return
+        call = peer.calls[self._task]
         try:
-            with running(peer, way, self._exported) as target:
-                self._ask(what, target, peer.body, peer.scores)
-                self._run(what, target, lambda texts: map(peer.body, texts))
-        except PeerFailed as error:
+            with running(peer, way, self._models.exported, self._task) as started:
+                self._ask(started.target, call.body, call.values)
+                self._run(what, started.target, lambda texts: map(call.body, texts), started.pid)
+        except (PeerFailed, AnswersDiffer, httpx.HTTPError) as error:
             self.failures[what] = str(error)
 
-    def _ask(self, what: str, target: Target, body: Body, scores: Scores) -> None:
+    def show(self, title: str) -> None:
+        """Print the table, and keep it."""
+        table = lines(self.measured, self.failures, own=_OWN)
+        title = f"{self._task.value} {self._models.precision}, {title}"
+        machine = this_machine()
+        print(f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, ", end="")
+        print(f"{machine.commit}\n\n{markdown(table)}\n\n{verdict(table, own=_OWN)}", flush=True)
+        slug = re.sub(r"[^a-z0-9]+", "-", title.partition(":")[0].lower())
+        path = Path(__file__).parents[1] / "results" / f"{machine.date}-{slug}.json"
+        result = {"title": title, "machine": machine, "lines": table}
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
+
+    def _ask(self, target: Target, body: Body, values: Values) -> None:
+        """Compare answers with the first server's.
+
+        Raises:
+            AnswersDiffer: they are others.
+        """
         headers = dict(target.headers) | {"content-type": "application/json"}
         url = f"http://{target.host}:{target.port}{target.path}"
-        with httpx.Client(headers=headers) as client:
+        with httpx.Client(headers=headers, timeout=60) as client:
             answered = [client.post(url, content=body(text)) for text in self._checked]
-        self.answers[what] = [scores(a.raise_for_status().content) for a in answered]
+        found = [values(answer.raise_for_status().content) for answer in answered]
+        self._answers = self._answers or found
+        tolerance = TOLERANCES[self._models.precision]
+        check_answers(self._answers, found, task=self._task, tolerance=tolerance)
 
-    def _run(self, what: str, target: Target, bodies: Bodies) -> None:
+    def _run(self, what: str, target: Target, bodies: Bodies, pid: int) -> None:
         self._seed += 1
         texts = iter(sentences(_WARMING + self._count, seed=self._seed))
         loop = partial(closed_loop, target, connections=self._connections, duration=60)
         asyncio.run(loop(bodies(list(islice(texts, _WARMING)))))
-        self.measured.setdefault(what, []).append(asyncio.run(loop(bodies(list(texts)))))
+        before = busy_with_children(pid)
+        outcome: Outcome = asyncio.run(loop(bodies(list(texts))))
+        busy = (busy_with_children(pid) - before) / max(1, len(outcome.latencies))
+        self.measured.setdefault(what, []).append(PeerRun(outcome=outcome, busy=busy))
+
+    def _request(self, text: str) -> bytes:
+        return msgspec.json.encode({"model": _MODELS[self._task], "input": text})
+
+    def _read(self, body: bytes) -> list[float]:
+        """Read the vector, or the scores: they are JSON in a backend's reply as well."""
+        if self._task is Task.EMBED:
+            (vector,) = _VECTOR.findall(body)
+            return msgspec.json.decode(vector, type=list[float])
+        found = {name: float(score) for name, score in _LABEL.findall(body)}
+        return [found[b"negative"], found[b"positive"]]
 
 
-def measure(*, peers: tuple[str, ...], connections: int, count: int, rounds: int) -> None:
-    """Measure each peer in its ways beside Sluicegate; print the table.
+def measure(
+    *,
+    peers: tuple[str, ...],
+    tasks: tuple[Task, ...],
+    precisions: tuple[str, ...],
+    connections: int,
+    count: int,
+    rounds: int,
+    tuned: bool = False,
+) -> None:
+    """Measure each peer in its ways beside Sluicegate; print a table for each task and precision.
+
+    With `tuned` the ways are all that are worth trying. A server that does not the same work is
+    named and not timed.
 
     Raises:
-        AnswersDiffer: the servers do not the same work; no table is printed.
+        AnswersDiffer: the gateway does not give what its backend gives.
     """
     with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder) / "models"
-        build_demo_models(models, print)
-        run = Measurement(models, connections=connections, count=count)
-        for number in range(rounds):
-            run.backend()
-            run.gateway(Path(folder) / f"data-{number}")
-            for name in peers:
-                for way in PEERS[name].ways:
-                    run.peer(PEERS[name], way)
-    _show(run, f"Peers {' '.join(peers)}: {connections} connections, {rounds} rounds")
+        for models in _write(Path(folder), precisions):
+            for task in tasks:
+                run = Measurement(models, task=task, connections=connections, count=count)
+                for number in range(rounds):
+                    run.backend()
+                    run.gateway(Path(folder) / f"data-{models.precision}-{task.value}-{number}")
+                    for peer in (PEERS[name] for name in peers):
+                        for way in peer.tried if tuned else peer.ways:
+                            run.peer(peer, way)
+                kind = "Ways" if tuned else "Peers"
+                run.show(
+                    f"{kind} {' '.join(peers)}: {connections} connections, {count} sentences, "
+                    f"{rounds} rounds"
+                )
 
 
-def tune(*, peers: tuple[str, ...], connections: int, count: int) -> None:
-    """Run each peer once in every way worth trying; print the table."""
-    with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder) / "models"
-        build_demo_models(models, print)
-        run = Measurement(models, connections=connections, count=count)
-        run.backend()
-        for name in peers:
-            for way in TRIED:
-                run.peer(PEERS[name], way)
-    _show(run, f"Ways of {' '.join(peers)}: {connections} connections, one run each")
-
-
-def _exported(models: Path) -> Path:
-    """Return the models with the encoder as a common exporter writes it, for those who serve it."""
-    target = models.parent / f"{models.name}-exported"
-    shutil.copytree(models / "sentiment", target / "sentiment")
-    shutil.copytree(models / "minilm", target / "minilm")
-    write_padded(target / "minilm" / "1" / "model.onnx")
-    return target
-
-
-def _show(run: Measurement, title: str) -> None:
-    check_answers(run.answers)
-    table = lines(run.measured, run.failures)
-    machine = this_machine()
-    print(f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}")
-    print(f"\n{markdown(table)}")
-    slug = title.partition(":")[0].lower().replace(" ", "-")
-    path = Path(__file__).parents[1] / "results" / f"{machine.date}-{slug}.json"
-    result = {"title": title, "machine": machine, "lines": table}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-
-
-def _request(text: str) -> bytes:
-    return msgspec.json.encode({"model": "sentiment", "input": text})
-
-
-def _scores(body: bytes) -> list[float]:
-    """Read the labels, which are JSON in a backend's reply as well."""
-    found = {name: float(score) for name, score in _LABEL.findall(body)}
-    return [found[b"negative"], found[b"positive"]]
+def _write(root: Path, precisions: tuple[str, ...]) -> Iterator[Models]:
+    """Write the models, with the encoder as a common exporter writes it for those who serve it."""
+    served, exported = root / "models", root / "exported"
+    build_demo_models(served, print)
+    for name in _MODELS.values():
+        shutil.copytree(served / name, exported / name)
+    write_padded(exported / "minilm" / "1" / "model.onnx")
+    (exported / PUBLISHED).symlink_to(find_source())
+    if "fp32" in precisions:
+        yield Models(served=served, exported=exported)
+    if "bf16" not in precisions:
+        return
+    if not computes_bf16():
+        print("This CPU computes no bf16: that is left out.")
+        return
+    rounded = Path(shutil.copytree(served, root / "models-bf16"))
+    manifest = rounded / "minilm" / "1" / "model.yaml"
+    manifest.write_text(manifest.read_text().replace("profile: fp32", "profile: bf16"))
+    yield Models(served=rounded, exported=exported, precision="bf16")

@@ -1,45 +1,66 @@
-"""Runs the demo's `sentiment` for every peer: texts in, scores out."""
+"""Computes the task of the benchmark for every peer: texts in, vectors or scores out."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
+from numpy.typing import NDArray
 
-from loadtests.peers.configuration import MODELS
+from loadtests.peers.configuration import MODELS, TASK
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-import onnxruntime  # type: ignore[import-untyped]
+Inputs = dict[str, NDArray[Any]]
+# The mean over the tokens of each row, `[batch, hidden]`.
+Encode = Callable[[Inputs], NDArray[np.float32]]
 
 
-class Sentiment:
-    """A session of its own with `threads` threads, and what stands around it."""
+class PeerModel:
+    """What stands around an encoder; rows are padded to the longest of a batch."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, encode: Encode, *, multiple: int | None = None) -> None:
         models = Path(os.environ[MODELS])
-        encoder = models / "minilm" / "1"
-        self._tokenizer = tokenizers.Tokenizer.from_file(str(encoder / "tokenizer.json"))
+        self._encode = encode
+        self._tokenizer = tokenizers.Tokenizer.from_file(str(models / "minilm/1/tokenizer.json"))
         self._tokenizer.enable_truncation(256)
-        self._tokenizer.enable_padding()  # to the longest of a batch
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        self._session = onnxruntime.InferenceSession(
-            str(encoder / "model.onnx"),
-            options,
-            providers=["CPUExecutionProvider"],
-            disabled_optimizers=["SkipLayerNormFusion"],  # slower on a CPU
-        )
-        head = np.load(models / "sentiment" / "1" / "head.npz")
-        self._weights, self._bias = head["w0"], head["b0"]
+        self._tokenizer.enable_padding(pad_to_multiple_of=multiple)
+        self._head = None
+        if os.environ[TASK] == "classify":
+            head = np.load(models / "sentiment" / "1" / "head.npz")
+            self._head = head["w0"], head["b0"]
 
-    def scores(self, texts: list[str]) -> list[list[float]]:
-        """Return the shares of negative and positive for each text."""
+    def rows(self, texts: list[str]) -> list[list[float]]:
+        """Return the vector of each text, or its shares of negative and positive."""
         encoded = self._tokenizer.encode_batch_fast(texts)
         ids = np.array([row.ids for row in encoded], np.int32)
         mask = np.array([row.attention_mask for row in encoded], np.int32)
         inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        (pooled,) = self._session.run(["pooled"], inputs)
-        pooled /= np.linalg.norm(pooled, axis=1, keepdims=True)
-        raised = np.exp(pooled @ self._weights + self._bias)
-        shares: list[list[float]] = (raised / raised.sum(axis=1, keepdims=True)).tolist()
-        return shares
+        pooled = self._encode(inputs)
+        values = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+        if self._head is not None:
+            raised = np.exp(values @ self._head[0] + self._head[1])
+            values = raised / raised.sum(axis=1, keepdims=True)
+        rows: list[list[float]] = values.tolist()
+        return rows
+
+
+def open_model(threads: int) -> PeerModel:
+    """Return the model over a session of ONNX Runtime of its own, with `threads` threads."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - not all peers have it
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(
+        str(Path(os.environ[MODELS]) / "minilm" / "1" / "model.onnx"),
+        options,
+        providers=["CPUExecutionProvider"],
+        disabled_optimizers=["SkipLayerNormFusion"],  # slower on a CPU
+    )
+
+    def encode(inputs: Inputs) -> NDArray[np.float32]:
+        (pooled,) = session.run(["pooled"], inputs)
+        return pooled  # type: ignore[no-any-return]
+
+    return PeerModel(encode)

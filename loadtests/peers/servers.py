@@ -1,40 +1,44 @@
-"""Lists the peers with the configurations tried, and runs one of them."""
+"""Lists the peers with the configurations tried, and how each is called."""
 
-import contextlib
-import os
-import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-import httpx
 import msgspec
 
-from loadtests.generator import Target
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
-from loadtests.peers.configuration import MODELS, SCRATCH, PeerConfiguration
+from backends.protocol import Task
+from loadtests.peers.configuration import PeerConfiguration
 
-_ROOT = Path(__file__).parents[2]
 _SERVERS = "loadtests/peers"
+
+
+class PeerCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes the request of a text, and reads the answer's vector, or scores (negative first)."""
+
+    path: str
+    body: Callable[[str], bytes]
+    values: Callable[[bytes], list[float]]
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A comparable server. `command` gets the port as its last argument.
 
     `ways` are those that are measured: the best found with its own batching, and those without that
-    may be the best of any. `body` makes the request of a text, `scores` reads its answer.
+    may be the best of any. `tried` is what `--tune` runs. `environment` is the folder of its
+    packages in `.venv-peers`.
     """
 
     name: str
     label: str
+    environment: str
     command: tuple[str, ...]
-    path: str
     ready: str
+    calls: Mapping[Task, PeerCall]
     ways: tuple[PeerConfiguration, ...]
-    body: Callable[[str], bytes]
-    scores: Callable[[bytes], list[float]]
+    tried: tuple[PeerConfiguration, ...]
+
+
+def _for_both(call: PeerCall) -> dict[Task, PeerCall]:
+    return {Task.CLASSIFY: call, Task.EMBED: call}
 
 
 def _triton_body(text: str) -> bytes:
@@ -42,15 +46,25 @@ def _triton_body(text: str) -> bytes:
     return msgspec.json.encode({"inputs": [tensor]})
 
 
-def _triton_scores(body: bytes) -> list[float]:
-    scores: list[float] = msgspec.json.decode(body)["outputs"][0]["data"]
-    return scores
+def _triton_values(body: bytes) -> list[float]:
+    values: list[float] = msgspec.json.decode(body)["outputs"][0]["data"]
+    return values
+
+
+def _infinity_body(text: str) -> bytes:
+    return msgspec.json.encode({"model": "model", "input": [text]})
+
+
+def _infinity_scores(body: bytes) -> list[float]:
+    (labels,) = msgspec.json.decode(body)["data"]
+    scores = {each["label"]: each["score"] for each in labels}
+    return [scores["negative"], scores["positive"]]
 
 
 _UNBATCHED = PeerConfiguration(workers=2, threads=1)
-# What `--tune` runs of every peer.
-TRIED = (
-    PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002),
+_SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
+_TRIED = (
+    _SMALL,
     PeerConfiguration(workers=2, threads=1, batch=16, delay=0.005),
     PeerConfiguration(workers=2, threads=1, batch=32, delay=0.01),
     PeerConfiguration(workers=1, threads=2, batch=16, delay=0.005),
@@ -59,115 +73,130 @@ TRIED = (
     PeerConfiguration(workers=1, threads=2),
 )
 
+
+def _infinity(batch: int, options: str, *, threads: int = 2) -> PeerConfiguration:
+    """Infinity is one process, whose runtime has threads."""
+    return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
+
+
+_TORCH, _COMPILED = "--engine torch --no-compile", "--engine torch --compile"
+_ONNX = "--engine optimum --onnx-disable-optimize"
+_FUSED = "--engine optimum --no-onnx-disable-optimize"
+
+
+_INFINITY = {
+    Task.CLASSIFY: PeerCall(path="/classify", body=_infinity_body, values=_infinity_scores),
+    Task.EMBED: PeerCall(
+        path="/embeddings",
+        body=_infinity_body,
+        values=lambda body: msgspec.json.decode(body)["data"][0]["embedding"],
+    ),
+}
+
+
+def _in_bf16(way: PeerConfiguration) -> PeerConfiguration:
+    return replace(way, precision="bf16")
+
+
 PEERS = {
     peer.name: peer
     for peer in (
         Peer(
+            name="infinity",
+            label="Infinity",
+            environment="infinity",
+            command=("python", f"{_SERVERS}/infinity/server.py"),
+            ready="/health",
+            calls=_INFINITY,
+            ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
+            tried=(
+                *(
+                    _infinity(batch, options)
+                    for options in (_TORCH, _COMPILED, _ONNX, _FUSED)
+                    for batch in (8, 32)
+                ),
+                # A thread waits for no other: what it takes on a machine that does other work.
+                *(_infinity(32, options, threads=1) for options in (_TORCH, _FUSED)),
+            ),
+        ),
+        Peer(
+            name="bettertransformer",
+            label="Infinity with BetterTransformer",
+            environment="bettertransformer",
+            command=("python", f"{_SERVERS}/infinity/server.py"),
+            ready="/health",
+            calls=_INFINITY,
+            ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
+            tried=tuple(
+                _infinity(batch, _TORCH, threads=threads) for batch in (8, 32) for threads in (1, 2)
+            ),
+        ),
+        Peer(
+            name="openvino",
+            label="OpenVINO (LitServe)",
+            environment="infinity",
+            command=("python", f"{_SERVERS}/openvino/server.py"),
+            ready="/health",
+            calls=_for_both(
+                PeerCall(
+                    path="/predict",
+                    body=lambda text: msgspec.json.encode({"text": text}),
+                    values=lambda body: msgspec.json.decode(body)["values"],
+                )
+            ),
+            ways=(_SMALL, _UNBATCHED, _in_bf16(_SMALL), _in_bf16(_UNBATCHED)),
+            tried=(*_TRIED, *map(_in_bf16, _TRIED)),
+        ),
+        Peer(
             name="litserve",
             label="LitServe",
+            environment="litserve",
             command=("python", f"{_SERVERS}/litserve/server.py"),
-            path="/predict",
             ready="/health",
-            ways=(PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002), _UNBATCHED),
-            body=lambda text: msgspec.json.encode({"text": text}),
-            scores=lambda body: msgspec.json.decode(body)["scores"],
+            calls=_for_both(
+                PeerCall(
+                    path="/predict",
+                    body=lambda text: msgspec.json.encode({"text": text}),
+                    values=lambda body: msgspec.json.decode(body)["values"],
+                )
+            ),
+            ways=(_SMALL, _UNBATCHED),
+            tried=_TRIED,
         ),
         Peer(
             name="bentoml",
             label="BentoML",
+            environment="bentoml",
             command=(
-                *("bentoml", "serve", "loadtests.peers.bentoml.server:SentimentService"),
+                *("bentoml", "serve", "loadtests.peers.bentoml.server:TextService"),
                 *("--host", "127.0.0.1", "--port"),
             ),
-            path="/classify",
             ready="/readyz",
+            calls=_for_both(
+                PeerCall(
+                    path="/predict",
+                    body=lambda text: msgspec.json.encode({"texts": [text]}),
+                    values=lambda body: msgspec.json.decode(body)[0],
+                )
+            ),
             ways=(
                 PeerConfiguration(workers=1, threads=2, batch=32),
                 _UNBATCHED,
                 PeerConfiguration(workers=1, threads=2),
             ),
-            body=lambda text: msgspec.json.encode({"texts": [text]}),
-            scores=lambda body: msgspec.json.decode(body)[0],
+            tried=_TRIED,
         ),
         Peer(
             name="triton",
             label="Triton (Python backend)",
+            environment="triton",
             command=("python", f"{_SERVERS}/triton/server.py"),
-            path="/v2/models/sentiment/infer",
             ready="/v2/health/ready",
-            ways=(PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002), _UNBATCHED),
-            body=_triton_body,
-            scores=_triton_scores,
+            calls=_for_both(
+                PeerCall(path="/v2/models/model/infer", body=_triton_body, values=_triton_values)
+            ),
+            ways=(_SMALL, _UNBATCHED),
+            tried=_TRIED,
         ),
     )
 }
-
-
-class PeerFailed(Exception):
-    """A peer did not become ready; the message is the end of its output."""
-
-
-@contextlib.contextmanager
-def running(peer: Peer, way: PeerConfiguration, models: Path) -> Iterator[Target]:
-    """Run a peer over the demo's models; yields where it answers.
-
-    Raises:
-        PeerFailed: it did not become ready within a minute.
-    """
-    port = free_port()
-    program = _ROOT / ".venv-peers" / peer.name / "bin" / peer.command[0]
-    with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch) / "output"
-        environment = (
-            os.environ
-            | way.environment()
-            | {
-                MODELS: str(models.resolve()),
-                SCRATCH: scratch,
-                "PYTHONPATH": str(_ROOT),
-                "BENTOML_DO_NOT_TRACK": "True",
-            }
-        )
-        with output.open("wb") as log:
-            child = subprocess.Popen(
-                [str(program), *peer.command[1:], str(port)],
-                cwd=_ROOT,
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            _wait(child, f"http://127.0.0.1:{port}{peer.ready}", output)
-            yield Target(host="127.0.0.1", port=port, path=peer.path)
-        finally:
-            _stop(child)
-
-
-def _wait(child: subprocess.Popen[bytes], url: str, output: Path) -> None:
-    try:
-        wait_until(lambda: child.poll() is not None or _answers(url), within=60, what="it is ready")
-    except AssertionError as error:
-        raise PeerFailed(f"{error}: {_end(output)}") from error
-    if child.poll() is not None:
-        raise PeerFailed(f"it ended with status {child.returncode}: {_end(output)}")
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _end(output: Path) -> str:
-    return " ".join(output.read_text(errors="replace").split())[-300:]
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Stop it with its workers, which share its process group."""
-    for number in (signal.SIGINT, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=10)

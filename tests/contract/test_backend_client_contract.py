@@ -14,7 +14,7 @@ from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from loadtests.harness.stub_backend import Reply, StubBackend, echo, send_bytes
-from tests.support.dispatching import endpoint, endpoint_of, state
+from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
 
 # What a backend does with a call, in terms that both a script and a stub can play.
@@ -95,7 +95,8 @@ async def send(
     opened: Opened, call: Call, received: list[Done | Failed], *, idle_timeout: float = 5.0
 ) -> Report:
     client, target = opened
-    return await client.call(
+    return await call_backend(
+        client,
         target,
         call,
         deadline=asyncio.get_running_loop().time() + 5.0,
@@ -132,7 +133,8 @@ async def test_an_outcome_is_delivered_while_the_call_still_runs(opened: Opener)
 
     async with opened(lambda call: [echo(call, 0, "b"), Hang()]) as (client, target):
         running = asyncio.create_task(
-            client.call(
+            call_backend(
+                client,
                 target,
                 call_of(2),
                 deadline=asyncio.get_running_loop().time() + 60.0,

@@ -142,6 +142,7 @@ def test_a_service_finds_its_file_in_the_folder_that_is_mounted() -> None:
     read = {
         "load-balancer": "/usr/local/etc/haproxy/haproxy.cfg",  # where the image looks
         "otel-collector": SERVICES["otel-collector"]["command"][1],
+        "jaeger": SERVICES["jaeger"]["command"][1],
         "prometheus": re.search(r"--config.file=(\S+)", str(SERVICES["prometheus"])).group(1),  # type: ignore[union-attr]
     }
 
@@ -210,13 +211,14 @@ def test_nothing_is_on_a_network_that_it_does_not_need() -> None:
         "redis-state": {"state"},
         "database": {"database"},
         "otel-collector": set[str](),
+        "jaeger": {"operators"},
         "prometheus": {"operators"},
     }
 
     for name, service in SERVICES.items():
         assert set(service["networks"]) - {"telemetry"} == needed[name], name
         assert ("telemetry" in service["networks"]) == (
-            name in OURS or name in ("otel-collector", "prometheus")
+            name in OURS or name in ("otel-collector", "jaeger", "prometheus")
         )
 
 
@@ -224,7 +226,7 @@ def test_only_what_is_published_is_on_a_network_that_leads_outside() -> None:
     outside = {name for name, each in COMPOSE["networks"].items() if each != {"internal": True}}
 
     published = {name for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"load-balancer", "gateway-1", "prometheus"}
+    assert published == {"load-balancer", "gateway-1", "jaeger", "prometheus"}
     for name, service in SERVICES.items():
         if outside & set(service["networks"]):
             assert name in published | set(GATEWAYS), name
@@ -327,6 +329,28 @@ def test_spans_go_where_the_collector_listens() -> None:
         told = environment(name)["OTEL_EXPORTER_OTLP_ENDPOINT"]
         assert told == f"http://otel-collector:{port}"
         assert "telemetry" in SERVICES[name]["networks"]
+
+
+def test_spans_are_kept_in_a_volume() -> None:
+    collector = yaml.safe_load((ROOT / "deploy/otel-collector.yaml").read_text())
+    jaeger = yaml.safe_load((ROOT / "deploy/jaeger.yaml").read_text())
+
+    port = jaeger["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"].rpartition(":")[2]
+    store = jaeger["extensions"]["jaeger_storage"]["backends"]["traces"]["badger"]
+
+    assert collector["exporters"]["otlp"]["endpoint"] == f"jaeger:{port}"
+    assert collector["service"]["pipelines"]["traces"]["exporters"] == ["otlp"]
+    assert ["jaeger", "/badger"] in mounts("jaeger")
+    assert all(path.startswith("/badger/") for path in store["directories"].values())
+    assert store["ephemeral"] is False
+
+
+@pytest.mark.parametrize("name", [*GATEWAYS, *BACKENDS])
+def test_a_hundredth_of_the_traces_is_sampled(name: str) -> None:
+    told = environment(name)
+
+    assert told["OTEL_TRACES_SAMPLER"] == "parentbased_traceidratio"
+    assert float(told["OTEL_TRACES_SAMPLER_ARG"]) == 0.01
 
 
 def test_stopping_gives_work_in_flight_the_time_it_is_promised() -> None:

@@ -9,6 +9,7 @@ import click
 import pytest
 from prometheus_client import CollectorRegistry, Metric
 
+from backends.otlp import TracingStatistics
 from backends.plans import ArmStatistics
 from backends.telemetry.metrics import BackendMetrics
 from backends.types import (
@@ -91,8 +92,9 @@ def backend_metrics() -> list[Metric]:
         encoders=[_ENCODER],
         shadows=shadows,
         arms=[_ARM],
+        lost_hosts={("mood", "ended"): 1},
     )
-    return list(BackendMetrics(lambda: snapshot).collect())
+    return list(BackendMetrics(lambda: snapshot, TracingStatistics).collect())
 
 
 def gateway_metrics(folder: Path) -> list[Metric]:

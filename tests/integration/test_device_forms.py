@@ -9,25 +9,40 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import onnx
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
+import yaml
 from onnx import numpy_helper
 
+from backends.errors import ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import pad
 from backends.model_tools.importing.convert import convert
+from backends.model_tools.tuning.precision import Precision
+from backends.model_tools.tuning.publish import publish
+from backends.model_tools.tuning.texts import GoldenSet
+from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
+from backends.model_tools.tuning.variant_gate import VariantGate
 from backends.qualification.forms import RECORD, QuickestForm, open_quickest
+from backends.qualification.gate import Bounds
+from backends.repository.catalogue import read_catalogue
+from backends.settings import BackendSettings
 from backends.types import OutputKind
-from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
+from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
+from tests.parity.served import write_models
+from tests.parity.texts import read_texts
 
-HEADS, RANGES, PACKED = (f"model.cuda-{kind}.onnx" for kind in ("heads", "ranges", "packed"))
-OWN = "model.onnx"
+OWN, HEADS, PLAIN = "model.onnx", "model.cuda-heads.onnx", "model.any-plain.onnx"
+HEADS_HALF = "model.cuda-heads-fp16.onnx"
+MANY = Checkpoint(family="bert", purpose="many")
+PADDED = ["heads", "heads-bf16", "heads-fp16", "ranges", "ranges-bf16", "ranges-fp16"]
 
 
-def written(tmp_path: Path, family: Family = "bert") -> Path:
-    source = write_checkpoint(Checkpoint(family=family, purpose="text"), tmp_path / "source")
+def written(tmp_path: Path, family: Family = "bert", purpose: Purpose = "text") -> Path:
+    source = write_checkpoint(Checkpoint(family=family, purpose=purpose), tmp_path / "source")
     convert(source, tmp_path / "model")
     return tmp_path / "model"
 
@@ -40,22 +55,34 @@ def graph_source(folder: Path) -> GraphSource:
 
 
 class Opening:
-    """Opens graphs on the CPU, with the seconds that a batch of each is to take."""
+    """Opens graphs on the CPU, with the seconds that a batch of each is to take.
 
-    def __init__(self, **seconds: float) -> None:
+    Those that the device `lacks` kernels for are refused, as by a device.
+    """
+
+    def __init__(self, *lacks: str, **seconds: float) -> None:
+        self.lacks = lacks
         self.seconds = {f"model.cuda-{kind}.onnx": value for kind, value in seconds.items()}
         self.opened: list[str] = []
 
     def __call__(self, source: GraphSource) -> ModelExecutor:
         self.opened.append(source.path.name)
+        if source.path.name in self.lacks:
+            raise ModelProblem(f"{source.path}: no kernel")
         executor = OnnxExecutor(msgspec.structs.replace(source, digest=""), worker_threads=1)
         base = self.seconds.get(source.path.name, 1.0)
         executor.cost = CostModel(base=base, padded=0.0, square=0.0)
         return executor
 
 
-def choose(folder: Path, opening: Callable[[GraphSource], ModelExecutor]) -> str:
-    open_quickest(graph_source(folder), provider="cuda", profile="fp32", open_executor=opening)
+def choose(
+    folder: Path,
+    opening: Callable[[GraphSource], ModelExecutor],
+    *,
+    provider: str = "cuda",
+    profile: str = "fp32",
+) -> str:
+    open_quickest(graph_source(folder), provider=provider, profile=profile, open_executor=opening)
     document = msgspec.json.decode((folder / RECORD).read_bytes())
     return msgspec.convert(document["measured"], QuickestForm).file
 
@@ -72,10 +99,73 @@ def test_forms_answer_as_the_graph_whose_weights_they_share(tmp_path: Path, fami
     found = OnnxExecutor(form, worker_threads=1).run(batch)
 
     np.testing.assert_allclose(found, own, atol=1e-5)
-    names = sorted(path.name for path in folder.glob("*.onnx"))
-    packed = [] if family == "mpnet" else [PACKED]
-    assert names == sorted([OWN, HEADS, RANGES, *packed])
-    assert (folder / HEADS).stat().st_size < (folder / OWN).stat().st_size / 4
+    packed = [] if family == "mpnet" else ["packed", "packed-fp16"]
+    forms = [f"model.cuda-{kind}.onnx" for kind in (*PADDED, *packed)]
+    assert {path.name for path in folder.glob("*.onnx")} == {OWN, PLAIN, *forms}
+    for name in forms:
+        assert (folder / name).stat().st_size < (folder / OWN).stat().st_size / 4
+
+
+@pytest.mark.parametrize("purpose", ["text", "tokens"])
+@pytest.mark.parametrize(
+    "family",
+    ["bert", "mpnet", "electra", "albert", "deberta", "modernbert"],
+)
+def test_plain_forms_answer_alike_by_operators_of_onnx_alone(
+    tmp_path: Path, family: Family, purpose: Purpose
+) -> None:
+    """TensorRT has no others, and takes no graph whose sizes follow from the values of a mask."""
+    folder = written(tmp_path, family, purpose)
+    outputs = {OutputKind.TOKENS if purpose == "tokens" else OutputKind.POOLED: "logits"}
+    labels = Checkpoint(family=family, purpose=purpose).labels
+    source = msgspec.structs.replace(
+        graph_source(folder), outputs=outputs, dimensions=len(labels), digest=""
+    )
+    rows = [np.arange(5, 5 + n, dtype=np.int32) for n in (3, 12, 1, 40)]
+    batch = pad(rows, source.first_output)
+
+    own, found = (
+        OnnxExecutor(msgspec.structs.replace(source, path=folder / name), worker_threads=1).run(
+            batch
+        )
+        for name in (OWN, PLAIN)
+    )
+
+    if purpose == "tokens":
+        own, found = own[batch.mask > 0], found[batch.mask > 0]
+    np.testing.assert_allclose(found, own, atol=3e-5)
+    nodes = onnx.load(str(folder / PLAIN), load_external_data=False).graph.node
+    assert {node.domain for node in nodes} == {""}
+    assert not {"NonZero", "GatherND"} & {node.op_type for node in nodes}
+
+
+def test_half_precision_is_cast_of_the_same_weights_when_a_form_is_loaded(tmp_path: Path) -> None:
+    """What a batch would cast anew each time is slower than fp32."""
+    folder = written(tmp_path)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+    batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 12, 1)], OutputKind.POOLED)
+    source = msgspec.structs.replace(graph_source(folder), digest="")
+    half = msgspec.structs.replace(source, path=folder / HEADS_HALF)
+
+    own, found = (OnnxExecutor(each, worker_threads=1).run(batch) for each in (source, half))
+    onnxruntime.InferenceSession(str(half.path), options, providers=["CPUExecutionProvider"])
+
+    np.testing.assert_allclose(found, own, rtol=1e-2, atol=1e-2)
+    assert not np.array_equal(found, own)
+    before, after = (
+        {
+            name
+            for node in onnx.load(str(file), load_external_data=False).graph.node
+            for name in node.output
+            if name.endswith("weight.fp16")
+        }
+        for file in (half.path, tmp_path / "loaded.onnx")
+    )
+    # Others come from the CPU, which computes in fp32.
+    assert before
+    assert not before & after
 
 
 def test_forms_of_an_encoder_end_in_the_same_modules(tmp_path: Path) -> None:
@@ -117,6 +207,92 @@ def test_a_form_that_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
     (folder / HEADS).write_bytes(model.SerializeToString())
 
     assert choose(folder, Opening(heads=0.5, ranges=2.0)) == OWN
+
+
+@pytest.mark.parametrize("profile", ["fp16", "bf16"])
+def test_a_model_in_half_precision_runs_in_a_form_of_that_precision(
+    tmp_path: Path, profile: str
+) -> None:
+    folder = written(tmp_path)
+    opening = Opening(**{"heads-fp16": 0.1, "heads-bf16": 0.1, "heads": 0.01})
+    stand_in_for_bf16(folder)
+
+    assert choose(folder, opening, profile=profile) == f"model.cuda-heads-{profile}.onnx"
+
+    others = {name for name in opening.opened if name != OWN and profile not in name}
+    assert not others
+
+
+def stand_in_for_bf16(folder: Path) -> None:
+    """Put the form in fp16 in the place of that in bf16, for which the CPU has no kernel."""
+    (folder / "model.cuda-heads-bf16.onnx").write_bytes((folder / HEADS_HALF).read_bytes())
+
+
+def test_a_model_in_fp32_never_runs_in_half_precision(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    opening = Opening(**{"heads-fp16": 0.01, "heads": 0.5})
+
+    assert choose(folder, opening) == HEADS
+    assert not any("16" in name for name in opening.opened)
+
+
+@pytest.mark.parametrize("provider", ["tensorrt", "openvino"])
+def test_runtimes_that_compile_take_the_plain_form_where_they_lack_kernels(
+    tmp_path: Path, provider: str
+) -> None:
+    """It is compared with the graph itself on a CPU then."""
+    folder = written(tmp_path)
+    opening = Opening(OWN)
+
+    assert choose(folder, opening, provider=provider, profile="fp16") == PLAIN
+    assert opening.opened == [OWN, PLAIN, PLAIN]
+
+
+def test_a_graph_that_no_form_stands_in_for_is_refused_for_its_own_reason(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+
+    with pytest.raises(ModelProblem, match=r"model\.onnx: no kernel"):
+        choose(folder, Opening(OWN, PLAIN), provider="tensorrt")
+
+
+def on_cuda(tmp_path: Path, opening: Opening) -> TunedModel:
+    """Return a classifier as `models tune` finds it, of a backend whose device is stood in for."""
+    models = write_models(tmp_path / "models", [MANY])
+    subject = find_tuned_model(read_catalogue(models), MANY.name, BackendSettings(models=models))
+    return msgspec.structs.replace(subject, provider="cuda", open_executor=opening)
+
+
+def variant_gate(subject: TunedModel) -> tuple[Precision, VariantGate]:
+    bounds = Bounds(flips=1.0, accuracy_loss=1.0)
+    texts = GoldenSet(texts=list(read_texts()[:20]))
+    gate = VariantGate(subject, texts, bounds=bounds, min_speedup=0.0)
+    return Precision(subject, bounds=bounds, echo=print), gate
+
+
+def test_the_gate_judges_the_quickest_form_and_publishes_it_with_all_others(tmp_path: Path) -> None:
+    opening = Opening(**{"heads-fp16": 0.1})
+    subject = on_cuda(tmp_path, opening)
+    work, gate = variant_gate(subject)
+
+    graph, report = work.make("fp16", gate, calibrate=None)
+    (folder,) = publish(tmp_path / "models", subject, graph, report)
+
+    assert opening.opened[-1] == HEADS_HALF
+    assert report.verdict.logit_worst > 1e-4
+    assert yaml.safe_load((folder / "model.yaml").read_bytes())["profile"] == "fp16"
+    files = [
+        {each.name for each in place.glob("*.onnx")} for place in (subject.below.folder, folder)
+    ]
+    assert files[0] == files[1]
+    assert len(files[0]) > len(PADDED)
+
+
+def test_a_precision_that_no_form_has_is_refused(tmp_path: Path) -> None:
+    """The CPU has no kernel in bf16."""
+    work, gate = variant_gate(on_cuda(tmp_path, Opening()))
+
+    with pytest.raises(StartProblem, match="no form in bf16 that runs here; import the model"):
+        work.make("bf16", gate, calibrate=None)
 
 
 def test_other_providers_run_the_graph_itself(tmp_path: Path) -> None:

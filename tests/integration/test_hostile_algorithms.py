@@ -3,6 +3,7 @@
 The backend, its other models and the processes of other algorithms go on as before.
 """
 
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -191,6 +192,26 @@ def test_an_item_that_cannot_be_cancelled_was_too_slow_and_is_then_refused(
         return isinstance(outcome, Failed) and outcome.code == "algorithm_killed"
 
     wait_until(is_refused, within=30.0)
+
+
+def lost_hosts(port: int) -> set[tuple[str, str]]:
+    """Return of which models processes were lost, and why, by the page for Prometheus."""
+    page = request(port, "GET", "/metrics")[1].decode()
+    found = re.findall(r'lost_algorithm_hosts_total{model="(.*)",reason="(.*)"} \d', page)
+    return set(found)
+
+
+def test_processes_that_were_lost_are_counted_by_model_and_reason(
+    port: int, outcomes: Outcomes
+) -> None:
+    assert set(outcomes) == set(HARM)
+
+    lost = lost_hosts(port)
+
+    assert {("regex", "held_by_one_step"), ("exit", "ended")} <= lost
+    models = {model for model, _ in lost}
+    assert models >= set(KILLED)
+    assert "innocent" not in models
 
 
 @pytest.mark.parametrize("name", FAILED)

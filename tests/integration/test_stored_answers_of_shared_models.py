@@ -18,6 +18,7 @@ from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.outcomes import LOST
 from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
+from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
 from loadtests.harness.raw_http import Response, post
 from loadtests.harness.stub_backend import StubBackend, answer_when
@@ -233,7 +234,7 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
     anyio_backend: str,
 ) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
-    shared = ClaimingRunner(runner, cache=cache, lease=0.001)
+    shared = ClaimingRunner(runner, cache=cache, lease=0.001, tracer=Tracer())
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
 
     running = asyncio.create_task(
@@ -250,7 +251,7 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
 async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> None:
     cache, runner = ClaimedByAnother(), SlowRunner()
     runner.gate.set()
-    shared = ClaimingRunner(runner, cache=cache, lease=0.25)
+    shared = ClaimingRunner(runner, cache=cache, lease=0.25, tracer=Tracer())
     now = asyncio.get_running_loop().time()
 
     await shared.run(work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
@@ -260,7 +261,7 @@ async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> 
 
 async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = ClaimingRunner(runner, cache=cache, lease=1e-9)
+    shared = ClaimingRunner(runner, cache=cache, lease=1e-9, tracer=Tracer())
     loop = asyncio.get_running_loop()
 
     running = asyncio.create_task(
@@ -279,7 +280,7 @@ async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend
 
 async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = ClaimingRunner(runner, cache=cache, lease=0.001)
+    shared = ClaimingRunner(runner, cache=cache, lease=0.001, tracer=Tracer())
     work = work_on("a")
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
     settled: list[tuple[int, ItemOutcome]] = []

@@ -21,6 +21,7 @@ from loadtests.harness.model_repository import write_repository
 from loadtests.harness.raw_http import post
 from loadtests.harness.stub_backend import StubBackend
 from loadtests.harness.waiting import eventually, until
+from tests.support.dispatching import call_backend
 from tests.support.listening_backend import listening_backend
 from tests.support.worker import RunningWorker, classify, running_worker
 
@@ -63,8 +64,8 @@ async def classified(client: HttpBackendClient, endpoint: Endpoint) -> list[Done
     )
     received: list[Done | Failed] = []
     deadline = asyncio.get_running_loop().time() + PATIENCE
-    await client.call(
-        endpoint, call, deadline=deadline, idle_timeout=PATIENCE, receive=received.append
+    await call_backend(
+        client, endpoint, call, deadline=deadline, idle_timeout=PATIENCE, receive=received.append
     )
     return received
 

@@ -40,12 +40,13 @@ Family = Literal[
     "electra",
     "albert",
     "modernbert",
+    "xlm-roberta",
     "minilm",
 ]
 Purpose = Literal["text", "many", "tokens", "choice", "cross", "embed", "embed-cls"]
 FAMILIES: tuple[Family, ...] = ("bert", "distilbert", "roberta", "deberta")
 # Of these each head is asked once, about fewer texts.
-FEWER_FAMILIES: tuple[Family, ...] = ("mpnet", "electra", "albert", "modernbert")
+FEWER_FAMILIES: tuple[Family, ...] = ("mpnet", "electra", "albert", "modernbert", "xlm-roberta")
 FEWER_PURPOSES: tuple[Purpose, ...] = ("text", "tokens", "choice", "embed")
 _FEWER_TEXTS = 100
 PURPOSES: tuple[Purpose, ...] = (
@@ -74,6 +75,7 @@ _TOKENIZERS = {
     "electra": "wordpiece",
     "albert": "unigram",
     "modernbert": "wordpiece",
+    "xlm-roberta": "bpe",
 }
 _ARCHITECTURES = {
     "bert": "Bert",
@@ -84,7 +86,9 @@ _ARCHITECTURES = {
     "electra": "Electra",
     "albert": "Albert",
     "modernbert": "ModernBert",
+    "xlm-roberta": "XLMRoberta",
 }
+_PREFIXES = {"modernbert": "model.", "xlm-roberta": "roberta."}
 _HEADS_OF = {"tokens": "ForTokenClassification", "choice": "ForMultipleChoice"}
 _LABELS = {
     "text": ["contradiction", "neutral", "entailment"],
@@ -262,7 +266,7 @@ def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
         "sep_token": "[SEP]",
         "mask_token": "[MASK]",
     }
-    if checkpoint.family in {"roberta", "mpnet"}:
+    if checkpoint.family in {"roberta", "mpnet", "xlm-roberta"}:
         special = {
             "pad_token": "<pad>",
             "unk_token": "<unk>",
@@ -280,7 +284,7 @@ def _tokenizer_config(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _encoder_shapes(checkpoint: Checkpoint) -> Shapes:
     family = checkpoint.family
-    prefix = {"modernbert": "model."}.get(family, f"{family}.") if checkpoint.labels else ""
+    prefix = _PREFIXES.get(family, f"{family}.") if checkpoint.labels else ""
     if family in FEWER_FAMILIES:
         shapes = fewer_families.encoder_shapes(family, checkpoint.purpose, checkpoint.max_tokens)
         return {f"{prefix}{name}": size for name, size in shapes.items()}
@@ -363,7 +367,8 @@ def _weights(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, NDArray[np.flo
     seed = _SEEDS[checkpoint.family]
     weights: dict[str, NDArray[np.float32]] = {}
     for name, size in shapes.items():
-        own = name.removeprefix("model.").removeprefix(f"{checkpoint.family}.")
+        family = checkpoint.family
+        own = name.removeprefix("model.").removeprefix(_PREFIXES.get(family, f"{family}."))
         raw = np.random.PCG64([seed, *own.encode()]).random_raw(math.prod(size))
         noise = (raw >> np.uint64(40)).astype(np.float32) / np.float32(2**23) - np.float32(1)
         spread = np.float32(math.sqrt(3) * _SPREAD)

@@ -46,6 +46,10 @@ def config(family: str, purpose: str, positions: int) -> dict[str, Any]:
             "sep_token_id": 3,
         }
     sizes |= {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2}
+    if family == "xlm-roberta":
+        # As of RoBERTa, and of MPNet below.
+        places = {"pad_token_id": 1, "max_position_embeddings": positions + 2}
+        return sizes | places | {"type_vocab_size": 1, "layer_norm_eps": 1e-5}
     if family == "mpnet":
         del sizes["type_vocab_size"]
         # Its padding is token 1, and its positions begin after that.
@@ -71,7 +75,8 @@ def encoder_shapes(family: str, purpose: str, positions: int) -> Shapes:
         heads=HEADS,
         intermediate=INTERMEDIATE,
         vocab=VOCABULARY,
-        positions=positions + (2 if family == "mpnet" else 0),
+        positions=positions + (2 if family in {"mpnet", "xlm-roberta"} else 0),
+        token_types=1 if family == "xlm-roberta" else 2,
         embedding=_EMBEDDING if family == "electra" else None,
         buckets=_BUCKETS if family == "mpnet" else 0,
     )
@@ -80,6 +85,8 @@ def encoder_shapes(family: str, purpose: str, positions: int) -> Shapes:
         return shapes
     if purpose in {"choice", "embed"}:
         shapes |= linear("pooler.dense", HIDDEN, HIDDEN)
+    if family == "xlm-roberta":
+        return shapes
     return {_mpnet_name(n): size for n, size in shapes.items() if "token_type" not in n}
 
 
@@ -89,7 +96,7 @@ def head_shapes(family: str, purpose: str, labels: int) -> Shapes:
     if family == "modernbert":
         shapes: Shapes = {"head.dense.weight": (HIDDEN, HIDDEN), "head.norm.weight": (HIDDEN,)}
         return shapes | classifier
-    if family in {"mpnet", "electra"} and purpose == "text":
+    if family in {"mpnet", "electra", "xlm-roberta"} and purpose == "text":
         dense = linear("classifier.dense", HIDDEN, HIDDEN)
         return dense | linear("classifier.out_proj", labels, HIDDEN)
     if family == "electra" and purpose == "choice":

@@ -38,6 +38,19 @@ class References:
         # The spread of the logits over the texts: near zero, parity would show nothing.
         self.spread = 0.0
 
+    def take(self, most: int | None) -> "References":
+        """Return those of the first `most` texts alone."""
+        if most is None:
+            return self
+        found = References()
+        found.spread = self.spread
+        found.scores = {task: scores[:most] for task, scores in self.scores.items()}
+        found.entities = {
+            aggregation: [entity for entity in entities if entity.text < most]
+            for aggregation, entities in self.entities.items()
+        }
+        return found
+
     def write(self, path: Path) -> None:
         """Write them to a file."""
         arrays: dict[str, Any] = {"spread": np.array(self.spread)}

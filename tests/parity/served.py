@@ -51,26 +51,29 @@ class Served:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    async def answer(self, checkpoint: Checkpoint, texts: list[str]) -> References:
-        """Return the answers of a checkpoint to every task it has."""
+    async def answer(
+        self, checkpoint: Checkpoint, texts: list[str], most: int | None = None
+    ) -> References:
+        """Return the answers of a checkpoint to every task it has; of texts, the first `most`."""
         found = References()
         name, texts = checkpoint.name, checkpoint.choose(texts)
+        first = texts[:most]
         if checkpoint.purpose in {"embed", "embed-cls"}:
-            found.scores["embedding"] = await self.embeddings(name, texts)
+            found.scores["embedding"] = await self.embeddings(name, first)
         elif checkpoint.purpose == "tokens":
             for aggregation in AGGREGATIONS:
-                found.entities[aggregation] = await self.entities(name, texts, aggregation)
+                found.entities[aggregation] = await self.entities(name, first, aggregation)
         elif checkpoint.purpose == "choice":
             found.scores["choice"] = await self.choices(name, texts)
         elif checkpoint.purpose == "cross":
             found.scores["rerank"] = await self.relevance(name, texts)
         else:
             labels = checkpoint.labels
-            found.scores["single"] = await self.labels(name, texts, labels)
-            found.scores["pair"] = await self.labels(name, pairs(texts), labels)
+            found.scores["single"] = await self.labels(name, first, labels)
+            found.scores["pair"] = await self.labels(name, pairs(texts)[:most], labels)
             if checkpoint.purpose == "text":
-                found.scores["zero-shot"] = await self.zero_shot(name, texts, several=False)
-                found.scores["zero-shot-multi"] = await self.zero_shot(name, texts, several=True)
+                found.scores["zero-shot"] = await self.zero_shot(name, first, several=False)
+                found.scores["zero-shot-multi"] = await self.zero_shot(name, first, several=True)
         return found
 
     async def labels(self, model: str, items: Sequence[Any], labels: list[str]) -> Numbers:

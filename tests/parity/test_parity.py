@@ -26,6 +26,7 @@ from tests.support.backend_calls import Backend
 
 pytestmark = pytest.mark.anyio
 
+_FEW = 100
 BERT_PAIRS = Checkpoint(family="bert", purpose="many")
 
 
@@ -45,9 +46,11 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
 async def test_answers_are_those_of_the_reference(
     served: Served, texts: list[str], checkpoint: Checkpoint
 ) -> None:
-    differences = compare(
-        await served.answer(checkpoint, texts), read_references(reference_file(checkpoint.name))
-    )
+    """MiniLM as published is asked about all texts by `make parity` alone: it takes seconds."""
+    most = _FEW if checkpoint.family == MINILM else None
+    expected = read_references(reference_file(checkpoint.name)).take(most)
+
+    differences = compare(await served.answer(checkpoint, texts, most), expected)
 
     assert differences
     assert [line for line in differences if not line.is_equal] == []
@@ -55,9 +58,9 @@ async def test_answers_are_those_of_the_reference(
 
 async def test_minilm_embeds_as_sentence_transformers_do(served: Served, texts: list[str]) -> None:
     found = References()
-    found.scores["embedding"] = await served.embeddings(MINILM, texts)
+    found.scores["embedding"] = await served.embeddings(MINILM, texts[:_FEW])
 
-    (line,) = compare(found, read_references(reference_file(MINILM)))
+    (line,) = compare(found, read_references(reference_file(MINILM)).take(_FEW))
 
     assert line.is_equal, line
 

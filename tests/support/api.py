@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.protocol import FastPath
+from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.metadata import UsageLine
@@ -27,7 +27,7 @@ from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import NullTracer
+from gateway.telemetry.tracing import Tracer
 from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
 from tests.support.clock import Clock
 from tests.support.events import RecordedEvents
@@ -78,8 +78,9 @@ class FakeUsage:
 class Api:
     """Holds the application and its fakes, to be inspected and changed."""
 
-    def __init__(self) -> None:
-        self.scene = Scene()
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        self.tracer = tracer or Tracer()
+        self.scene = Scene(tracer=self.tracer)
         self.events = RecordedEvents()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
@@ -113,12 +114,11 @@ class Api:
                 wall=lambda: 7,
             ),
             metrics=self.metrics,
+            tracer=self.tracer,
         )
-        self.fast_path = FastPath(
-            processor=processor,
-            heads=RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes),
-        )
-        self.handler = handler = InferenceHandler(processor=processor, tracer=NullTracer())
+        heads = RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes)
+        self.fast_path = build_fast_path(processor, heads)
+        self.handler = handler = InferenceHandler(processor=processor)
         return build_api(
             version="1.2.3",
             handler=handler,

@@ -1,10 +1,13 @@
 """Provides values and a collector for tests of routing and dispatch."""
 
+import asyncio
+
 import msgspec
 
-from backends.protocol import ModelInfo, Report, ServingState, Task
+from backends.protocol import Call, ModelInfo, Report, ServingState, Task
 from gateway.dispatch.work import Work, WorkItem
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
+from gateway.upstream.base import BackendClient, Receive
 from loadtests.harness.stub_backend import StubBackend, stub_model
 
 
@@ -103,3 +106,36 @@ class Outcomes:
     def codes(self) -> list[str]:
         """Return the codes of the failures, by index."""
         return [failure.code for failure in self.failures()]
+
+
+async def call_backend(
+    client: BackendClient,
+    target: Endpoint,
+    call: Call,
+    *,
+    deadline: float,
+    idle_timeout: float,
+    receive: Receive,
+) -> Report:
+    """Return the report that ends a call, or raise what does; cancelled with its caller."""
+    ended: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+
+    def on_end(how: Report | BaseException) -> None:
+        if isinstance(how, Report):
+            ended.set_result(how)
+        else:
+            ended.set_exception(how)
+
+    started = client.start_call(
+        target,
+        call,
+        deadline=deadline,
+        idle_timeout=idle_timeout,
+        receive=receive,
+        on_end=on_end,
+    )
+    try:
+        return await ended
+    finally:
+        if not ended.done() or ended.cancelled():
+            started.cancel()

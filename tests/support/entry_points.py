@@ -15,6 +15,7 @@ from gateway.api.fast_path.protocol import FastPathProtocol
 from gateway.api.inference_router import InferenceRouter
 from gateway.config.document import LimitsConfig, RequestConfig
 from gateway.http.write_coalescing import WriteCoalescingProtocol
+from gateway.telemetry.tracing import Tracer
 from gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY, Api
 
@@ -84,8 +85,8 @@ class RecordedTransport(asyncio.Transport):
 class EntryPoint:
     """A worker of its own behind the application or the fast path."""
 
-    def __init__(self, *, fast: bool) -> None:
-        self.api = Api()
+    def __init__(self, *, fast: bool, tracer: Tracer | None = None) -> None:
+        self.api = Api(tracer)
         self.api.configure(
             limits=LimitsConfig(tenant=_RULES),
             request=RequestConfig(max_body_bytes=1_500, max_items=4),

@@ -18,7 +18,7 @@ from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
 from gateway.runtime.runtime import Runtime
-from gateway.telemetry.tracing import NullTracer
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
     CacheDirectives,
@@ -214,6 +214,7 @@ class Scene:
         self,
         *,
         tiers: bool = False,
+        tracer: Tracer | None = None,
         runner: GatedRunner | None = None,
         remote: NullTier | None = None,
     ) -> None:
@@ -244,7 +245,7 @@ class Scene:
             flights=self.flights,
             runner=self.runner,
             tasks=self.tasks,
-            tracer=NullTracer(),
+            tracer=tracer or Tracer(),
             wall=self.wall,
         )
 

@@ -11,7 +11,7 @@ import msgspec
 from backends.plans import PlanTrial, ServingPlans
 from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause, Receive
+from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 from loadtests.harness.stub_backend import echo
 
 
@@ -42,7 +42,7 @@ class ScriptedClient:
         self.states: dict[str, ServingState] = {}
         self.calls: list[tuple[Endpoint, Call]] = []
 
-    async def call(
+    def start_call(
         self,
         endpoint: Endpoint,
         call: Call,
@@ -50,9 +50,29 @@ class ScriptedClient:
         deadline: float,
         idle_timeout: float,
         receive: Receive,
-    ) -> Report:
-        """See `BackendClient.call`."""
+        on_end: OnEnd,
+    ) -> asyncio.Task[None]:
+        """See `BackendClient.start_call`."""
         self.calls.append((endpoint, call))
+
+        async def run() -> None:
+            end: Report | BaseException
+            try:
+                end = await self._play(endpoint, call, deadline, idle_timeout, receive)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it ends the call
+                end = error
+            on_end(end)
+
+        return asyncio.get_running_loop().create_task(run())
+
+    async def _play(
+        self,
+        endpoint: Endpoint,
+        call: Call,
+        deadline: float,
+        idle_timeout: float,
+        receive: Receive,
+    ) -> Report:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout_at(min(deadline, loop.time() + idle_timeout)):

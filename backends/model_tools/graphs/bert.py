@@ -18,12 +18,17 @@ from onnx import ModelProto, TensorProto
 from backends.model_tools.graphs.attention import add_ranges, attend_rows
 from backends.model_tools.graphs.form import GraphForm, Precision
 from backends.model_tools.graphs.gathered import (
-    Grid,
     attend_first,
     attend_gathered,
     embed_tokens,
+    open_grid,
 )
-from backends.model_tools.graphs.graph_builder import TYPES, GraphBuilder
+from backends.model_tools.graphs.graph_builder import (
+    NOTHING_STORED,
+    TYPES,
+    GraphBuilder,
+    StoredWeights,
+)
 from backends.model_tools.graphs.relative import add_relative_bias
 from backends.model_tools.graphs.shapes import ACTIVATIONS, PROJECTION, BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
@@ -32,7 +37,12 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POOLED, TOKENS, FIRST = "pooled", "tokens", "first"
 
 
-def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None) -> ModelProto:
+def build_bert(
+    shape: BertShape,
+    weights: Weights,
+    form: GraphForm | None = None,
+    stored: StoredWeights = NOTHING_STORED,
+) -> ModelProto:
     """Return the encoder of `shape` with `weights`; equal arguments give equal bytes.
 
     Raises:
@@ -45,7 +55,8 @@ def build_bert(shape: BertShape, weights: Weights, form: GraphForm | None = None
         problem = "relative positions are not computed without padding"
     if problem is not None:
         raise WeightsError(problem)
-    graph = GraphBuilder(weights, form.precision)
+    is_plain = form.attention == "plain"
+    graph = GraphBuilder(weights, form.precision, plain=is_plain, stored=stored)
     _BertWriter(shape, form, graph).write()
     sizes: dict[str, list[int | str | None]] = {
         POOLED: ["batch", shape.hidden],
@@ -65,7 +76,7 @@ class _BertWriter:
         self._graph = graph
 
     def write(self) -> None:
-        if self._form.attention == "gathered":
+        if self._form.attention in {"gathered", "plain"}:
             self._write_gathered()
         else:
             self._write_rows()
@@ -77,7 +88,7 @@ class _BertWriter:
 
     def _write_gathered(self) -> None:
         graph, shape = self._graph, self._shape
-        grid = Grid(graph, "attention_mask")
+        grid = open_grid(graph, width=shape.hidden // shape.heads)
         state = self._project(embed_tokens(graph, grid, epsilon=shape.layer_norm_epsilon))
         bias = add_relative_bias(graph, shape) if shape.buckets else ""
         for layer in range(shape.layers):
@@ -90,8 +101,10 @@ class _BertWriter:
                 graph.linear(f"{prefix}.key", state),
                 graph.linear(f"{prefix}.value", state),
             ]
-            attend = attend_first if only_first else attend_gathered
-            context = attend(graph, prefix, inputs, heads=shape.heads, grid=grid, bias=bias)
+            if only_first:
+                context = attend_first(graph, grid, prefix, inputs, heads=shape.heads, bias=bias)
+            else:
+                context = attend_gathered(grid, prefix, inputs, heads=shape.heads, bias=bias)
             state = self._feed(layer, context, read, FIRST if only_first else f"state.{layer}")
         if self._form.outputs != (FIRST,):
             grid.fill(state, TOKENS)

@@ -4,21 +4,25 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from onnx import ModelProto
 
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.deberta import build_deberta
 from backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
-from backends.model_tools.graphs.form import Attention, GraphForm, Output
+from backends.model_tools.graphs.form import GraphForm, Output
+from backends.model_tools.graphs.graph_builder import NOTHING_STORED, StoredWeights
 from backends.model_tools.graphs.heads import add_head, add_pooling, find_head
 from backends.model_tools.graphs.modernbert import build_modernbert
 from backends.model_tools.graphs.weights import Weights
 from backends.types import Pooling
 
-_OTHERS: Mapping[str, Callable[[Mapping[str, Any], Weights, Output], ModelProto]] = (
-    MappingProxyType({"deberta-v2": build_deberta, "modernbert": build_modernbert})
+_Build = Callable[[Mapping[str, Any], Weights, GraphForm, StoredWeights], ModelProto]
+_OTHERS: Mapping[str, _Build] = MappingProxyType(
+    {"deberta-v2": build_deberta, "modernbert": build_modernbert}
 )
 FAMILIES = (*PREFIXES, *_OTHERS)
+_CPU = GraphForm(attention="gathered")
 
 
 def build_checkpoint(
@@ -26,32 +30,40 @@ def build_checkpoint(
     weights: Weights,
     *,
     pooling: Pooling = "mean",
-    attention: Attention = "gathered",
+    form: GraphForm = _CPU,
+    stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return the graph of a checkpoint, by default in the form that suits CPUs.
 
-    With a head of its own the output is `logits`; a bare encoder has `pooled`, as `pooling`
-    says, and `tokens`.
+    The outputs are those of the checkpoint, whatever the form has. Weights that are `stored` stay
+    where they are. With a head of its own the output is `logits`; a bare encoder has `pooled`, as
+    `pooling` says, and `tokens`.
 
     Raises:
         WeightsError: it is of a family, or has a head, that no graph computes.
     """
     head = find_head(config)
     if head is None:
-        encoder = _encoder(config, weights, "tokens", attention)
+        encoder = _encoder(config, weights, "tokens", form, stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder))
     own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
     output: Output = "tokens" if head.reads == "pooled" else head.reads
-    return add_head(_encoder(config, weights, output, attention), head, own)
+    encoder = _encoder(config, weights, output, form, stored)
+    return add_head(encoder, head, own, plain=form.attention == "plain", stored=stored)
 
 
 def _encoder(
-    config: Mapping[str, Any], weights: Weights, output: Output, attention: Attention
+    config: Mapping[str, Any],
+    weights: Weights,
+    output: Output,
+    form: GraphForm,
+    stored: StoredWeights,
 ) -> ModelProto:
+    form = msgspec.structs.replace(form, outputs=(output,))
     if (build := _OTHERS.get(str(config.get("model_type")))) is not None:
-        return build(config, weights, output)
+        return build(config, weights, form, stored)
     shape, renamed = as_bert(config, weights)
-    return build_bert(shape, renamed, GraphForm(attention=attention, outputs=(output,)))
+    return build_bert(shape, renamed, form, stored)
 
 
 def _hidden(encoder: ModelProto) -> int:

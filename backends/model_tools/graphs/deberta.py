@@ -4,9 +4,9 @@ Attention is disentangled (He et al. 2021, arXiv:2006.03654): to the product of 
 of content with relative position, both ways. What of them depends on weights alone, the positions
 seen by each layer, is computed while the graph is built.
 
-Linear layers compute real tokens only, as in `backends.model_tools.graphs.gathered`. Inputs and
-outputs are those of `backends.model_tools.graphs.bert`; `token_type_ids` only where the model has
-them. fp32 only.
+Linear layers compute real tokens only, as in `backends.model_tools.graphs.gathered`, unless the
+form is `plain`. Inputs and outputs are those of `backends.model_tools.graphs.bert`;
+`token_type_ids` only where the model has them. fp32 only.
 """
 
 import math
@@ -16,19 +16,16 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.form import Output
-from backends.model_tools.graphs.gathered import Grid
-from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.form import GraphForm, Output, check_form
+from backends.model_tools.graphs.gathered import open_grid
+from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
+from backends.model_tools.graphs.padded import add_padding_scores
 from backends.model_tools.graphs.relative import add_distances
 from backends.model_tools.graphs.weights import Weights, WeightsError
-
-# What is added to the score of padding: its weight is lost in rounding, and no denormal number,
-# with which a CPU is slow.
-_PADDING = -80.0
 
 
 class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,13 +70,18 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_deberta(
-    config: Mapping[str, Any], weights: Weights, output: Output = "tokens"
+    config: Mapping[str, Any],
+    weights: Weights,
+    form: GraphForm,
+    stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return the encoder of a `DebertaV2` checkpoint, with the output `tokens` or `first`.
 
     Raises:
         WeightsError: a weight is missing, or the configuration asks for what is not computed.
     """
+    check_form(form)
+    (output,) = form.outputs
     try:
         shape = msgspec.convert(config, DebertaShape)
     except msgspec.ValidationError as error:
@@ -88,7 +90,8 @@ def build_deberta(
         raise WeightsError("`hidden_act` must be `gelu` and there must be no convolution")
     if shape.embedding_size not in (None, shape.hidden_size):
         raise WeightsError("`embedding_size` must be `hidden_size`")
-    graph = GraphBuilder(strip_prefix(weights, "deberta."), "fp32")
+    weights = strip_prefix(weights, "deberta.")
+    graph = GraphBuilder(weights, plain=form.attention == "plain", stored=stored)
     try:
         _DebertaWriter(shape, graph).write(output)
     except KeyError as error:
@@ -113,8 +116,8 @@ class _DebertaWriter:
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         self._shape = shape
         self._graph = graph
-        self._grid = Grid(graph, "attention_mask")
         self._width = shape.hidden_size // shape.num_attention_heads
+        self._grid = open_grid(graph, width=self._width)
         # Contents count once, and once more each way that positions do.
         self._scale = math.sqrt(self._width * (1 + len(shape.attended)))
 
@@ -131,13 +134,8 @@ class _DebertaWriter:
     def _write_masks(self) -> None:
         """Add `padding`, what is added to the scores of keys, and the shapes attention needs."""
         graph, shape = self._graph, self._shape
-        axes = graph.constant("mask.axes", np.array([1, 2], dtype=np.int64))
-        one = graph.constant("mask.one", np.array(1, dtype=np.float32))
-        least = graph.constant("mask.padding", np.array(_PADDING, dtype=np.float32))
-        graph.plain("Cast", ["attention_mask"], "mask.real", to=TensorProto.FLOAT)
-        graph.plain("Sub", [one, "mask.real"], "mask.free")
-        graph.plain("Mul", ["mask.free", least], "mask.scores")
-        graph.plain("Unsqueeze", ["mask.scores", axes], "padding")
+        if not graph.is_plain:  # else the grid has added it
+            add_padding_scores(graph, "attention_mask")
         heads = [0, 0, shape.num_attention_heads, self._width]
         graph.constant("heads", np.array(heads, dtype=np.int64))
         graph.constant("joined", np.array([0, 0, shape.hidden_size], dtype=np.int64))

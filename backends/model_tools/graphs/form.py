@@ -4,9 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from backends.model_tools.graphs.weights import WeightsError
+
 Precision = Literal["fp32", "fp16", "bf16"]
 Output = Literal["pooled", "tokens", "first"]
-Attention = Literal["fused", "heads", "ranges", "gathered", "packed", "packed-qkv", "packed-fused"]
+Attention = Literal[
+    "fused", "heads", "ranges", "gathered", "plain", "packed", "packed-qkv", "packed-fused"
+]
 
 
 class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +22,7 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
     - `heads`: `MultiHeadAttention` with the lengths, as the kernels of cuDNN take them;
     - `ranges`: the same with where each row begins, as the memory-efficient kernels take them;
     - `gathered`: real tokens only, laid out in rows for `MultiHeadAttention` alone; fp32, for CPUs;
+    - `plain`: operators of ONNX alone, as TensorRT and OpenVINO fuse them; fp32, which they round;
     - `packed`: without padding, `PackedMultiHeadAttention` on query, key and value apart, as the
       flash kernels take them; CUDA only, and not together with CUDA graphs;
     - `packed-qkv`: the same on one interleaved product;
@@ -46,6 +51,18 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
             return "the output `first` goes with no other"
         if self.attention == "gathered" and self.precision != "fp32":
             return "`gathered` attention is for CPUs, in fp32"
+        if self.attention == "plain" and self.precision != "fp32":
+            return "`plain` graphs are in fp32: the runtime rounds"
         if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:
             return f"no kernel computes `{self.attention}` attention in bf16"
         return None
+
+
+def check_form(form: GraphForm) -> None:
+    """Refuse the forms that the BERT family alone has.
+
+    Raises:
+        WeightsError: the form is one of them.
+    """
+    if form.attention not in {"gathered", "plain"} or form.precision != "fp32":
+        raise WeightsError(f"no kernel computes `{form.attention}` attention of this family")

@@ -11,6 +11,7 @@ import numpy as np
 from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.padded import PaddedGrid
 
 # What is added to the score of a free place. It repeats a real token of its row, so its weight is
 # at most e^-40 of the row's largest, which is lost in rounding. ONNX Runtime's own value, -10000,
@@ -64,9 +65,28 @@ class Grid:
         columns = self._graph.plain("Gather", [self.places, column], "grid.columns", axis=1)
         return self._graph.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
 
+    def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, bias: str) -> str:
+        """Add attention on rows of query, key and value."""
+        return self._graph.fused(
+            "MultiHeadAttention",
+            [*inputs, "", self.lengths, bias],
+            f"{prefix}.grid",
+            num_heads=heads,
+            mask_filter_value=_FREE,
+        )
 
-def embed_tokens(graph: GraphBuilder, grid: Grid, *, epsilon: float) -> str:
-    """Add the embeddings of the real tokens: `[tokens, hidden]`."""
+
+def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
+    """Add the grid that suits a graph, whose heads are `width` wide."""
+    if graph.is_plain:
+        return PaddedGrid(graph, "attention_mask", width=width)
+    return Grid(graph, "attention_mask")
+
+
+def embed_tokens(graph: GraphBuilder, grid: Grid | PaddedGrid, *, epsilon: float) -> str:
+    """Add the embeddings of the tokens that are computed: of a `Grid` `[tokens, hidden]`."""
+    if isinstance(grid, PaddedGrid):
+        return grid.embed(epsilon=epsilon)
     prefix = "embeddings"
     row = graph.constant("grid.row", np.array([0], dtype=np.int64))
     tokens = (
@@ -87,19 +107,24 @@ def embed_tokens(graph: GraphBuilder, grid: Grid, *, epsilon: float) -> str:
 
 
 def attend_gathered(
-    graph: GraphBuilder, prefix: str, inputs: Sequence[str], *, heads: int, grid: Grid, bias: str
+    grid: Grid | PaddedGrid, prefix: str, inputs: Sequence[str], *, heads: int, bias: str
 ) -> str:
     """Add attention on query, key and value [tokens, hidden]; returns the context, as large.
 
     `bias` names what is added to the scores, `[1, heads, sequence, sequence]`, if anything.
     """
     rows = [grid.fill(name, f"{name}.grid") for name in inputs]
-    context = _attend(graph, prefix, [*rows, "", grid.lengths, bias], heads)
-    return grid.take(context, prefix)
+    return grid.take(grid.attend(prefix, rows, heads=heads, bias=bias), prefix)
 
 
 def attend_first(
-    graph: GraphBuilder, prefix: str, inputs: Sequence[str], *, heads: int, grid: Grid, bias: str
+    graph: GraphBuilder,
+    grid: Grid | PaddedGrid,
+    prefix: str,
+    inputs: Sequence[str],
+    *,
+    heads: int,
+    bias: str,
 ) -> str:
     """Do what `attend_gathered` does for the first token of every row: `[batch, hidden]`.
 
@@ -112,15 +137,5 @@ def attend_first(
     if bias:
         place = graph.constant("first.place", np.array([0], dtype=np.int64))
         bias = graph.plain("Gather", [bias, place], "first.bias", axis=2)
-    context = _attend(graph, prefix, [*rows, "", grid.lengths, bias], heads)
+    context = grid.attend(prefix, rows, heads=heads, bias=bias)
     return graph.plain("Squeeze", [context, axis], prefix)
-
-
-def _attend(graph: GraphBuilder, prefix: str, inputs: list[str], heads: int) -> str:
-    return graph.fused(
-        "MultiHeadAttention",
-        inputs,
-        f"{prefix}.grid",
-        num_heads=heads,
-        mask_filter_value=_FREE,
-    )

@@ -1,6 +1,7 @@
 """Collects the nodes and weights of a graph while it is written, in one precision."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,30 @@ TYPES: Mapping[Precision, int] = {
 }
 
 
-class GraphBuilder:
-    """Collects nodes and initializers; a method adds one and returns its output's name."""
+# Weights that lie in another file already: by name, tensors that say where.
+StoredWeights = Mapping[str, TensorProto]
+NOTHING_STORED: StoredWeights = MappingProxyType({})
 
-    def __init__(self, weights: Weights, precision: Precision) -> None:
+
+class GraphBuilder:
+    """Collects nodes and initializers; a method adds one and returns its output's name.
+
+    A weight that is `stored` is read from its file, and cast to the graph's precision there: that
+    is done once, when the graph is loaded. A `plain` graph has operators of ONNX alone.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        precision: Precision = "fp32",
+        *,
+        plain: bool = False,
+        stored: StoredWeights = NOTHING_STORED,
+    ) -> None:
         self.weights = weights
         self.precision = precision
+        self.is_plain = plain
+        self._stored = stored
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
         self._added: dict[tuple[int, Precision, bool], str] = {}
@@ -56,8 +75,15 @@ class GraphBuilder:
         Raises:
             WeightsError: a value is too large for the precision.
         """
-        self.initializers.append(_tensor(name, tensor, precision or self.precision))
-        return name
+        wanted = precision or self.precision
+        stored = self._stored.get(name)
+        if stored is None or tuple(stored.dims) != tensor.shape:
+            self.initializers.append(_tensor(name, tensor, wanted))
+            return name
+        self.initializers.append(stored)
+        if wanted == "fp32":
+            return name
+        return self.plain("Cast", [name], f"{name}.{wanted}", to=TYPES[wanted])
 
     def constant(self, name: str, tensor: NDArray[np.float32 | np.int32 | np.int64]) -> str:
         """Add a constant as it is."""
@@ -65,7 +91,7 @@ class GraphBuilder:
         return name
 
     def plain(
-        self, operator: str, inputs: list[str], *outputs: str, **attributes: float | list[int]
+        self, operator: str, inputs: list[str], *outputs: str, **attributes: float | str | list[int]
     ) -> str:
         """Add an operator of ONNX itself."""
         self._add(operator, inputs, outputs, "", attributes)
@@ -75,6 +101,19 @@ class GraphBuilder:
         """Add one of ONNX Runtime's own operators."""
         self._add(operator, inputs, outputs, FUSED, attributes)
         return outputs[0]
+
+    def gelu(self, operator: str, inputs: list[str], output: str) -> str:
+        """Add one of ONNX Runtime's GELUs, or what it computes: the sum of its inputs, activated.
+
+        That of `FastGelu` is approximated by tanh.
+        """
+        if not self.is_plain:
+            return self.fused(operator, inputs, output)
+        state = inputs[0]
+        if inputs[1:]:
+            state = self.plain("Add", inputs, f"{output}.biased")
+        approximation = "tanh" if operator == "FastGelu" else "none"
+        return self.plain("Gelu", [state], output, approximate=approximation)
 
     def matmul(self, prefix: str, inputs: str) -> str:
         """Add a product with a weight, without its bias."""
@@ -107,7 +146,7 @@ class GraphBuilder:
         state = self._dense_add_norm(attended, context, state, attended, epsilon)
         inner = self.matmul(f"{prefix}.intermediate.dense", state)
         bias = self.weight(f"{prefix}.intermediate.dense.bias")
-        wide = self.fused(activation, [inner, bias], f"{prefix}.intermediate")
+        wide = self.gelu(activation, [inner, bias], f"{prefix}.intermediate")
         return self._dense_add_norm(f"{prefix}.output", wide, state, output, epsilon)
 
     def _dense_add_norm(
@@ -144,7 +183,7 @@ class GraphBuilder:
         inputs: list[str],
         outputs: tuple[str, ...],
         domain: str,
-        attributes: Mapping[str, float | list[int]],
+        attributes: Mapping[str, float | str | list[int]],
     ) -> None:
         node: NodeProto = helper.make_node(operator, inputs, outputs, outputs[0], domain=domain)
         node.attribute.extend(helper.make_attribute(name, attributes[name]) for name in attributes)

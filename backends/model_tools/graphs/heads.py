@@ -14,7 +14,12 @@ from onnx import ModelProto, TensorProto, helper
 
 from backends.model_tools.graphs.bert import POOLED, TOKENS
 from backends.model_tools.graphs.form import Output
-from backends.model_tools.graphs.graph_builder import GraphBuilder, copy_model
+from backends.model_tools.graphs.graph_builder import (
+    NOTHING_STORED,
+    GraphBuilder,
+    StoredWeights,
+    copy_model,
+)
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling
 
@@ -133,13 +138,20 @@ _HEADS: Mapping[str, Callable[[Mapping[str, Any], Purpose], HeadShape]] = Mappin
 )
 
 
-def add_head(model: ModelProto, head: HeadShape, weights: Weights) -> ModelProto:
+def add_head(
+    model: ModelProto,
+    head: HeadShape,
+    weights: Weights,
+    *,
+    plain: bool = False,
+    stored: StoredWeights = NOTHING_STORED,
+) -> ModelProto:
     """Return `model` with an output `logits` in the place of all others.
 
     Raises:
         WeightsError: a weight of the head is missing or does not fit.
     """
-    graph = GraphBuilder(weights, "fp32")
+    graph = GraphBuilder(weights, plain=plain, stored=stored)
     state: str = head.reads
     if state == POOLED:
         _pool(graph, "mean")
@@ -208,7 +220,7 @@ def _linear(
 
 def _activate(graph: GraphBuilder, activation: str, state: str) -> str:
     if activation == "Gelu":
-        return graph.fused("Gelu", [state], "head.active")
+        return graph.gelu("Gelu", [state], "head.active")
     return graph.plain(activation, [state], "head.active")
 
 

@@ -3,7 +3,7 @@
 Warner et al. 2024 (arXiv:2412.13663): rotated queries and keys in the place of position embeddings,
 normalisation before each step, gated feed-forward, and in most layers attention to near tokens
 only. Inputs and outputs are those of `backends.model_tools.graphs.bert`, without `token_type_ids`;
-the form is `gathered`, in fp32.
+the form is `gathered` or `plain`, in fp32.
 """
 
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.form import Output
-from backends.model_tools.graphs.gathered import Grid, attend_first, attend_gathered
-from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.form import GraphForm, Output, check_form
+from backends.model_tools.graphs.gathered import attend_first, attend_gathered, open_grid
+from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
 from backends.model_tools.graphs.relative import add_distances
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
@@ -59,13 +59,18 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_modernbert(
-    config: Mapping[str, Any], weights: Weights, output: Output = "tokens"
+    config: Mapping[str, Any],
+    weights: Weights,
+    form: GraphForm,
+    stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return the encoder of a ModernBERT checkpoint, with the output `tokens` or `first`.
 
     Raises:
         WeightsError: a weight is missing, or the configuration asks for what is not computed.
     """
+    check_form(form)
+    (output,) = form.outputs
     try:
         shape = msgspec.convert(config, ModernBertShape)
     except msgspec.ValidationError as error:
@@ -73,7 +78,8 @@ def build_modernbert(
     for found in (shape.rope_parameters or {}).values():
         if found and found.get("rope_type", "default") != "default":
             raise WeightsError(f"`rope_type` must be `default`, not `{found['rope_type']}`")
-    graph = GraphBuilder(strip_prefix(weights, "model."), "fp32")
+    weights = strip_prefix(weights, "model.")
+    graph = GraphBuilder(weights, plain=form.attention == "plain", stored=stored)
     try:
         _ModernBertWriter(shape, graph).write(output)
     except KeyError as error:
@@ -89,7 +95,8 @@ class _ModernBertWriter:
     def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
         self._shape = shape
         self._graph = graph
-        self._grid = Grid(graph, "attention_mask")
+        self._width = shape.hidden_size // shape.num_attention_heads
+        self._grid = open_grid(graph, width=self._width)
 
     def write(self, output: Output) -> None:
         graph, layers = self._graph, range(self._shape.num_hidden_layers)
@@ -130,27 +137,21 @@ class _ModernBertWriter:
             # The first position is the one that is not rotated.
             return attend_first(
                 graph,
+                self._grid,
                 prefix,
                 [query, key, value],
                 heads=shape.num_attention_heads,
-                grid=self._grid,
                 bias=bias,
             )
         query = self._rotate(query, shape.attention(layer))
         return attend_gathered(
-            graph,
-            prefix,
-            [query, key, value],
-            heads=shape.num_attention_heads,
-            grid=self._grid,
-            bias=bias,
+            self._grid, prefix, [query, key, value], heads=shape.num_attention_heads, bias=bias
         )
 
     def _write_rotations(self, kinds: set[str]) -> None:
         """Add the cosines and sines of all positions, and the position of every token."""
         graph, shape = self._graph, self._shape
-        width = shape.hidden_size // shape.num_attention_heads
-        exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+        exponents = np.arange(0, self._width, 2, dtype=np.float32) / np.float32(self._width)
         places = np.arange(shape.max_position_embeddings, dtype=np.float32)
         for kind in sorted(kinds):
             frequencies = np.float32(1) / np.float32(shape.theta(kind)) ** exponents
@@ -164,11 +165,35 @@ class _ModernBertWriter:
     def _rotate(self, tokens: str, kind: str) -> str:
         """Add the rotation of every token's heads; the kernel takes each as a row of its own."""
         graph = self._graph
+        if graph.is_plain:
+            return self._rotate_plain(tokens, kind)
         rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
         inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
         # Its defaults, which not every runtime knows.
         rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
         return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
+
+    def _rotate_plain(self, tokens: str, kind: str) -> str:
+        """Add the same by operators of ONNX alone, for the rows of a padded grid."""
+        graph = self._graph
+        heads = [0, 0, self._shape.num_attention_heads, self._width]
+        split = graph.constant(f"{tokens}.split", np.array(heads, dtype=np.int64))
+        joined = graph.constant(f"{tokens}.joined", np.array([0, 0, -1], dtype=np.int64))
+        graph.plain("Reshape", [tokens, split], f"{tokens}.heads")
+        low, high = f"{tokens}.low", f"{tokens}.high"
+        graph.plain("Split", [f"{tokens}.heads"], low, high, axis=-1, num_outputs=2)
+        cosine, sine = (
+            # One for all rows and heads: `[sequence, 1, width / 2]`.
+            graph.plain("Gather", [f"{kind}.{part}", "rotation.positions"], f"{tokens}.{part}")
+            for part in ("cos", "sin")
+        )
+        for kept, moved, operator in ((low, high, "Sub"), (high, low, "Add")):
+            graph.plain("Mul", [kept, cosine], f"{kept}.kept")
+            graph.plain("Mul", [moved, sine], f"{moved}.moved")
+            graph.plain(operator, [f"{kept}.kept", f"{moved}.moved"], f"{kept}.turned")
+        halves = [f"{low}.turned", f"{high}.turned"]
+        graph.plain("Concat", halves, f"{tokens}.turned", axis=-1)
+        return graph.plain("Reshape", [f"{tokens}.turned", joined], f"{tokens}.rotated")
 
     def _near(self) -> str:
         """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
@@ -185,7 +210,7 @@ class _ModernBertWriter:
     def _gated(self, prefix: str, state: str) -> str:
         graph = self._graph
         inner, gate = (self._part(prefix, state, part, of=2) for part in range(2))
-        active = graph.fused("Gelu", [inner], f"{prefix}.active")
+        active = graph.gelu("Gelu", [inner], f"{prefix}.active")
         return graph.plain("Mul", [active, gate], f"{prefix}.gated")
 
     def _part(self, prefix: str, state: str, part: int, *, of: int) -> str:

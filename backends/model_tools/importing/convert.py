@@ -13,7 +13,7 @@ from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.model_tools.importing.device_forms import write_forms
 from backends.model_tools.importing.export import export
-from backends.model_tools.importing.finishing import copy_graph, finish_graph
+from backends.model_tools.importing.finishing import copy_graph, finish_graph, finish_model
 from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
@@ -47,7 +47,7 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             source.config,
             weights,
             source.pooling(),
-            finish=lambda path: finish_graph(path, source, dict(source.fields)),
+            finish=lambda form: finish_model(form, source, dict(source.fields)),
         )
     fields.pop("graph", None)
     shutil.copyfile(folder / str(fields.pop("tokenizer", _TOKENIZER)), target / _TOKENIZER)

@@ -1,29 +1,26 @@
 """Writes the forms of a graph that suit other devices beside it, over the same weights.
 
 A form's file holds its nodes and what is small; its weights are where they lie in the file of the
-graph itself, by ONNX's way to name external data. So a form takes some hundred kilobytes.
+graph itself, by ONNX's way to name external data, in half precision too: a form casts them when it
+is loaded. So a form takes some hundred kilobytes, and all of them no time worth mentioning.
 """
 
-import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.families import PREFIXES
-from backends.model_tools.graphs.form import Attention
+from backends.model_tools.graphs.form import Attention, GraphForm, Precision
 from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.qualification.forms import Device, form_name
 from backends.types import Pooling
 
-# By provider; which is quickest there is measured by the backend that runs them.
-_FORMS: Mapping[str, tuple[Attention, ...]] = MappingProxyType(
-    {"cuda": ("heads", "ranges", "packed")}
-)
+# Which of them is quickest on a device is measured by the backend that runs them. Those of CUDA:
+_KERNELS: tuple[Attention, ...] = ("heads", "ranges", "packed")
+_PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "bf16")
 _LEAST_BYTES = 1024
-_Place = tuple[int, int]
 
 
 def write_forms(
@@ -31,54 +28,66 @@ def write_forms(
     config: Mapping[str, Any],
     weights: Weights,
     pooling: Pooling,
-    finish: Callable[[Path], None],
+    finish: Callable[[ModelProto], object],
 ) -> None:
     """Write `model.cuda-heads.onnx` and so on beside `graph`, which is made of the same weights.
 
-    `finish` adds to a graph in a file what comes after the encoder, as was done with `graph`.
+    `finish` adds to a graph what comes after the encoder, as was done with `graph`.
     """
-    if str(config.get("model_type")) not in PREFIXES:
-        return
-    places = _places(graph.read_bytes())
-    for provider, kinds in _FORMS.items():
-        for attention in kinds:
-            try:
-                form = build_checkpoint(config, weights, pooling=pooling, attention=attention)
-            except WeightsError:
-                continue  # no kernel computes it so
-            path = graph.with_name(f"{graph.stem}.{provider}-{attention}.onnx")
-            path.write_bytes(form.SerializeToString())
-            finish(path)
-            form = ModelProto.FromString(path.read_bytes())
-            for tensor in form.graph.initializer:
-                _share(tensor, graph.name, places)
-            path.write_bytes(form.SerializeToString())
+    stored = _StoredTensors(graph)
+    for device, form in _forms():
+        try:
+            model = build_checkpoint(
+                config, weights, pooling=pooling, form=form, stored=stored.by_name
+            )
+        except WeightsError:
+            continue  # no kernel computes it so
+        finish(model)
+        for tensor in model.graph.initializer:
+            stored.replace(tensor)
+        name = form_name(graph, device, form.attention, form.precision)
+        graph.with_name(name).write_bytes(model.SerializeToString())
 
 
-def _places(content: bytes) -> dict[bytes, _Place]:
-    """Return where in the file each large weight lies, by the digest of its bytes."""
-    places: dict[bytes, _Place] = {}
-    at = 0
-    for tensor in ModelProto.FromString(content).graph.initializer:
-        length = len(tensor.raw_data)
-        if length < _LEAST_BYTES:
-            continue
-        # They lie in their order: one search over the file finds all.
-        at = content.index(tensor.raw_data, at)
-        places[_digest(tensor)] = (at, length)
-        at += length
-    return places
+def _forms() -> Iterator[tuple[Device, GraphForm]]:
+    yield "any", GraphForm(attention="plain")
+    for precision in _PRECISIONS:
+        for attention in _KERNELS:
+            form = GraphForm(attention=attention, precision=precision)
+            if form.problem() is None:
+                yield "cuda", form
 
 
-def _share(tensor: TensorProto, file: str, places: Mapping[bytes, _Place]) -> None:
-    place = places.get(_digest(tensor))
-    if place is None:
-        return
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", file), ("offset", place[0]), ("length", place[1])):
-        tensor.external_data.add(key=key, value=str(value))
+class _StoredTensors:
+    """Finds weights in the file of a graph: by their names, and by their bytes."""
 
+    def __init__(self, graph: Path) -> None:
+        self.by_name: dict[str, TensorProto] = {}
+        self._by_length: dict[int, list[tuple[bytes, TensorProto]]] = {}
+        content = graph.read_bytes()
+        at = 0
+        for tensor in ModelProto.FromString(content).graph.initializer:
+            raw = tensor.raw_data
+            if len(raw) < _LEAST_BYTES:
+                continue
+            # They lie in their order: one search over the file finds all.
+            at = content.index(raw, at)
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", graph.name), ("offset", at), ("length", len(raw))):
+                tensor.external_data.add(key=key, value=str(value))
+            self.by_name[tensor.name] = tensor
+            self._by_length.setdefault(len(raw), []).append((raw, tensor))
+            at += len(raw)
 
-def _digest(tensor: TensorProto) -> bytes:
-    return hashlib.blake2b(tensor.raw_data, digest_size=16).digest()
+    def replace(self, tensor: TensorProto) -> None:
+        """Take the numbers out of a tensor that are in the file."""
+        if tensor.data_location == TensorProto.EXTERNAL:
+            return
+        raw = tensor.raw_data
+        for other, stored in self._by_length.get(len(raw), ()):
+            if raw == other:
+                tensor.ClearField("raw_data")
+                tensor.data_location = TensorProto.EXTERNAL
+                tensor.external_data.extend(stored.external_data)
+                return

@@ -60,13 +60,21 @@ def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -
     model = _load(path)
     if source.graph is not None:
         _check_numbers(model, path, source.graph)
+    if finish_model(model, source, fields):
+        path.write_bytes(model.SerializeToString())
+
+
+def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
+    """Do the same with a graph in memory; return whether anything was changed.
+
+    Raises:
+        StartProblem: it names what is not there, or cannot be completed.
+    """
     inputs = fields.pop("inputs", None) or {}
     if not isinstance(inputs, dict):
         raise StartProblem("`inputs` holds no names; write `inputs: {input_ids: NAME}`")
     changed = _rename_inputs(model, inputs, source)
-    changed |= _add_modules(model, source, fields)
-    if changed:
-        path.write_bytes(model.SerializeToString())
+    return _add_modules(model, source, fields) or changed
 
 
 def _load(path: Path) -> ModelProto:

@@ -71,7 +71,7 @@ def optimize(
     calibrate, judging = (subject.suited(part, texts) for part in read_golden(texts).split())
     gate = VariantGate(subject, judging, bounds=limits.bounds, min_speedup=limits.min_speedup)
     work = Precision(subject, bounds=limits.bounds, echo=echo)
-    graphs: dict[str, bytes] = {}
+    graphs: dict[str, bytes | None] = {}
     variants: list[VariantEntry] = []
     for profile in get_args(Profile):
         echo(f"{profile}:")
@@ -83,9 +83,7 @@ def optimize(
             except StartProblem as error:
                 variants.append(VariantEntry(name=profile, reasons=[str(error)]))
             else:
-                with written(graphs[profile]) as path:
-                    memory = _memory(settings, subject, path)
-                variants.append(_judged(report, memory))
+                variants.append(_judged(report, _memory(settings, subject, graphs[profile])))
         _tell(variants[-1], echo)
     best = max((v for v in variants if v.report and not v.reasons), key=_gain, default=None)
     folders: list[Path] = []
@@ -99,7 +97,7 @@ def optimize(
         model=name,
         calibrated=len(calibrate.texts),
         judged=len(judging.texts),
-        variants=[_fp32(gate, variants, _memory(settings, subject, subject.graph)), *variants],
+        variants=[_fp32(gate, variants, _memory(settings, subject, None)), *variants],
         chosen=best.name if best is not None else "fp32",
         written=folders,
         sweep=sweep,
@@ -110,11 +108,15 @@ def _gain(entry: VariantEntry) -> float:
     return entry.report.least_speedup if entry.report else 0.0
 
 
-def _memory(settings: BackendSettings, subject: TunedModel, graph: Path) -> int | None:
-    """Return what a graph takes where ONNX Runtime runs it on the CPU."""
+def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None) -> int | None:
+    """Return what a graph, or the model's own, takes where ONNX Runtime runs it on the CPU."""
     if settings.provider != "cpu":
         return None
-    return measure_memory(graph, max_tokens=subject.manifest.max_tokens)
+    most = subject.manifest.max_tokens
+    if graph is None:
+        return measure_memory(subject.graph, max_tokens=most)
+    with written(graph) as path:
+        return measure_memory(path, max_tokens=most)
 
 
 def _judged(report: VariantReport, memory: int | None) -> VariantEntry:

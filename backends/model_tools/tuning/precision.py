@@ -1,4 +1,4 @@
-"""Makes variants of a model's graph in int8 and fp16, from the graph that is served."""
+"""Makes variants of a model in other precisions, of the graph that is served or its forms."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -46,22 +46,32 @@ class Precision:
 
     def make(
         self, profile: Profile, gate: VariantGate, *, calibrate: GoldenSet | None
-    ) -> tuple[bytes, VariantReport]:
+    ) -> tuple[bytes | None, VariantReport]:
         """Return a graph in `profile` and what it is worth; int8 needs texts to calibrate on.
 
+        There is none where the model's own files are computed in that precision.
+
         Raises:
-            StartProblem: there is nothing to compute in int8, or no text to calibrate on.
+            StartProblem: there is nothing to compute in int8, no text to calibrate on, or no form
+                of the graph in bf16.
         """
+        if profile != "int8" and (form := self._subject.find_form(profile)) is not None:
+            return None, gate.judge(form, profile=profile)
         if profile == "bf16":
-            # The runtime rounds as it computes; the graph is the same.
-            graph: bytes = self._model.SerializeToString()
-            return graph, gate.judge(graph, profile=profile)
+            raise StartProblem(
+                f"beside `{self._subject.below.folder}` there is no form in bf16 that runs here; "
+                "import the model again"
+            )
         if profile == "fp16" or calibrate is None:
-            graph = halve(self._model).SerializeToString()
-            return graph, gate.judge(graph, profile="fp16")
+            graph: bytes = halve(self._model).SerializeToString()
+            return graph, self._judge(gate, graph, "fp16")
         graph, products, floats = self._quantize(calibrate, judging=gate.texts)
-        report = gate.judge(graph, profile="int8")
+        report = self._judge(gate, graph, "int8")
         return graph, msgspec.structs.replace(report, products=products, float_products=floats)
+
+    def _judge(self, gate: VariantGate, graph: bytes, profile: Profile) -> VariantReport:
+        with written(graph) as path:
+            return gate.judge(path, profile=profile)
 
     def _quantize(
         self, calibrate: GoldenSet, *, judging: Sequence[Text]

@@ -20,9 +20,12 @@ _LONGEST_NAME = 64
 _STAGING = ".tuning-"
 
 
-def publish(models: Path, subject: TunedModel, graph: bytes, report: VariantReport) -> list[Path]:
+def publish(
+    models: Path, subject: TunedModel, graph: bytes | None, report: VariantReport
+) -> list[Path]:
     """Write the model's next revision, complete before it is seen; return what was written.
 
+    Without a `graph` its files stay, with the forms for other devices: the precision alone is new.
     Below a head that is an encoder as well. Its name holds the head's: it was judged for that
     head's labels and for no other. An encoder that has heads stays as it is for them, and the
     variant gets a name of its own.
@@ -32,7 +35,9 @@ def publish(models: Path, subject: TunedModel, graph: bytes, report: VariantRepo
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
     model, below, profile = subject.model, subject.below, report.profile
-    files = {subject.manifest.graph: graph, FILE: certificate}
+    files = {FILE: certificate}
+    if graph is not None:
+        files[subject.manifest.graph] = graph
     try:
         if below is model and not (subject.measure == "vectors" and subject.dependents):
             return [_write(models, model, {"profile": profile}, files)]
@@ -71,8 +76,9 @@ def _write(
     model = models / (name or source.name)
     with open_staging(models, _STAGING) as staging:
         draft = staging / model.name
-        # Forms for other devices have the weights of the graph that is replaced.
-        ignored = shutil.ignore_patterns(".*", FORM_FILES, *files)
+        # Forms for other devices have the weights of the graph, where that is replaced.
+        forms = () if set(files) <= {FILE} else (FORM_FILES,)
+        ignored = shutil.ignore_patterns(".*", *forms, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
         for file, content in files.items():
             (draft / file).write_bytes(content)

@@ -10,6 +10,7 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
+from backends.model_tools.tuning.profile import GPUS, ROUNDING
 from backends.model_tools.tuning.runs import TextBatch, make_batches, run_texts
 from backends.model_tools.tuning.texts import GoldenSet
 from backends.pipelines.head import read_head_weights
@@ -35,7 +36,6 @@ from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 _EITHER_OR = 2
 # Eight rows of like length cost a CPU the least per row; a GPU is idle with so few.
 _ROWS_CPU, _ROWS_GPU = 8, 64
-_GPUS = ("cuda", "tensorrt")
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -60,6 +60,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     rows: int
     tokenizer: Tokenizer
     apply: Callable[[FloatArray], FloatArray]
+    provider: str
     open_executor: OpenExecutor
 
     @property
@@ -76,6 +77,20 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if isinstance(self.manifest, EncoderManifest) and self.manifest.pooling is not None:
             return PoolingExecutor(executor, self.manifest.pooling)
         return executor
+
+    def find_form(self, profile: str) -> Path | None:
+        """Return the file that runs in `profile` here, the graph being in fp32; `None` without one.
+
+        On CUDA it is the quickest form in that precision; other runtimes round by themselves.
+        """
+        source = graph_source(self.below, self.manifest)
+        rounds = profile in ROUNDING.get(self.provider, ())
+        if not rounds and self.provider != "cuda":
+            return None
+        found = find_quickest(
+            source, provider=self.provider, profile=profile, open_executor=self.open_executor
+        )
+        return found if rounds or found != source.path else None
 
     def batches(self, texts: Sequence[Text]) -> list[TextBatch]:
         """Return the rows of texts in batches."""
@@ -185,9 +200,10 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
             for other in catalogue.models.values()
             if below.name in builds_on(other.manifest) and other.name != name
         ],
-        rows=_ROWS_GPU if settings.provider in _GPUS else _ROWS_CPU,
+        rows=_ROWS_GPU if settings.provider in GPUS else _ROWS_CPU,
         tokenizer=tokenizer,
         apply=_rank_scores if measure == "order" else apply,
+        provider=settings.provider,
         open_executor=opener,
     )
 

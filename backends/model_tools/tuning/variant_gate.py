@@ -68,11 +68,10 @@ class VariantGate:
         """The graph in fp32, and the batches that its speed is measured by."""
         return self._fp32, _few(self._batches)
 
-    def judge(self, graph: bytes, *, profile: Profile) -> VariantReport:
+    def judge(self, graph: Path, *, profile: Profile) -> VariantReport:
         """Return what a graph in the place of the one in fp32 is worth."""
         subject = self._subject
-        with written(graph) as path:
-            candidate = subject.open(path, profile)
+        candidate = subject.open(graph, profile)
         found, _ = subject.answers(candidate, self._batches)
         verdict = judge_answers(
             subject,

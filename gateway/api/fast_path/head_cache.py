@@ -39,7 +39,8 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wants_timing: bool
     is_plain: bool
     """No header of the request changes the answer of a memory hit."""
-    traceparent: str
+    context: str
+    """The trace context, where it is of another form than `split_context` takes out."""
 
 
 class RequestHeadCache:
@@ -120,6 +121,7 @@ class RequestHeadCache:
         length = headers.get(b"content-length", b"")
         if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
+        context = self._processor.tracer.contexts.read(reader.headers)
         state = self._processor.new_state(task)
         try:
             self._processor.read_head(state, "POST", headers)
@@ -133,8 +135,9 @@ class RequestHeadCache:
             principal=state.principal,
             options=state.options,
             wants_timing=state.wants_timing,
-            is_plain=not state.wants_timing and state.options.directives == CacheDirectives(),
-            traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
+            is_plain=not (state.wants_timing or context)
+            and state.options.directives == CacheDirectives(),
+            context=context,
         )
 
 
@@ -162,7 +165,8 @@ class _HeadReader:
         lengths = [value for name, value in self.headers if name == b"content-length"]
         return (
             not self._has_more
-            and len(self.headers) <= MAX_FIELDS
+            # Less the two of a trace context, which were taken out.
+            and len(self.headers) <= MAX_FIELDS - 2
             and has_valid_host(self.headers)
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"

@@ -6,7 +6,7 @@ backend by a task. Requests of another kind are passed to the application, their
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -14,7 +14,7 @@ from gateway.api.answers import HIT
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.api.http import Headers, HttpReply
 from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import RequestState
+from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
@@ -22,6 +22,14 @@ from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescing
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
 _MOST_AT_ONCE = 64 * 1024
+
+
+class FoundHead(NamedTuple):
+    """What is `known` of the `head` of a request, and the trace context that was taken out."""
+
+    known: CachedHead
+    head: bytes
+    context: str
 
 
 class FastPath:
@@ -33,6 +41,7 @@ class FastPath:
         self.coalescer = WriteCoalescer(before=self.hit_events.commit)
         self.processor = processor
         self._hits = processor.hits
+        self._split = processor.tracer.contexts.split
         self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
@@ -44,26 +53,35 @@ class FastPath:
         """
         parsed = self.heads.find_replayable(request)
         if parsed is None:
-            return None
+            parsed, _ = self._find_without_context(request)
+            if parsed is None:
+                return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         return self._hits.replay(parsed, self._hit_lines)
 
-    def reply(self, head: CachedHead, body: bytes, *, request: bytes) -> HttpReply | RequestState:
+    def find(self, head: bytes) -> FoundHead | None:
+        """Return what is known of a head, `None` where the application answers the request."""
+        context, head = self._split(head)
+        found = self.heads.find(head)
+        return None if found is None else FoundHead(found, head, context or found.context)
+
+    def reply(self, found: FoundHead, body: bytes) -> HttpReply | RequestState:
         """Return the answer to a request, or its state where it has to be waited for.
 
-        `request` is head and body: a plain memory hit is replayed to equal ones from now on.
+        A plain memory hit is replayed to equal requests from now on.
         """
+        head = found.known
         state = self.processor.new_state(head.task)
         state.principal = head.principal
         state.options = head.options
         state.wants_timing = head.wants_timing
-        state.traceparent = head.traceparent
+        self.processor.start_span(state, found.context)
         state.on_head_read()
         reply = self.processor.reply_now(state, "", body)
         parsed = state.parsed
         if head.is_plain and parsed is not None and parsed.replay is not None:
-            self.heads.add_replayable(request, parsed)
+            self.heads.add_replayable(found.head + body, parsed)
         return reply or state
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
@@ -81,6 +99,13 @@ class FastPath:
             CLOSE if is_last else b"",
             reply.body,
         )
+
+    def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
+        """Return what is known of a request but for its trace context, and that."""
+        context, rest = self._split(request)
+        if rest is request:
+            return None, ""
+        return self.heads.find_replayable(rest), context
 
     def _prepare(self, server_headers: Headers) -> None:
         """Make what answers begin with; the date in it is another each second."""
@@ -188,11 +213,11 @@ class FastPathProtocol(WriteCoalescingProtocol):
         fast_path, start, size = self._fast_path, 0, 0
         answers: list[bytes] = []
         while (end := data.find(_END, start) + 4) > 3:  # noqa: PLR2004 - found
-            head = fast_path.heads.find(data[start:end])
-            if head is None or end + head.length > len(data):
+            head = fast_path.find(data[start:end])
+            if head is None or end + head.known.length > len(data):
                 break
-            stop = end + head.length
-            reply = fast_path.reply(head, data[end:stop], request=data[start:stop])
+            stop = end + head.known.length
+            reply = fast_path.reply(head, data[end:stop])
             if isinstance(reply, RequestState):
                 self._send(b"".join(answers), len(answers))
                 self._begin(reply)
@@ -235,7 +260,10 @@ class FastPathProtocol(WriteCoalescingProtocol):
 
     def _on_lookup_done(self, state: RequestState, reply: HttpReply | None) -> None:
         try:
-            if reply is None or self.flow.write_paused:
+            if reply is None:
+                self._start(state)
+            elif self.flow.write_paused:
+                self._fast_path.hit_events.commit()  # the answer is written later, if at all
                 self._start(state, reply)
             else:
                 self._end(reply)
@@ -263,6 +291,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
     def _end(self, reply: HttpReply) -> None:
         self._is_waiting = False
         if self.transport.is_closing():
+            self._fast_path.hit_events.commit()  # nothing is written that would do so
             return
         is_last = self._is_ending and not self._held
         headers = self.server_state.default_headers

@@ -1,4 +1,4 @@
-"""Serves `sentiment` under LitServe."""
+"""Serves a model under LitServe."""
 
 import sys
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import litserve
 
 from loadtests.peers.configuration import PeerConfiguration
-from loadtests.peers.model import Sentiment
+from loadtests.peers.model import open_model
 
 
-class SentimentAPI(litserve.LitAPI):
+class TextAPI(litserve.LitAPI):
     """One text a request; LitServe gathers them into lists where it batches."""
 
     def setup(self, device: str) -> None:
         """Open the model, in each worker."""
-        self._model = Sentiment(WAY.threads)
+        self._model = open_model(WAY.threads)
 
     def decode_request(self, request: dict[str, str]) -> str:
         """Return the text."""
@@ -22,20 +22,28 @@ class SentimentAPI(litserve.LitAPI):
 
     def predict(self, x: Any) -> list[Any]:
         """Run one text, or the list of a batch."""
-        return self._model.scores(x) if isinstance(x, list) else self._model.scores([x])[0]
+        return self._model.rows(x) if isinstance(x, list) else self._model.rows([x])[0]
 
     def encode_response(self, output: list[float]) -> dict[str, list[float]]:
         """Return the body."""
-        return {"scores": output}
+        return {"values": output}
 
 
 WAY = PeerConfiguration.read()
 
-if __name__ == "__main__":
-    api = SentimentAPI(max_batch_size=WAY.batch, batch_timeout=WAY.delay)
+
+def serve(api: type[TextAPI]) -> None:
+    """Serve on the port of the first argument."""
     server = litserve.LitServer(
-        api, accelerator="cpu", workers_per_device=WAY.workers, fast_queue=True
+        api(max_batch_size=WAY.batch, batch_timeout=WAY.delay),
+        accelerator="cpu",
+        workers_per_device=WAY.workers,
+        fast_queue=True,
     )
     server.run(
         host="127.0.0.1", port=int(sys.argv[1]), log_level="warning", generate_client_file=False
     )
+
+
+if __name__ == "__main__":
+    serve(TextAPI)

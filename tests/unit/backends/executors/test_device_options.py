@@ -47,6 +47,13 @@ def test_tensorrt_stands_before_cuda_and_keeps_its_engines(tmp_path: Path) -> No
     assert cuda[0] == "CUDAExecutionProvider"
 
 
+@pytest.mark.parametrize(("precision", "rounded"), [("fp32", "00"), ("fp16", "10"), ("bf16", "01")])
+def test_tensorrt_rounds_as_the_revision_says(precision: str, rounded: str) -> None:
+    (_, told), _ = provider_options(DeviceOptions(provider="tensorrt", precision=precision))
+
+    assert told["trt_fp16_enable"] + told["trt_bf16_enable"] == rounded
+
+
 def test_a_session_that_fell_to_the_cpu_is_refused() -> None:
     """ONNX Runtime writes a line to its log and goes on."""
     path = Path("model.onnx")

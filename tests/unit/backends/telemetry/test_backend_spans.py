@@ -1,28 +1,22 @@
 """Spans of a backend: one trace from the caller to the model run, and silence when off."""
 
 import asyncio
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import (
-    BatchSpanProcessor,
-    SimpleSpanProcessor,
-    SpanExporter,
-    SpanExportResult,
-)
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from typing_extensions import override
 
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
-from backends.telemetry.spans import NO_SPAN, NO_TRACING, OtelTracing
+from backends.telemetry.spans import NO_SPAN, NO_TRACING, OtelTracing, otlp_tracing
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
+from tests.support.tracing import GrpcSink, HttpSink
 
 pytestmark = pytest.mark.anyio
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -42,23 +36,6 @@ def tracing(exporter: InMemorySpanExporter) -> Iterator[OtelTracing]:
     made = OtelTracing(provider)
     yield made
     made.close()
-
-
-class Silent(SpanExporter):
-    """Sends to a collector that takes what it is sent and does not answer."""
-
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-        self.has_ended = threading.Event()
-
-    @override
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.answers.wait(60.0)
-        return SpanExportResult.SUCCESS
-
-    @override
-    def shutdown(self) -> None:
-        self.has_ended.set()
 
 
 def traceparent(trace: str, *, sampled: bool = True) -> str:
@@ -90,10 +67,12 @@ async def test_a_trace_goes_from_the_call_over_row_and_batch_to_the_run(
         await backend.ask("mood", Task.CLASSIFY, ["good film"], traceparent=traceparent(TRACE))
 
     spans = {span.name: span for span in exporter.get_finished_spans()}
-    assert set(spans) == {"POST /v1/call", "row", "batch", "model run"}
+    assert set(spans) == {"POST /v1/call", "tokenization", "row", "queue", "batch", "model run"}
     assert {trace_of(span) for span in spans.values()} == {TRACE}
     assert parent_of(spans["POST /v1/call"]) == int(PARENT, 16)
     assert parent_of(spans["row"]) == id_of(spans["POST /v1/call"])
+    assert parent_of(spans["tokenization"]) == id_of(spans["POST /v1/call"])
+    assert parent_of(spans["queue"]) == id_of(spans["row"])
     assert parent_of(spans["batch"]) == id_of(spans["row"])
     assert parent_of(spans["model run"]) == id_of(spans["batch"])
 
@@ -161,15 +140,23 @@ def test_tracing_that_is_off_makes_no_objects() -> None:
     assert NO_TRACING.batch([span], {}) is NO_SPAN
 
 
-async def test_a_collector_that_does_not_answer_holds_nobody_up() -> None:
-    exporter = Silent()
-    provider = TracerProvider(shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    tracing = OtelTracing(provider, close_within=0.05)
-    tracing.call({}, {}).end()
-
+@pytest.mark.parametrize("kind", [HttpSink, GrpcSink])
+async def test_a_trace_arrives_whole_by_either_protocol(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[HttpSink] | type[GrpcSink]
+) -> None:
+    if kind is GrpcSink:
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    sink, gate = kind(), Gate()
+    gate.open()
+    for name, value in sink.environment.items():
+        monkeypatch.setenv(name, value)
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    tracing = otlp_tracing(sink.environment, "eu", "eu-0")
+    async with running_backend(write_repository(tmp_path), executor, tracing=tracing) as backend:
+        await backend.ask("mood", Task.CLASSIFY, ["good film"], traceparent=traceparent(TRACE))
     tracing.close()
+    sink.stop()
 
-    assert not exporter.has_ended.is_set()
-    exporter.answers.set()
-    assert exporter.has_ended.wait(60.0)
+    assert {span.name for span in sink.spans} >= {"POST /v1/call", "queue", "batch", "model run"}
+    assert {span.trace_id.hex() for span in sink.spans} == {TRACE}
+    assert tracing.statistics().exported == len(sink.spans)

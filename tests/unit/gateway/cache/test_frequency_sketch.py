@@ -17,6 +17,18 @@ def test_an_address_is_estimated_as_often_as_it_was_counted_or_more() -> None:
     assert sum(sketch.estimate(address(name)) for name in range(10_000, 10_100)) < 20
 
 
+def test_counting_one_by_one_is_the_same_as_counting_at_once() -> None:
+    single, together = FrequencySketch(1024), FrequencySketch(1024)
+    for name in range(20):
+        together.add(address(name), name)
+        for _ in range(name):
+            single.add_one(address(name))
+
+    assert [single.estimate(address(name)) for name in range(20)] == [
+        together.estimate(address(name)) for name in range(20)
+    ]
+
+
 def test_counts_stop_at_fifteen_and_halve_with_time() -> None:
     sketch = FrequencySketch(16)
     sketch.add(address(1), 100)

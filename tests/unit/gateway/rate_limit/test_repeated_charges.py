@@ -9,7 +9,7 @@ from redis.asyncio import Redis
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge
+from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, RepeatedCharges
 from gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import LocalRateLimiter
@@ -153,4 +153,33 @@ async def test_a_refusal_is_counted_by_the_limiter_alone(valkey: str) -> None:
 
     assert isinstance(repeated, DelegatedCharge)
     assert (refused.allowed, lines, limiter.statistics().refused) == (False, None, 1)
+    await redis.aclose()
+
+
+async def test_charges_are_repeated_from_their_first_admission_until_the_lease_ends(
+    valkey: str,
+) -> None:
+    clock = Clock()
+    limiter, redis = await leased(valkey, clock)
+    repeated = RepeatedCharges(limiter.repeated_charge)
+
+    before = repeated.charge(_CHARGES)
+    repeated.add(_CHARGES)
+    admitted, equal = repeated.charge(_CHARGES), repeated.charge((*_CHARGES[:1], *_CHARGES[1:]))
+    clock.advance(5.0)
+    ended = repeated.charge(_CHARGES)
+
+    assert (before, equal, ended) == (None, None, None)
+    assert admitted is not None
+    await redis.aclose()
+
+
+async def test_charges_are_not_repeated_after_rules_may_have_changed(valkey: str) -> None:
+    limiter, redis = await leased(valkey, Clock())
+    repeated = RepeatedCharges(limiter.repeated_charge)
+    repeated.add(_CHARGES)
+
+    repeated.clear()
+
+    assert repeated.charge(_CHARGES) is None
     await redis.aclose()

@@ -1,67 +1,21 @@
 """Spans: off by default, passed on when off, and under their parent when on."""
 
-import threading
-from collections.abc import Sequence
-
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
-from typing_extensions import override
 
-from gateway.telemetry.tracing import NullTracer, OtelTracer, tracer_from
+from gateway.errors import RateLimited
+from gateway.telemetry.tracing import OtelTracer, Tracer, tracer_from
+from tests.support.tracing import Recorded
 
 _PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+_UNSAMPLED = _PARENT[:-2] + "00"
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
-
-
-class Recorded:
-    """A tracer, and the spans it has sent."""
-
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        self.tracer = OtelTracer(self._exporter, service="test", close_within=60.0)
-
-    def spans(self) -> list[ReadableSpan]:
-        """Close the tracer and return what it sent, in the order of the ends."""
-        self.tracer.close()
-        return list(self._exporter.get_finished_spans())
-
-
-class Silent(SpanExporter):
-    """Sends to a collector that takes what it is sent and does not answer."""
-
-    def __init__(self) -> None:
-        self.answers = threading.Event()
-        self.has_ended = threading.Event()
-
-    @override
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self.answers.wait(60.0)
-        return SpanExportResult.SUCCESS
-
-    @override
-    def shutdown(self) -> None:
-        self.has_ended.set()
-
-
-def test_a_collector_that_does_not_answer_holds_nobody_up() -> None:
-    exporter = Silent()
-    tracer = OtelTracer(exporter, service="test", close_within=0.05)
-    with tracer.span("x"):
-        pass
-
-    tracer.close()
-
-    assert not exporter.has_ended.is_set()
-    exporter.answers.set()
-    assert exporter.has_ended.wait(60.0)
 
 
 @pytest.mark.parametrize("parent", ["", _PARENT])
 def test_a_tracer_that_is_off_passes_the_callers_trace_on(parent: str) -> None:
-    tracer = NullTracer()
+    tracer = Tracer()
 
     with tracer.span("x", parent=parent) as span:
         span.set("a", 1)
@@ -84,7 +38,7 @@ def test_a_tracer_that_is_off_passes_the_callers_trace_on(parent: str) -> None:
     ],
 )
 def test_tracing_is_off_unless_asked_for(environ: dict[str, str]) -> None:
-    assert isinstance(tracer_from(environ, service="x"), NullTracer)
+    assert type(tracer_from(environ, service="x")) is Tracer
 
 
 @pytest.mark.parametrize(
@@ -106,7 +60,7 @@ def test_an_endpoint_or_an_exporter_turns_tracing_on(environ: dict[str, str]) ->
 def test_a_span_is_under_its_parent_and_names_itself() -> None:
     recorded = Recorded()
 
-    with recorded.tracer.span("outer", parent=_PARENT, kind="server") as outer:
+    with recorded.tracer.request("outer", _PARENT) as outer:
         name = outer.traceparent
         with recorded.tracer.span("inner", parent=name, attributes={"items": 3}) as inner:
             inner.set("hits", 1)
@@ -117,27 +71,71 @@ def test_a_span_is_under_its_parent_and_names_itself() -> None:
     assert name.split("-")[1] == _PARENT.split("-")[1]
     assert f"{first.parent.span_id:016x}" == _PARENT.split("-")[2]
     assert f"{second.parent.span_id:016x}" == name.split("-")[2]
+    assert (first.parent.is_remote, second.parent.is_remote) == (True, False)
     assert (first.kind, second.kind) == (SpanKind.SERVER, SpanKind.INTERNAL)
     assert dict(second.attributes or {}) == {"items": 3, "hits": 1}
 
 
-@pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-01", "\xff"])
-def test_a_parent_that_is_none_begins_a_new_trace(parent: str) -> None:
+def test_a_request_without_a_parent_begins_a_new_trace() -> None:
     recorded = Recorded()
 
-    with recorded.tracer.span("x", parent=parent):
+    with recorded.tracer.request("x", ""), recorded.tracer.request("y", ""):
         pass
 
-    (span,) = recorded.spans()
-    assert span.parent is None
+    spans = recorded.spans()
+    assert [span.parent for span in spans] == [None, None]
+    assert len({span.context.trace_id for span in spans if span.context}) == 2
 
 
-def test_a_parent_that_is_not_sampled_is_not_recorded_but_passed_on() -> None:
+def test_tracestate_is_kept_and_passed_on() -> None:
     recorded = Recorded()
 
-    with recorded.tracer.span("x", parent=_PARENT[:-2] + "00") as span:
-        assert span.traceparent.split("-")[1] == _PARENT.split("-")[1]
-        assert span.traceparent.endswith("-00")
+    with recorded.tracer.request("x", f"{_PARENT} a=1,b=2") as span:
+        assert span.traceparent.partition(" ")[2] == "a=1,b=2"
+        with span.child("y") as child:
+            assert child.traceparent.partition(" ")[2] == "a=1,b=2"
+
+    assert [span.context.trace_state["b"] for span in recorded.spans() if span.context] == ["2"] * 2
+
+
+def test_a_request_that_is_not_sampled_is_not_recorded_but_passed_on() -> None:
+    recorded = Recorded()
+
+    with recorded.tracer.request("x", _UNSAMPLED) as span:
+        assert span.traceparent == _UNSAMPLED
+        with recorded.tracer.span("y", parent=span.traceparent) as child:
+            assert child.traceparent == _UNSAMPLED
+
+    assert recorded.spans() == []
+
+
+def test_a_request_that_the_sampler_leaves_out_is_unsampled_for_backends_too() -> None:
+    recorded = Recorded(ParentBased(ALWAYS_OFF))
+
+    span = recorded.tracer.request("x", "")
+
+    assert span.traceparent.endswith("-00")
+    assert span.traceparent == span.traceparent
+    assert recorded.spans() == []
+
+
+def test_a_failure_that_is_not_sampled_leaves_one_span_in_its_trace() -> None:
+    recorded = Recorded()
+
+    recorded.tracer.failure("x", _UNSAMPLED, age=2.0).end()
+
+    (span,) = recorded.spans()
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == _UNSAMPLED.split("-")[2]
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.end_time - span.start_time >= 2_000_000_000
+
+
+def test_always_off_records_no_failure_either() -> None:
+    recorded = Recorded(ALWAYS_OFF)
+
+    recorded.tracer.failure("x", "", age=2.0).end()
 
     assert recorded.spans() == []
 
@@ -145,7 +143,7 @@ def test_a_parent_that_is_not_sampled_is_not_recorded_but_passed_on() -> None:
 def test_a_failed_span_says_why_by_its_code() -> None:
     recorded = Recorded()
 
-    with recorded.tracer.span("x") as span:
+    with recorded.tracer.request("x", "") as span:
         span.fail("overloaded")
 
     (found,) = recorded.spans()
@@ -153,12 +151,40 @@ def test_a_failed_span_says_why_by_its_code() -> None:
     assert (found.attributes or {})["error.type"] == "overloaded"
 
 
-def test_an_exception_ends_the_span_and_is_named_without_its_message() -> None:
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [(ValueError("a secret text"), "ValueError"), (RateLimited("a secret text"), "rate_limited")],
+)
+def test_an_exception_ends_the_span_and_is_named_without_its_message(
+    error: Exception, name: str
+) -> None:
     recorded = Recorded()
 
-    with pytest.raises(ValueError, match="secret"), recorded.tracer.span("x"):
-        raise ValueError("a secret text")
+    with pytest.raises(type(error), match="secret"), recorded.tracer.request("x", ""):
+        raise error
 
     (found,) = recorded.spans()
-    assert found.status.description == "ValueError"
+    assert found.status.description == name
     assert "secret" not in found.to_json()
+
+
+def test_a_span_ends_once() -> None:
+    recorded = Recorded()
+
+    with recorded.tracer.request("x", "") as span:
+        span.end()
+
+    assert len(recorded.spans()) == 1
+
+
+def test_attributes_keep_to_the_limits_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "1")
+    monkeypatch.setenv("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "3")
+    recorded = Recorded()
+
+    with recorded.tracer.request("x", "", {"a": "long", "b": "longer"}):
+        pass
+
+    (span,) = recorded.spans()
+    assert dict(span.attributes or {}) == {"b": "lon"}
+    assert span.dropped_attributes == 1

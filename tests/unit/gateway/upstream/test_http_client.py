@@ -23,7 +23,7 @@ from loadtests.harness.stub_backend import (
     hang,
 )
 from loadtests.harness.waiting import until
-from tests.support.dispatching import endpoint, endpoint_of
+from tests.support.dispatching import call_backend, endpoint, endpoint_of
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,8 @@ async def send(
     idle_timeout: float = 10.0,
 ) -> Report:
     kept: list[Done | Failed] = [] if received is None else received
-    return await client.call(
+    return await call_backend(
+        client,
         target,
         call or call_of(),
         deadline=asyncio.get_running_loop().time() + 20.0,

@@ -69,7 +69,7 @@ def test_forms_with_kernels_here_equal_the_reference(
         np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=tolerance)
 
 
-@pytest.mark.parametrize("attention", ["fused", "heads", "gathered"])
+@pytest.mark.parametrize("attention", ["fused", "heads", "gathered", "plain"])
 def test_the_first_tokens_alone_equal_the_reference(
     attention: Attention, weights: Weights, tmp_path: Path
 ) -> None:

@@ -320,6 +320,50 @@ async def test_hits_on_several_connections_are_one_event(entry_point: EntryPoint
     assert sorted(ids) == sorted(known)
 
 
+async def test_hits_in_redis_on_several_connections_are_one_event(entry_point: EntryPoint) -> None:
+    entry_point.api.scene.cache.has_memory = False
+    await entry_point.send(ask("known"))
+    entry_point.events()
+    first, transport = entry_point.protocol, entry_point.transport
+    entry_point.connect()
+
+    for protocol in (first, entry_point.protocol):
+        protocol.data_received(ask("known"))
+    await entry_point.rest()
+
+    (event,) = entry_point.api.events.events
+    assert (event.count, event.usage.hit) == (2, 1)
+    answered = bytes(transport.written + entry_point.transport.written)
+    assert answered.count(b"cache-status: sluicegate; hit; detail=redis\r\nage: 0\r\n") == 2
+    ids = re.findall(rb"req_[0-9a-f]+", answered)
+    assert sorted(ids) == sorted(id_.encode() for id_ in ids_of(event))
+
+
+async def test_a_hit_in_redis_has_its_event_though_its_caller_left(entry_point: EntryPoint) -> None:
+    entry_point.api.scene.cache.has_memory = False
+    await entry_point.send(ask("known"))
+    entry_point.events()
+
+    entry_point.protocol.data_received(ask("known"))
+    entry_point.transport.close()
+    await entry_point.rest()
+
+    assert entry_point.transport.written == b""
+    assert [event.count for event in entry_point.api.events.events] == [1]
+
+
+async def test_a_hit_in_redis_is_refused_when_its_event_cannot_be_kept(
+    entry_point: EntryPoint,
+) -> None:
+    entry_point.api.scene.cache.has_memory = False
+    await entry_point.send(ask("known"))
+    entry_point.api.events.failing = True
+
+    refused = await entry_point.send(ask("known"))
+
+    assert b'"event_log_unavailable"' in refused
+
+
 async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(
     entry_point: EntryPoint,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Implements `sentiment` for Triton's Python backend."""
+"""Implements a model for Triton's Python backend."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import triton_python_backend_utils as triton
 
 from loadtests.peers.configuration import PeerConfiguration
-from loadtests.peers.model import Sentiment
+from loadtests.peers.model import open_model
 
 
 class TritonPythonModel:
@@ -14,7 +14,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Open the model."""
-        self._model = Sentiment(PeerConfiguration.read().threads)
+        self._model = open_model(PeerConfiguration.read().threads)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Run all requests that Triton gathered as one batch, a text each."""
@@ -22,5 +22,5 @@ class TritonPythonModel:
             triton.get_input_tensor_by_name(request, "text").as_numpy().item().decode()
             for request in requests
         ]
-        rows = np.array(self._model.scores(texts), np.float32)
-        return [triton.InferenceResponse([triton.Tensor("scores", row[None])]) for row in rows]
+        rows = np.array(self._model.rows(texts), np.float32)
+        return [triton.InferenceResponse([triton.Tensor("values", row[None])]) for row in rows]

@@ -1,0 +1,106 @@
+"""Writes what takes the place of a grid of real tokens where padding is computed, too.
+
+All of it are operators of ONNX itself, whose sizes follow from those of the inputs: a compiler such
+as TensorRT's takes the whole graph, and fuses attention and GELU itself.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+
+# Added to the scores of padding: its weight is lost in rounding, and no denormal number, with which
+# a CPU is slow.
+_PADDING = -80.0
+
+
+def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
+    """Add what is added to the scores of keys: `[batch, 1, 1, sequence]`."""
+    axes = graph.constant("mask.axes", np.array([1, 2], dtype=np.int64))
+    one = graph.constant("mask.one", np.array(1, dtype=np.float32))
+    least = graph.constant("mask.padding", np.array(_PADDING, dtype=np.float32))
+    graph.plain("Cast", [mask], "mask.real", to=TensorProto.FLOAT)
+    graph.plain("Sub", [one, "mask.real"], "mask.free")
+    graph.plain("Mul", ["mask.free", least], "mask.scores")
+    return graph.plain("Unsqueeze", ["mask.scores", axes], "padding")
+
+
+class PaddedGrid:
+    """Has the methods of `Grid`; its tokens are those of the rows, `[batch, sequence, ...]`."""
+
+    def __init__(self, graph: GraphBuilder, mask: str, *, width: int) -> None:
+        """Add the nodes that read `mask`, int32 [batch, sequence]; heads are `width` wide."""
+        self._graph = graph
+        self._scale = graph.constant(
+            "padded.scale", np.array(1 / math.sqrt(width), dtype=np.float32)
+        )
+        self._joined = graph.constant("padded.joined", np.array([0, 0, -1], dtype=np.int64))
+        self._first = graph.constant("padded.first", np.array(0, dtype=np.int64))
+        self._padding = add_padding_scores(graph, mask)
+
+    def take(self, padded: str, output: str) -> str:
+        """Add another name of the same."""
+        return self._graph.plain("Identity", [padded], output)
+
+    def fill(self, tokens: str, output: str) -> str:
+        """Add another name of the same."""
+        return self._graph.plain("Identity", [tokens], output)
+
+    def first(self, tokens: str, output: str) -> str:
+        """Add the first token of every row of `tokens`: `[batch, hidden]`."""
+        return self._graph.plain("Gather", [tokens, self._first], output, axis=1)
+
+    def positions(self) -> str:
+        """Add the position of every place of a row: int64 [sequence]."""
+        graph = self._graph
+        zero = graph.constant("padded.zero", np.array(0, dtype=np.int64))
+        step = graph.constant("padded.step", np.array(1, dtype=np.int64))
+        graph.plain("Shape", ["input_ids"], "padded.shape", start=1, end=2)
+        graph.plain("Squeeze", ["padded.shape"], "padded.length")
+        return graph.plain("Range", [zero, "padded.length", step], "padded.positions")
+
+    def embed(self, *, epsilon: float) -> str:
+        """Add the embeddings of a BERT: `[batch, sequence, hidden]`."""
+        graph, prefix = self._graph, "embeddings"
+        tokens = {
+            "word": "input_ids",
+            "position": self.positions(),
+            "token_type": "token_type_ids",
+        }
+        words, places, kinds = (
+            graph.plain(
+                "Gather",
+                [graph.weight(f"{prefix}.{table}_embeddings.weight"), ids],
+                f"{prefix}.{table}",
+            )
+            for table, ids in tokens.items()
+        )
+        # The order of the fused operator.
+        graph.plain("Add", [words, kinds], f"{prefix}.typed")
+        graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
+        return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)
+
+    def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, bias: str) -> str:
+        """Add attention on rows of query, key and value."""
+        graph = self._graph
+        sizes = graph.constant(f"{prefix}.sizes", np.array([0, 0, heads, -1], dtype=np.int64))
+        query, key, value = (
+            graph.plain("Reshape", [name, sizes], f"{name}.heads") for name in inputs
+        )
+        graph.plain("Transpose", [query], f"{prefix}.query.turned", perm=[0, 2, 1, 3])
+        graph.plain("Transpose", [key], f"{prefix}.key.turned", perm=[0, 2, 3, 1])
+        graph.plain("Transpose", [value], f"{prefix}.value.turned", perm=[0, 2, 1, 3])
+        graph.plain(
+            "MatMul", [f"{prefix}.query.turned", f"{prefix}.key.turned"], f"{prefix}.products"
+        )
+        scores = graph.plain("Mul", [f"{prefix}.products", self._scale], f"{prefix}.scaled")
+        if bias:
+            scores = graph.plain("Add", [scores, bias], f"{prefix}.placed")
+        graph.plain("Add", [scores, self._padding], f"{prefix}.scores")
+        graph.plain("Softmax", [f"{prefix}.scores"], f"{prefix}.shares", axis=-1)
+        graph.plain("MatMul", [f"{prefix}.shares", f"{prefix}.value.turned"], f"{prefix}.context")
+        graph.plain("Transpose", [f"{prefix}.context"], f"{prefix}.rows", perm=[0, 2, 1, 3])
+        return graph.plain("Reshape", [f"{prefix}.rows", self._joined], f"{prefix}.joined")

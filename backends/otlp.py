@@ -1,0 +1,177 @@
+"""Exports spans as the standard `OTEL_*` variables say; gateways and backends share it."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
+from typing_extensions import override
+
+from backends.otlp_encoding import encode_spans
+from backends.otlp_variables import OTLP, exporter_names, number, otlp_variable
+
+_log = logging.getLogger(__name__)
+# OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
+CLOSE_WITHIN: Final = 2.0
+_PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
+
+
+class TracingProblem(ValueError):
+    """The variables ask for what cannot be had; the message names the one to change."""
+
+
+class TracingStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts spans: taken by the collector, lost in sending, dropped as the queue was full."""
+
+    exported: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+
+class SpanQueue(SpanProcessor):
+    """Queues ended spans for a thread that exports them; any thread may add one.
+
+    A span that finds the queue full is dropped and counted, so that nobody waits for a collector.
+    The SDK's own processor asks the kernel for the process's id at each span, and writes a line to
+    the log for each that it drops.
+    """
+
+    def __init__(
+        self,
+        exporters: Sequence[SpanExporter],
+        environ: Mapping[str, str],
+        *,
+        close_within: float = CLOSE_WITHIN,
+    ) -> None:
+        self._exporters = exporters
+        self._room = number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
+        batch = number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
+        self._batch = min(batch, self._room)
+        self._delay = number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000) / 1000
+        self._close_within = close_within
+        self._spans: deque[ReadableSpan] = deque()
+        self._lock = threading.Lock()
+        self._exported = self._failed = self._dropped = 0
+        self._is_closing = False
+        self._wakes = threading.Event()
+        self._thread = threading.Thread(target=self._export_batches, name="spans", daemon=True)
+        self._thread.start()
+
+    @override
+    def on_end(self, span: ReadableSpan) -> None:
+        if span.context is None or not span.context.trace_flags & 1:
+            return
+        queued = len(self._spans)
+        if queued >= self._room:
+            with self._lock:
+                self._dropped += 1
+            return
+        self._spans.append(span)
+        if queued + 1 >= self._batch and not self._wakes.is_set():
+            self._wakes.set()
+
+    @override
+    def shutdown(self) -> None:
+        """Export the queued spans, for at most `close_within` seconds."""
+        self._is_closing = True
+        self._wakes.set()
+        self._thread.join(self._close_within)
+
+    def statistics(self) -> TracingStatistics:
+        """Return counts since the start."""
+        return TracingStatistics(
+            exported=self._exported, failed=self._failed, dropped=self._dropped
+        )
+
+    def _export_batches(self) -> None:
+        while not self._is_closing:
+            self._wakes.wait(self._delay)
+            self._wakes.clear()
+            self._export()
+            while len(self._spans) >= self._batch:
+                self._export()
+        while self._spans:
+            self._export()
+        for exporter in self._exporters:
+            exporter.shutdown()
+
+    def _export(self) -> None:
+        batch = [self._spans.popleft() for _ in range(min(len(self._spans), self._batch))]
+        if not batch:
+            return
+        try:
+            results = {exporter.export(batch) for exporter in self._exporters}
+        except Exception:  # noqa: BLE001 - whatever an exporter raises, the next may succeed
+            _log.exception("spans were not exported")
+            results = {SpanExportResult.FAILURE}
+        if SpanExportResult.FAILURE in results:
+            self._failed += len(batch)
+        else:
+            self._exported += len(batch)
+
+
+def open_queue(environ: Mapping[str, str]) -> SpanQueue:
+    """Return the queue of the exporters that `environ`, the process's own environment, names.
+
+    Raises:
+        TracingProblem: an exporter is not installed, or a variable has an impossible value.
+    """
+    exporters: list[SpanExporter] = []
+    for name in exporter_names(environ) or ["otlp"]:
+        if name == "otlp":
+            exporters.append(_otlp_exporter(environ))
+        elif name == "console":
+            exporters.append(ConsoleSpanExporter())
+        elif name != "none":
+            _log.warning("OTEL_TRACES_EXPORTER is ignored", extra={"exporter": name})
+    return SpanQueue(exporters, environ)
+
+
+def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProvider:
+    """Return a provider with sampler, limits and resource of the process's environment.
+
+    What `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say wins over `attributes`.
+    """
+    given = OTELResourceDetector().detect().attributes
+    resource = Resource.create({**attributes, **given})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(queue)
+    return provider
+
+
+def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
+    for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
+        path = otlp_variable(environ, name)
+        if path and not Path(path).is_file():
+            raise TracingProblem(f"`{OTLP}{name}` names `{path}`, which is no file: correct it")
+    protocol = otlp_variable(environ, "PROTOCOL").strip() or "http/protobuf"
+    if protocol not in _PACKAGES:
+        _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is ignored", extra={"protocol": protocol})
+    package = _PACKAGES.get(protocol, "http")
+    try:
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter")
+    except ImportError as error:
+        raise TracingProblem(
+            f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
+            f" ({error}): install `sluicegate[otlp-grpc]`, or set it to `http/protobuf`"
+        ) from error
+    # Both exporters look their encoder up there.
+    setattr(module, "encode_spans", encode_spans)  # noqa: B010 - no type says that it is there
+    # By the specification these are milliseconds, which the SDK's exporters read as seconds.
+    name = OTLP + ("TRACES_TIMEOUT" if environ.get(OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
+    timeout = min(
+        number(environ, name, default=10_000),
+        number(environ, "OTEL_BSP_EXPORT_TIMEOUT", default=30_000),
+    )
+    try:
+        exporter: SpanExporter = module.OTLPSpanExporter(timeout=timeout / 1000)
+    except Exception as error:  # whatever the exporter makes of a variable
+        raise TracingProblem(f"the variables `{OTLP}*` cannot be used: {error}") from error
+    return exporter

@@ -1,0 +1,77 @@
+"""Reads the W3C trace context of requests, which travels on as one text.
+
+The text is a valid `traceparent` of version 00, then a blank and the `tracestate` where there is
+one. It is empty where there is no trace.
+"""
+
+import re
+from collections.abc import Iterable
+from random import getrandbits
+from typing import Final
+
+SAMPLED: Final = 1
+LENGTH: Final = 55
+"""Of a `traceparent`; what follows it after a blank is the `tracestate`."""
+_LONGEST_STATE = 512
+_ODD: Final = "13579bdf"
+_IDS = rb"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
+# As most clients write them. A folded line is left to the parser.
+_PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
+_STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
+_MARK = b"raceparent: 00-"
+
+
+def split_context(request: bytes) -> tuple[str, bytes]:
+    """Return the trace context of a request, and the request without it.
+
+    So requests are the same whose traces differ. A head of unusual form is returned as it is, with
+    no context: a parser then reads it, and `context_of` its fields.
+    """
+    start = request.find(_MARK) - 3
+    found = _PARENT_LINE.match(request, start) if start > 0 else None
+    # Not in a body, where it would end elsewhere than its declared length says.
+    if found is None or request.find(b"\r\n\r\n", 0, start) >= 0:
+        return "", request
+    rest = request[:start] + request[found.end() :]
+    if b"race" not in rest:
+        return found[1].decode(), rest
+    if b"raceparent" in rest:
+        return "", request
+    head, mark, body = rest.partition(b"\r\n\r\n")
+    head += mark
+    states = _STATE_LINE.findall(head)
+    return _text(found[1], states), _STATE_LINE.sub(b"", head) + body
+
+
+def context_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the trace context that `headers` (names in lower case) carry."""
+    parents: list[bytes] = []
+    states: list[bytes] = []
+    for name, value in headers:
+        if name == b"traceparent":
+            parents.append(value)
+        elif name == b"tracestate":
+            states.append(value)
+    found = _VALUE.fullmatch(parents[0]) if len(parents) == 1 else None
+    return "" if found is None else _text(b"00-" + (found[1] or found[2]), states)
+
+
+def is_sampled(context: str) -> bool:
+    """Tell whether the `sampled` flag of a context is set."""
+    return context[54] in _ODD
+
+
+def unsampled(context: str) -> str:
+    """Return `context` as one that is not recorded, a new one where there is none."""
+    if not context:
+        return f"00-{getrandbits(128) or 1:032x}-{getrandbits(64) or 1:016x}-00"
+    flags = int(context[53:55], 16) & ~SAMPLED
+    return f"{context[:53]}{flags:02x}{context[55:]}"
+
+
+def _text(parent: bytes, states: list[bytes]) -> str:
+    state = b",".join(states)
+    if not state or len(state) > _LONGEST_STATE or not state.isascii():
+        return parent.decode()
+    return f"{parent.decode()} {state.decode()}"

@@ -1,0 +1,142 @@
+"""Traced requests: spans on the fast path as in the application, and none that is not sampled."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_OFF, DEFAULT_ON
+
+from gateway.types import ItemFailure
+from tests.support.api import KEY
+from tests.support.entry_points import EntryPoint
+from tests.support.tracing import Recorded
+
+pytestmark = pytest.mark.anyio
+_TRACE = "0af7651916cd43dd8448eb211c80319c"
+_BODY = b'{"model": "sentiment", "input": "a"}'
+
+
+def request(*lines: bytes, body: bytes = _BODY) -> bytes:
+    head = [
+        b"POST /v1/classify HTTP/1.1",
+        b"host: w",
+        b"authorization: Bearer " + KEY.encode(),
+        b"content-length: %d" % len(body),
+        *lines,
+    ]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def traceparent(flags: str = "01", number: int = 1) -> bytes:
+    return f"traceparent: 00-{_TRACE}-{number:016x}-{flags}".encode()
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def names(spans: Sequence[ReadableSpan]) -> list[str]:
+    return sorted(span.name for span in spans)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+async def test_a_sampled_memory_hit_has_its_steps_at_either_entry_point(fast: bool) -> None:  # noqa: FBT001
+    recorded = Recorded(DEFAULT_OFF)
+    entry = EntryPoint(fast=fast, tracer=recorded.tracer)
+    for _ in range(3):  # computed, stored, replayed from now on
+        await entry.send(request())
+
+    for number in (1, 2):
+        assert b" 200 " in await entry.send(request(traceparent(number=number)))
+
+    spans = recorded.spans()
+    assert names(spans) == sorted(["POST /v1/classify", "admission", "cache lookup"] * 2)
+    roots = [span for span in spans if span.name == "POST /v1/classify"]
+    assert [span.parent.span_id for span in roots if span.parent] == [1, 2]
+    for span in roots:
+        assert attributes(span)["http.response.status_code"] == 200
+        assert attributes(span)["sluicegate.model"] == "sentiment"
+    ids = {attributes(span)["sluicegate.request_id"] for span in roots}
+    assert len(ids) == 2
+    assert ids <= {str(event.id) for event in entry.api.events.events}
+
+
+async def test_requests_that_differ_in_their_trace_alone_are_replayed() -> None:
+    entry = EntryPoint(fast=True)
+    for number in range(1, 9):
+        await entry.send(request(traceparent("00", number), b"tracestate: a=%d" % number))
+
+    assert len(entry.api.fast_path.heads) == 1
+
+
+@pytest.mark.parametrize("line", [b"", traceparent("00")])
+async def test_what_is_not_sampled_leaves_no_span(line: bytes) -> None:
+    recorded = Recorded(DEFAULT_OFF)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+    lines = [line] if line else []
+
+    for _ in range(4):
+        assert b" 200 " in await entry.send(request(*lines))
+
+    assert recorded.spans() == []
+
+
+async def test_every_hit_is_recorded_where_the_sampler_takes_all() -> None:
+    recorded = Recorded(DEFAULT_ON)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+
+    for _ in range(6):
+        await entry.send(request())
+
+    roots = [span for span in recorded.spans() if span.name == "POST /v1/classify"]
+    assert len(roots) == 6
+    assert len({span.context.trace_id for span in roots if span.context}) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "trace"),
+    [
+        (b"TraceParent:00-" + _TRACE.encode() + b"-00000000000000aa-01", _TRACE),
+        (b"traceparent: cc-" + _TRACE.encode() + b"-00000000000000aa-01-more", _TRACE),
+    ],
+)
+async def test_a_traceparent_of_unusual_form_is_read_too(line: bytes, trace: str) -> None:
+    recorded = Recorded(DEFAULT_OFF)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+    for _ in range(3):
+        await entry.send(request(line))
+
+    spans = recorded.spans()
+    assert {f"{span.context.trace_id:032x}" for span in spans if span.context} == {trace}
+    assert len([span for span in spans if span.name == "POST /v1/classify"]) == 3
+
+
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("sampler", [DEFAULT_OFF, ALWAYS_OFF])
+async def test_a_failure_that_is_not_sampled_leaves_one_span(fast: bool, sampler: Any) -> None:  # noqa: FBT001
+    recorded = Recorded(sampler)
+    entry = EntryPoint(fast=fast, tracer=recorded.tracer)
+    failure = ItemFailure(status=503, code="overloaded", detail="Full.")
+    entry.api.scene.runner.failure = failure
+
+    answer = await entry.send(request(traceparent("00")))
+
+    assert b" 503 " in answer
+    spans = recorded.spans()
+    if sampler is ALWAYS_OFF:
+        assert spans == []
+    else:
+        (span,) = spans
+        assert attributes(span)["error.type"] == "overloaded"
+        assert span.parent is not None
+        assert span.parent.span_id == 1
+
+
+async def test_a_refusal_that_is_not_sampled_leaves_no_span() -> None:
+    recorded = Recorded(DEFAULT_OFF)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+
+    assert b" 400 " in await entry.send(request(body=b"{"))
+
+    assert recorded.spans() == []
