@@ -15,7 +15,7 @@ import msgspec
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner
 from gateway.inference.interfaces import SharedCache
-from gateway.inference.outcomes import hit_outcome, joined_outcome
+from gateway.inference.outcomes import hit_outcome, joined_outcome, would_repeat
 from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome
 
@@ -27,8 +27,6 @@ _SHARE_OF_WAIT = 0.1
 _SHARE_OF_TIME = 0.5
 """Of what is left until the deadline: the rest is for computing it after all."""
 _SHORTEST_PAUSE = 0.005
-_REFUSED = 422
-"""The status of failures that are stored, and answer others as well."""
 _RENEWED_EACH = 0.25
 """Of a lease: claims that are as old are renewed, so that none is older than half a lease."""
 
@@ -48,7 +46,7 @@ class _HeldClaims:
     def settle(self, index: int, outcome: ItemOutcome) -> None:
         """Settle an item, whose claim has ended."""
         key, failure = self.unsettled.pop(index, None), outcome.failure
-        if failure is not None and key is not None and failure.status != _REFUSED:
+        if failure is not None and key is not None and not would_repeat(failure):
             self.unanswered.append(key)
         self._settle(index, outcome)
 

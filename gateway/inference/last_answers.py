@@ -19,15 +19,12 @@ from gateway.config.document import ModelConfig
 from gateway.dispatch.work import WorkRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import ResultStore
-from gateway.inference.outcomes import hit_outcome
+from gateway.inference.outcomes import REFUSED, hit_outcome, would_repeat
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.inference.refreshing import Refresher
 from gateway.tasks import TaskStarter
-from gateway.types import CacheDirectives, ItemFailure, ItemOutcome, ServedModel, Source, Stale
+from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
 
-_REFUSED = 422
-# Refusals that depend on what else ran at the time: the next try may be answered.
-_PASSING = frozenset({"algorithm_too_slow"})
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
 _MOST_JITTER = 0.5
@@ -89,7 +86,7 @@ class LastAnswers:
             # What another worker computed is stored by it.
             return
         if failure is not None:
-            if not (_would_repeat(failure) and prepared.request.truncate):
+            if not (would_repeat(failure) and prepared.request.truncate):
                 # Others may be answered by a part of the text.
                 return
             ttl = plan.runtime.document.cache.refusal_ttl
@@ -183,11 +180,6 @@ class LastAnswers:
         return since
 
 
-def _would_repeat(failure: ItemFailure) -> bool:
-    """Tell whether the same item would be refused again for the same reason."""
-    return failure.status == _REFUSED and not failure.retryable and failure.code not in _PASSING
-
-
 def keeps_last(entry: ModelConfig) -> bool:
     """Tell whether the last answers of a model are kept beyond their time."""
     return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0
@@ -243,7 +235,7 @@ def _kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: flo
 
 def _last(prepared: PreparedRequest, entry: CachedResult) -> CachedResult:
     """Return `entry` as it is kept for later; a refusal takes the place of the answer before."""
-    if entry.status == _REFUSED:
+    if entry.status == REFUSED:
         return entry
     bound = max(prepared.plan.entry.stale_while_revalidate, prepared.plan.entry.stale_if_error)
     # Redis shortens lives by up to the jitter, which must not eat up the bound.

@@ -9,6 +9,10 @@ from gateway.errors import DeadlineExceeded, InternalError
 from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
 
+REFUSED = 422
+"""The status of an item that a model does not take."""
+# Refusals that depend on what else ran at the time: the next try may be answered.
+_PASSING = frozenset({"algorithm_too_slow"})
 LATE = ItemOutcome(
     source=Source.FAILED,
     failure=ItemFailure.of(DeadlineExceeded.during("the computation")),
@@ -44,6 +48,11 @@ def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
         span.set("sluicegate.cache.hits", len(hits))
         if hits:
             span.set("sluicegate.cache.tier", hits[-1].tier)
+
+
+def would_repeat(failure: ItemFailure) -> bool:
+    """Tell whether the same item would be refused again for the same reason."""
+    return failure.status == REFUSED and not failure.retryable and failure.code not in _PASSING
 
 
 def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:

@@ -14,7 +14,7 @@ from backends.protocol import Call, Failed
 from gateway.cache.entry import CachedResult
 from gateway.redis.client import connect
 from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import Reply, StubBackend, answer, answer_when, hang
+from loadtests.harness.stub_backend import Behaviour, Reply, StubBackend, answer, answer_when, hang
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
@@ -264,21 +264,35 @@ async def test_a_value_that_answers_nobody_keeps_nobody_waiting(
     assert written(own) - before <= 3
 
 
-async def fail_all(stub: StubBackend, call: Call, reply: Reply) -> None:
-    """Fail every item for good."""
-    for index in range(len(call.items)):
-        await reply.send(
-            Failed(index=index, status=500, code="odd", detail="It is odd.", retryable=False)
-        )
-    await reply.end(stub.report)
+def failing(status: int, code: str) -> Behaviour:
+    """Return what fails every item for good."""
+
+    async def fail_all(stub: StubBackend, call: Call, reply: Reply) -> None:
+        for index in range(len(call.items)):
+            await reply.send(
+                Failed(index=index, status=status, code=code, detail="It is odd.", retryable=False)
+            )
+        await reply.end(stub.report)
+
+    return fail_all
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "shown"), [(500, "odd", 502), (422, "algorithm_too_slow", 422)]
+)
 @pytest.mark.parametrize("texts", [("a",), ("a", "b")])
 async def test_the_claim_on_what_failed_is_released(
-    texts: Sequence[str], tmp_path: Path, own: Valkey, stub: StubBackend
+    texts: Sequence[str],
+    status: int,
+    code: str,
+    shown: int,
+    tmp_path: Path,
+    own: Valkey,
+    stub: StubBackend,
 ) -> None:
+    """Also where an item is refused whose next try may be answered: that is not stored."""
     redis = connect(own.url, timeout=60.0)
-    stub.behaviour = fail_all
+    stub.behaviour = failing(status, code)
     async with sharing_workers(tmp_path, own, stub, lease=600.0, names=["one"]) as (one,):
         response = await ask(one, *texts)
 
@@ -288,4 +302,4 @@ async def test_the_claim_on_what_failed_is_released(
         await eventually(is_released)
     await redis.aclose()
 
-    assert response.status == 502
+    assert response.status == shown
