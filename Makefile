@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis chaos-sentinel bench-dispatch parity clean
 
 help: ## List the targets
@@ -97,6 +97,9 @@ bench-dispatch: install-dev ## Measure the gateway's processor time for each mis
 
 bench-pipeline: install-dev ## Measure each process's processor time for each missed item, with a model that takes none
 	$(BIN)/python -m loadtests pipeline $(ARGS)
+
+bench-growth: install-dev ## Measure how throughput, processor time, p99 and memory grow with each size; ARGS="--only tenants"
+	$(BIN)/python -m loadtests growth $(ARGS)
 
 bench-threads: install-dev ## Measure adaptive threads beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)

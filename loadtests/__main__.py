@@ -28,6 +28,7 @@ from loadtests.chaos.command import chaos_command
 from loadtests.fuzz_api.command import fuzz_api_command
 from loadtests.fuzz_http.command import fuzz_http_command
 from loadtests.gpu.command import gpu_command
+from loadtests.growth.command import growth_command
 from loadtests.partitions.command import partitions_command
 from loadtests.peers import measure as peers
 from loadtests.peers.servers import PEERS
@@ -256,6 +257,7 @@ main.add_command(chaos_command)
 main.add_command(fuzz_api_command)
 main.add_command(fuzz_http_command)
 main.add_command(gpu_command)
+main.add_command(growth_command)
 main.add_command(soak_command)
 
 if __name__ == "__main__":

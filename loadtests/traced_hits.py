@@ -66,7 +66,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
         )
         for what, spent in costs.items()
     ]
-    show("Memory hits a second of a worker's processor, by tracing", table, {}, this_machine())
+    show("Traced memory hits", table, {}, this_machine())
 
 
 def _systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, tuple[System, Target]]:

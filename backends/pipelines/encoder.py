@@ -21,7 +21,7 @@ _CHARACTERS_PER_WINDOWED_TOKEN = 16
 _EMPTY = "the text is empty; send some"
 
 
-class PreparedTexts(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Holds texts to be tokenized, and which of them were cut before."""
 
     texts: list[Text]
@@ -81,7 +81,7 @@ class Encoder:
 
     def prepare(
         self, texts: Sequence[Text], prompts: Sequence[str] | None = None
-    ) -> "PreparedTexts":
+    ) -> "PreparedQuery":
         """Return what is to be tokenized for these texts; see `vectors`.
 
         Raises:
@@ -91,10 +91,10 @@ class Encoder:
         are_cut = [part is not text for part, text in zip(parts, texts, strict=True)]
         if prompts or self._prompt:
             parts = list(map(_prompted, prompts or [self._prompt] * len(parts), parts))
-        return PreparedTexts(texts=parts, are_cut=are_cut)
+        return PreparedQuery(texts=parts, are_cut=are_cut)
 
     def check(
-        self, prepared: "PreparedTexts", encodings: Sequence[Encoding], caller: RowCaller
+        self, prepared: "PreparedQuery", encodings: Sequence[Encoding], caller: RowCaller
     ) -> None:
         """Check the tokens of prepared texts, and note to `caller` where they were cut.
 

@@ -9,7 +9,7 @@ from backends.algorithms.base import QueryAlgorithm
 from backends.batching.row import RowWaiter
 from backends.batching.shared import RowCaller
 from backends.errors import BackendError
-from backends.pipelines.encoder import Encoder, PreparedTexts
+from backends.pipelines.encoder import Encoder, PreparedQuery
 from backends.pipelines.head import Head
 from backends.protocol import CallItem
 from backends.serving.items import ItemAnswerer, Outcome
@@ -20,7 +20,7 @@ from backends.types import Encoding, OutputKind
 _ITEMS_AT_ONCE = 256
 
 
-class Send(Protocol):
+class _Send(Protocol):
     """Sends outcomes of a call."""
 
     async def __call__(self, outcomes: Sequence[Outcome], *, is_last: bool) -> None:
@@ -34,7 +34,7 @@ class _OpenItem:
     __slots__ = ("caller", "encodings", "index", "prepared", "until", "waiter", "waiting")
 
     def __init__(
-        self, index: int, caller: RowCaller, prepared: PreparedTexts, *, until: float
+        self, index: int, caller: RowCaller, prepared: PreparedQuery, *, until: float
     ) -> None:
         self.index = index
         self.caller = caller
@@ -64,7 +64,7 @@ class QueryCall:
         self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def send_all(self, send: Send) -> None:
+    async def send_all(self, send: _Send) -> None:
         """Answer every item; `send` gets the outcomes, and whether they are the last."""
         items = self._answerer.call.items
         begun = sent = 0

@@ -4,6 +4,7 @@ import re
 import secrets
 from collections.abc import Collection
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,8 @@ _SUBJECT: Final = "accounts"
 # The factor of changes in `version`; the number of expired keys is added to it.
 _STEP: Final = 1 << 24
 
-_rules = msgspec.json.Decoder(tuple[Rule, ...])
+# Rules are alike for most keys: a hundred thousand keys then share a few objects.
+_decode_rules = lru_cache(maxsize=4096)(msgspec.json.Decoder(tuple[Rule, ...]).decode)
 _models = msgspec.json.Decoder(tuple[str, ...])
 
 
@@ -217,7 +219,7 @@ def _tenant(row: Row[Any]) -> Tenant:
     return Tenant(
         id=TenantId(row.id),
         name=row.name,
-        limits=_rules.decode(row.rules),
+        limits=_decode_rules(row.rules),
         created=to_datetime(row.created),
     )
 
@@ -227,7 +229,7 @@ def _key(row: Row[Any]) -> Key:
         id=KeyId(row.id),
         tenant=TenantId(row.tenant),
         name=row.name,
-        limits=_rules.decode(row.rules),
+        limits=_decode_rules(row.rules),
         models=None if row.models is None else _models.decode(row.models),
         created=to_datetime(row.created),
         expires=None if row.expires is None else to_datetime(row.expires),
@@ -239,8 +241,8 @@ def _principal(row: Row[Any]) -> Principal:
     return Principal(
         tenant=TenantId(row.tenant),
         key=KeyId(row.id),
-        tenant_rules=_rules.decode(row.tenant_rules),
-        key_rules=_rules.decode(row.rules),
+        tenant_rules=_decode_rules(row.tenant_rules),
+        key_rules=_decode_rules(row.rules),
         models=None if row.models is None else frozenset(_models.decode(row.models)),
         expires=row.expires,
     )

@@ -49,6 +49,16 @@ def test_principals_are_found_by_the_hash_of_their_key(ledger: Ledger) -> None:
     assert principals["h1"].models is None
 
 
+def test_principals_with_the_same_rules_share_them_in_memory(ledger: Ledger) -> None:
+    for name in ("acme", "beta"):
+        ledger.accounts.create_tenant(name, rules=[RULE])
+        ledger.accounts.create_key(name, key_hash=name)
+
+    principals = ledger.accounts.load_principals()
+
+    assert principals["acme"].tenant_rules is principals["beta"].tenant_rules
+
+
 def test_a_revoked_key_is_no_longer_loaded(ledger: Ledger) -> None:
     ledger.accounts.create_tenant("acme")
     key = ledger.accounts.create_key("acme", key_hash="h1")

@@ -1,0 +1,142 @@
+"""Keeps measured points, and fits how figures grow with the size."""
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from loadtests.machine import Machine
+
+_CONSTANT, _LINEAR, _WORSE = 0.1, 0.9, 1.1
+_LEAST, _LEAST_IDLE = 0.05, 0.5
+"""Growth below these shares of the first value is none: figures vary by as much by themselves."""
+
+
+class GrowthPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures at a size of a section, by role of process where they are a mapping.
+
+    `processor` is microseconds for each request, `idle` those for each second without requests,
+    `memory` MiB (PSS), `p50` and `p99` milliseconds. `others` is the share of the machine that
+    processes had meanwhile which have no part in it.
+    """
+
+    section: str
+    curve: str
+    size: int
+    rate: float
+    processor: dict[str, float]
+    idle: dict[str, float]
+    p50: float
+    p99: float
+    memory: dict[str, float]
+    others: float
+    machine: Machine
+
+    @property
+    def processor_sum(self) -> float:
+        """The processor time of all processes for a request."""
+        return sum(self.processor.values())
+
+    @property
+    def idle_sum(self) -> float:
+        """The processor time of all processes for a second without requests."""
+        return sum(self.idle.values())
+
+    @property
+    def memory_sum(self) -> float:
+        """The memory of all processes."""
+        return sum(self.memory.values())
+
+
+class PointFile:
+    """Keeps points in a file, a line of JSON each; a later line replaces an earlier one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._points: dict[tuple[str, str, int], GrowthPoint] = {}
+        self._read()
+
+    def add(self, point: GrowthPoint) -> None:
+        """Keep a point; what was kept before is in the file whatever happens next."""
+        self._remember(point)
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(point) + b"\n")
+
+    def compact(self) -> None:
+        """Drop the lines that later ones replaced; another run may have added some."""
+        self._read()
+        lines = (msgspec.json.encode(point) + b"\n" for point in self._points.values())
+        self._path.write_bytes(b"".join(lines))
+
+    def has(self, section: str, curve: str, size: int, machine: Machine) -> bool:
+        """Return whether the point was measured on this machine at this commit."""
+        found = self._points.get((section, curve, size))
+        return found is not None and (found.machine.cpu, found.machine.commit) == (
+            machine.cpu,
+            machine.commit,
+        )
+
+    def curves(self, section: str) -> dict[str, list[GrowthPoint]]:
+        """Return the points of a section by curve, sorted by size."""
+        found: dict[str, list[GrowthPoint]] = {}
+        for point in sorted(self._points.values(), key=lambda point: point.size):
+            if point.section == section:
+                found.setdefault(point.curve, []).append(point)
+        return found
+
+    def _read(self) -> None:
+        if self._path.exists():
+            for line in self._path.read_bytes().splitlines():
+                self._remember(msgspec.json.decode(line, type=GrowthPoint))
+
+    def _remember(self, point: GrowthPoint) -> None:
+        self._points[point.section, point.curve, point.size] = point
+
+
+def exponent(points: Sequence[tuple[float, float]]) -> float:
+    """Return `k` of the fit of `value = c * size ** k`, 0 where there are too few points."""
+    logs = [(math.log(size), math.log(value)) for size, value in points if size > 0 and value > 0]
+    if len({x for x, _ in logs}) < 2:
+        return 0.0
+    return statistics.linear_regression([x for x, _ in logs], [y for _, y in logs]).slope
+
+
+def worst_exponent(points: Sequence[tuple[float, float]]) -> float:
+    """Return the exponent of all points, or of the larger half of the sizes if that is higher."""
+    return max(exponent(points), exponent(points[len(points) // 2 :]) if len(points) > 3 else 0.0)
+
+
+def added_exponent(points: Sequence[tuple[float, float]], *, share: float = _LEAST) -> float:
+    """Return the exponent of what is added to the value at the smallest size.
+
+    Memory has a large constant part, beside which a steep growth would not be seen. Less than
+    `share` of that is no growth.
+    """
+    (first, least), *rest = points
+    added = [(size - first, value - least) for size, value in rest if value > least * (1 + share)]
+    return worst_exponent(added) if len(added) > 1 else exponent(points)
+
+
+def _added_idle(points: Sequence[tuple[float, float]]) -> float:
+    return added_exponent(points, share=_LEAST_IDLE)
+
+
+def word(exponent: float) -> str:
+    """Return what an exponent means."""
+    if exponent < _CONSTANT:
+        return "constant"
+    if exponent < _LINEAR:
+        return "less than linear"
+    return "linear" if exponent <= _WORSE else "WORSE THAN LINEAR"
+
+
+def judge(points: Sequence[GrowthPoint]) -> Iterator[tuple[str, float, float, float]]:
+    """Yield figures of a curve: name, value at the smallest size, at the largest, exponent."""
+    for what, figures, fit in (
+        ("µs a request", [(p.size, p.processor_sum) for p in points], worst_exponent),
+        ("MiB", [(p.size, p.memory_sum) for p in points], added_exponent),
+        ("idle, µs a second", [(p.size, p.idle_sum) for p in points], _added_idle),
+    ):
+        yield what, figures[0][1], figures[-1][1], fit(figures)

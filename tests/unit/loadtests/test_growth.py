@@ -1,0 +1,171 @@
+"""Tests what the growth benchmark says of points, that it resumes, and how it sends."""
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import Queue
+
+import pytest
+from msgspec.structs import asdict, replace
+
+from loadtests.growth import command
+from loadtests.growth.deployment import Measured
+from loadtests.growth.load import send
+from loadtests.growth.plots import draw
+from loadtests.growth.points import GrowthPoint, PointFile, added_exponent, judge, word
+from loadtests.growth.sections import SECTIONS, Section, SectionRun
+from loadtests.machine import Machine
+
+MACHINE = Machine(
+    cpu="a CPU", cores=2, memory_gib=1.0, python="3.11.7", date="2026-01-01", commit="abc1234"
+)
+MEASURED = Measured(
+    rate=100.0,
+    processor={"gateway": 20.0, "backend": 5.0},
+    idle={"gateway": 1000.0},
+    p50=1.0,
+    p99=2.0,
+    memory={"gateway": 100.0},
+    others=0.0,
+)
+
+
+def point(size: int, *, processor: float = 20.0, memory: float = 100.0) -> GrowthPoint:
+    figures = asdict(
+        replace(MEASURED, processor={"gateway": processor}, memory={"gateway": memory})
+    )
+    return GrowthPoint(section="connections", curve="hit", size=size, machine=MACHINE, **figures)
+
+
+def test_what_grows_with_the_square_is_named() -> None:
+    sizes = (1, 10, 100, 1000)
+    found = {what: exponent for what, _, _, exponent in judge([point(n) for n in sizes])}
+    steep = dict.fromkeys(found, 0.0) | {
+        what: exponent for what, _, _, exponent in judge([point(n, processor=n**2) for n in sizes])
+    }
+
+    assert word(found["µs a request"]) == "constant"
+    assert word(steep["µs a request"]) == "WORSE THAN LINEAR"
+    assert steep["µs a request"] == pytest.approx(2.0)
+
+
+def test_a_steep_end_is_seen_behind_a_flat_beginning() -> None:
+    values = {1: 20.0, 10: 20.0, 100: 20.0, 1000: 20.0, 10_000: 2000.0, 100_000: 200_000.0}
+
+    exponents = {
+        what: exponent
+        for what, _, _, exponent in judge([point(n, processor=v) for n, v in values.items()])
+    }
+
+    assert word(exponents["µs a request"]) == "WORSE THAN LINEAR"
+
+
+def test_memory_is_judged_by_what_is_added_to_its_constant_part() -> None:
+    assert added_exponent([(n, 100.0 + n) for n in (1, 10, 100, 1000)]) == pytest.approx(
+        1.0, abs=0.01
+    )
+    assert added_exponent([(1, 100.0), (10, 101.0), (100, 103.0)]) == pytest.approx(0.0, abs=0.01)
+    assert added_exponent([(1, 100.0), (2, 200.0)]) == pytest.approx(1.0)
+
+
+def test_what_was_measured_at_this_commit_is_not_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def run(given: SectionRun) -> None:
+        for size in given.wanted("hit"):
+            measured.append(size)
+            if size == 8 and len(measured) < 3:
+                raise KeyboardInterrupt
+            given.keep("hit", size, MEASURED)
+
+    section = Section(axis="connections", sizes=(1, 8, 64), run=run)
+    monkeypatch.setitem(SECTIONS, "connections", section)
+    path = tmp_path / "points"
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(path)
+    measure(path)
+    measure(path, commit="def5678", most=1)
+
+    assert measured == [1, 8, 8, 64, 1]
+
+
+def test_a_file_of_points_keeps_the_last_of_each_and_what_another_run_adds(tmp_path: Path) -> None:
+    first, other = PointFile(tmp_path / "points"), PointFile(tmp_path / "points")
+    for memory in (100.0, 200.0):
+        first.add(point(1, memory=memory))
+    other.add(point(8))
+
+    first.compact()
+
+    kept = PointFile(tmp_path / "points").curves("connections")["hit"]
+    assert [(one.size, one.memory_sum) for one in kept] == [(1, 200.0), (8, 100.0)]
+    assert len((tmp_path / "points").read_bytes().splitlines()) == 2
+
+
+def measure(path: Path, *, commit: str = "abc1234", most: int = 100) -> None:
+    command.measure(
+        "connections",
+        PointFile(path),
+        replace(MACHINE, commit=commit),
+        seconds=1.0,
+        prepare=1.0,
+        most=most,
+    )
+
+
+def test_a_plot_names_machine_date_and_commit(tmp_path: Path) -> None:
+    path = draw("connections", "connections", {"hit": [point(1), point(10)]}, tmp_path)
+
+    text = path.read_text()
+    assert "a CPU, 2 cores, 2026-01-01, abc1234" in text
+    assert len(text) < 100_000
+
+
+def test_clocks_are_read_while_nothing_is_under_way() -> None:
+    with server() as (port, counts):
+        warm, counted = send(
+            port,
+            itertools.repeat(b"POST / HTTP/1.1\r\ncontent-length: 0\r\n\r\n"),
+            lambda: counts[0],
+            connections=3,
+            phases=(0.02, 0.05),
+        )
+
+    assert warm.after == counted.before
+    assert counted.after - counted.before == counted.statuses[200] == len(counted.latencies)
+    assert counted.percentile(0.5) <= counted.percentile(0.99)
+
+
+@contextmanager
+def server() -> Iterator[tuple[int, list[int]]]:
+    """Answer every request, in a thread; yield the port and the number of requests."""
+    counts = [0]
+    ports: Queue[int] = Queue()
+    stopped = threading.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readline():
+            await reader.readuntil(b"\r\n\r\n")
+            counts[0] += 1
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n")
+            writer.write(b"{}")
+        writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as running:
+            ports.put(running.sockets[0].getsockname()[1])
+            await asyncio.to_thread(stopped.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        yield ports.get(timeout=10.0), counts
+    finally:
+        stopped.set()
+        thread.join()
