@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from backends.executors.dummy import DummyExecutor
+from backends.executors.dummy import SimulatedExecutor
 from backends.executors.padded_batch import pad
 from backends.repository.catalogue import read_catalogue
 from backends.types import OutputKind
@@ -59,7 +59,9 @@ class AnswerChecker:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[str, Tokenizer] = {}
-        self._executor = DummyExecutor(dimensions=DIMENSIONS)
+        self._executor = SimulatedExecutor(
+            dimensions=DIMENSIONS, worker_threads=1, base=0.0, token=0.0
+        )
         self.learn()
 
     def learn(self) -> None:
