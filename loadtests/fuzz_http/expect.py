@@ -9,6 +9,8 @@ from typing import Any  # Any: JSON
 import msgspec
 
 OK, CONTINUE, NO_CONTENT, NOT_MODIFIED, _OVERLOADED = 200, 100, 204, 304, 503
+# Codes of 503, which the error of an item has in place of a status.
+_BUSY = frozenset({"overloaded", "upstream_unavailable"})
 LENIENT = frozenset(
     {200, 400, 401, 403, 404, 405, 408, 411, 413, 414, 415, 417, 422, 431, 501, 505}
 )
@@ -78,21 +80,29 @@ def _judge_problem(expect: ExpectedResponse, response: Response) -> None:
 
 def _judge_results(expect: ExpectedResponse, response: Response) -> None:
     if expect.texts is not None and len(expect.texts) == 1:  # the commonest, and so the cheapest
-        wanted = b'"results":[{"labels":[{"label":%b,"score":1.0}]}]'
-        if wanted % msgspec.json.encode(f"{expect.scope}|{expect.texts[0]}") in response.body:
+        only = b'"results":[{"labels":[{"label":%b,"score":1.0}]}]'
+        if only % msgspec.json.encode(f"{expect.scope}|{expect.texts[0]}") in response.body:
             return
-    answer = _json(expect, response.body)
-    labels = [one["label"] for result in answer["results"] for one in result.get("labels", ())]
-    if expect.texts is not None:
-        wanted_labels = [f"{expect.scope}|{text}" for text in expect.texts]
-        if labels != wanted_labels:
+    results = _json(expect, response.body)["results"]
+    if expect.texts is not None and len(results) != len(expect.texts):
+        raise UnexpectedResponse(f"{expect.name}: {len(results)} results of {len(expect.texts)}")
+    for index, result in enumerate(results):
+        if "error" in result:
+            _judge_error(expect, result["error"])
+            continue
+        labels = [one["label"] for one in result.get("labels", ())]
+        begin = f"{expect.scope}|"
+        wanted = None if expect.texts is None else [begin + expect.texts[index]]
+        if labels != wanted if wanted else not all(label.startswith(begin) for label in labels):
             raise UnexpectedResponse(
-                f"{expect.name}: a crossed answer, {labels} in place of {wanted_labels}"
+                f"{expect.name}: a crossed answer, {labels} in place of {wanted or begin}"
             )
-    elif not all(label.startswith(f"{expect.scope}|") for label in labels):
-        raise UnexpectedResponse(
-            f"{expect.name}: a crossed answer, {labels} is not of {expect.scope}"
-        )
+
+
+def _judge_error(expect: ExpectedResponse, error: dict[str, Any]) -> None:
+    """Judge the error of an item whose request goes on: a busy machine may refuse it, too."""
+    if error["code"] not in _BUSY:
+        raise UnexpectedResponse(f"{expect.name}: an item failed: {error}")
 
 
 def _json(expect: ExpectedResponse, body: bytes) -> dict[str, Any]:
