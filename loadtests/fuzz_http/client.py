@@ -175,8 +175,7 @@ class _Connection(asyncio.Protocol):
             response = self._reader.next(to_head=expect.to_head)
             if response is None:
                 return
-            judge(expect, response)
-            kind = expect.name, response.status
+            kind = expect.name, judge(expect, response)
             self._answers[kind] = self._answers.get(kind, 0) + 1
             is_over = response.headers.get(b"connection", b"").lower() == b"close"
             if is_over and not self._may_close(expect):

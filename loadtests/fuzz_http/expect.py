@@ -49,11 +49,11 @@ class UnexpectedResponse(Exception):
     """The response differs from the expected one."""
 
 
-def judge(expect: ExpectedResponse, response: Response) -> None:
-    """Compare `response` with `expect`.
+def judge(expect: ExpectedResponse, response: Response) -> int:
+    """Compare `response` with `expect`; return its status, or 503 where items of it were refused.
 
     Raises:
-        Wrong: it is not.
+        UnexpectedResponse: it differs.
     """
     status = response.status
     # A machine that is busy otherwise has too little left for what would be answered else.
@@ -63,11 +63,12 @@ def judge(expect: ExpectedResponse, response: Response) -> None:
     if not response.headers.get(b"x-request-id"):
         raise UnexpectedResponse(f"{expect.name}: {status} without an X-Request-Id")
     if expect.to_head:
-        return
+        return status
     if status >= 400:
         _judge_problem(expect, response)
-    elif expect.is_inference and status == OK:
-        _judge_results(expect, response)
+    elif expect.is_inference and status == OK and _judge_results(expect, response):
+        return _OVERLOADED
+    return status
 
 
 def _judge_problem(expect: ExpectedResponse, response: Response) -> None:
@@ -78,17 +79,19 @@ def _judge_problem(expect: ExpectedResponse, response: Response) -> None:
         raise UnexpectedResponse(f"{expect.name}: the problem says another status, or no code")
 
 
-def _judge_results(expect: ExpectedResponse, response: Response) -> None:
+def _judge_results(expect: ExpectedResponse, response: Response) -> bool:
+    """Return whether items were refused, as a busy machine may where the request goes on."""
     if expect.texts is not None and len(expect.texts) == 1:  # the commonest, and so the cheapest
         only = b'"results":[{"labels":[{"label":%b,"score":1.0}]}]'
         if only % msgspec.json.encode(f"{expect.scope}|{expect.texts[0]}") in response.body:
-            return
+            return False
     results = _json(expect, response.body)["results"]
     if expect.texts is not None and len(results) != len(expect.texts):
         raise UnexpectedResponse(f"{expect.name}: {len(results)} results of {len(expect.texts)}")
     for index, result in enumerate(results):
         if "error" in result:
-            _judge_error(expect, result["error"])
+            if result["error"]["code"] not in _BUSY:
+                raise UnexpectedResponse(f"{expect.name}: an item failed: {result['error']}")
             continue
         labels = [one["label"] for one in result.get("labels", ())]
         begin = f"{expect.scope}|"
@@ -97,12 +100,7 @@ def _judge_results(expect: ExpectedResponse, response: Response) -> None:
             raise UnexpectedResponse(
                 f"{expect.name}: a crossed answer, {labels} in place of {wanted or begin}"
             )
-
-
-def _judge_error(expect: ExpectedResponse, error: dict[str, Any]) -> None:
-    """Judge the error of an item whose request goes on: a busy machine may refuse it, too."""
-    if error["code"] not in _BUSY:
-        raise UnexpectedResponse(f"{expect.name}: an item failed: {error}")
+    return any("error" in result for result in results)
 
 
 def _json(expect: ExpectedResponse, body: bytes) -> dict[str, Any]:

@@ -84,6 +84,13 @@ _ONNX = "--engine optimum --onnx-disable-optimize"
 _FUSED = "--engine optimum --no-onnx-disable-optimize"
 
 
+_LITSERVE = _for_both(
+    PeerCall(
+        path="/predict",
+        body=lambda text: msgspec.json.encode({"text": text}),
+        values=lambda body: msgspec.json.decode(body)["values"],
+    )
+)
 _INFINITY = {
     Task.CLASSIFY: PeerCall(path="/classify", body=_infinity_body, values=_infinity_scores),
     Task.EMBED: PeerCall(
@@ -137,13 +144,7 @@ PEERS = {
             environment="infinity",
             command=("python", f"{_SERVERS}/openvino/server.py"),
             ready="/health",
-            calls=_for_both(
-                PeerCall(
-                    path="/predict",
-                    body=lambda text: msgspec.json.encode({"text": text}),
-                    values=lambda body: msgspec.json.decode(body)["values"],
-                )
-            ),
+            calls=_LITSERVE,
             ways=(_SMALL, _UNBATCHED, _in_bf16(_SMALL), _in_bf16(_UNBATCHED)),
             tried=(*_TRIED, *map(_in_bf16, _TRIED)),
         ),
@@ -153,13 +154,7 @@ PEERS = {
             environment="litserve",
             command=("python", f"{_SERVERS}/litserve/server.py"),
             ready="/health",
-            calls=_for_both(
-                PeerCall(
-                    path="/predict",
-                    body=lambda text: msgspec.json.encode({"text": text}),
-                    values=lambda body: msgspec.json.decode(body)["values"],
-                )
-            ),
+            calls=_LITSERVE,
             ways=(_SMALL, _UNBATCHED),
             tried=_TRIED,
         ),

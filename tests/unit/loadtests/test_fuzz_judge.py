@@ -1,0 +1,47 @@
+"""Tests what the HTTP fuzzer takes for a right answer."""
+
+import json
+from typing import Any
+
+import pytest
+
+from loadtests.fuzz_http.expect import ExpectedResponse, Response, UnexpectedResponse, judge
+
+EXPECT = ExpectedResponse(
+    name="plain", statuses=frozenset({200}), scope="tenant", texts=("one", "two")
+)
+
+
+def labelled(text: str) -> dict[str, Any]:
+    return {"labels": [{"label": f"tenant|{text}", "score": 1.0}]}
+
+
+def failed(code: str) -> dict[str, Any]:
+    return {"error": {"code": code, "detail": "It failed."}}
+
+
+def answer(*results: dict[str, Any]) -> Response:
+    body = json.dumps({"results": results}).encode()
+    return Response(status=200, headers={b"x-request-id": b"req_1"}, body=body)
+
+
+def test_each_item_has_its_own_answer() -> None:
+    assert judge(EXPECT, answer(labelled("one"), labelled("two"))) == 200
+
+
+def test_an_item_that_was_refused_counts_as_a_refusal() -> None:
+    assert judge(EXPECT, answer(failed("overloaded"), labelled("two"))) == 503
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([labelled("two"), labelled("one")], "crossed"),
+        ([failed("overloaded"), labelled("one")], "crossed"),
+        ([failed("internal_error"), labelled("two")], "an item failed"),
+        ([labelled("one")], "1 results of 2"),
+    ],
+)
+def test_what_is_not_right_is_found(results: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(UnexpectedResponse, match=message):
+        judge(EXPECT, answer(*results))
