@@ -27,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.types import Criticality, Usage
 
-_INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
+INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     TaskNotSupported,
     PermissionDenied,
     ModelNotFound,
@@ -41,7 +41,7 @@ _INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     DeadlineExceeded,
     NotCached,
 )
-_INFERENCE_HEADERS = (
+INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
     request_header(
         "Sluicegate-Criticality",
@@ -91,12 +91,12 @@ def _operation(body: type[Body]) -> Operation:
         summary=body.summary,
         tag="inference",
         kind=Kind.INFERENCE,
-        errors=(*_INFERENCE_ERRORS, NotFound) if is_named else _INFERENCE_ERRORS,
+        errors=(*INFERENCE_ERRORS, NotFound) if is_named else INFERENCE_ERRORS,
         body=(Content(type=body, summary="With a demo model", example=body.example),),
         answers={
             200: (Content(type=body.answer, summary="A result for each item", example=answer),)
         },
-        parameters=(*_INFERENCE_HEADERS, _MODEL) if is_named else _INFERENCE_HEADERS,
+        parameters=(*INFERENCE_HEADERS, _MODEL) if is_named else INFERENCE_HEADERS,
     )
 
 

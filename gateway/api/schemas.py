@@ -242,5 +242,3 @@ TASK_BODIES: tuple[type[TaskBody], ...] = (
 )
 BODIES: tuple[type[Body], ...] = (*TASK_BODIES, InferBody)
 """The body of each inference route; the routes are made of them."""
-TASKS_BY_PATH = {f"/v1/{body.task}": body.task for body in TASK_BODIES}
-"""The routes that name no model, which are answered past Litestar and on the fast path."""
