@@ -31,14 +31,15 @@ class _Embedding(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Embedding).decode
 
 
-def floats_as_json(result: bytes) -> bytes:
-    """Return the JSON list of numbers in a result: a part of it, in general."""
-    if result.startswith(_START) and result.endswith(b"]}") and result.count(b'"') == 2:  # noqa: PLR2004 - those of the name
-        return result[len(_START) - 1 : -1]
+def floats_as_json(result: bytes) -> bytes | memoryview:
+    """Return the JSON list of numbers in a result, as a part of it and no copy in general."""
+    is_plain = result.startswith(_START) and result.find(b'"', len(_START)) < 0
+    if is_plain and result.endswith(b"]}"):
+        return memoryview(result)[len(_START) - 1 : -1]
     return _encode(_decode(result).embedding)
 
 
-def as_json(result: bytes, kind: NumberType) -> bytes:
+def as_json(result: bytes, kind: NumberType) -> bytes | memoryview:
     """Return a vector as a JSON list of numbers of that type."""
     if kind == "float":
         return floats_as_json(result)

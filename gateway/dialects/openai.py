@@ -91,16 +91,16 @@ class EmbeddingsRoute(InferenceRoute):
         self, body: OpenAIEmbeddingsBody, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
         render = as_base64 if body.encoding_format == "base64" else floats_as_json
-        data = [
-            b'{"object":"embedding","index":%d,"embedding":%b}' % (index, render(outcome.result))
-            for index, outcome in enumerate(answer.outcomes)
-        ]
+        parts: list[bytes | memoryview] = [b'{"object":"list","data":[']
+        for index, outcome in enumerate(answer.outcomes):
+            start = b',{"object":"embedding","index":%d,"embedding":' % index
+            parts += (start if index else start[1:], render(outcome.result), b"}")
         tokens = input_tokens(answer)
-        whole = (
-            b'{"object":"list","data":[%b],"model":%b,'
-            b'"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
-        ) % (b",".join(data), _encode(answer.model.info.name), tokens, tokens)
-        return Rendered(JSON, whole)
+        parts.append(
+            b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
+            % (_encode(answer.model.info.name), tokens, tokens)
+        )
+        return Rendered(JSON, b"".join(parts))
 
 
 _EMBEDDINGS = EmbeddingsRoute()
