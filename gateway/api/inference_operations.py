@@ -8,7 +8,7 @@ from gateway.api.openapi_parts import (
     Operation,
     request_header,
 )
-from gateway.api.schemas import BODIES, Body, InferBody
+from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody
 from gateway.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -65,6 +65,11 @@ INFERENCE_HEADERS = (
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
 )
+_VECTORS = Content(
+    media="application/octet-stream",
+    schema={"type": "string", "format": "binary"},
+    summary="With `encoding_format: bytes`: vectors, little-endian, one after another",
+)
 _MODEL: Json = {
     "name": "model",
     "in": "path",
@@ -94,8 +99,12 @@ def _operation(body: type[Body]) -> Operation:
         errors=(*INFERENCE_ERRORS, NotFound) if is_named else INFERENCE_ERRORS,
         body=(Content(type=body, summary="With a demo model", example=body.example),),
         answers={
-            200: (Content(type=body.answer, summary="A result for each item", example=answer),)
+            200: (
+                Content(type=body.answer, summary="A result for each item", example=answer),
+                *([_VECTORS] if body is EmbedBody else []),
+            )
         },
+        headers=("Sluicegate-Vectors",) if body is EmbedBody else (),
         parameters=(*INFERENCE_HEADERS, _MODEL) if is_named else INFERENCE_HEADERS,
     )
 

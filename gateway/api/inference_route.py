@@ -63,8 +63,6 @@ class InferenceRoute:
     """Headers (in lower case) whose values shape the request or its answer."""
     errors: ErrorFormat = PROBLEMS
     """How errors are written."""
-    is_spliced = False
-    """The body has the result of an item as it is stored, once: hits are put into a template."""
     reads_models = False
     """The served models decide what a body means: equal bodies are decoded anew."""
 
@@ -85,6 +83,13 @@ class InferenceRoute:
             InvalidRequest: it does not fit the route; so do errors of msgspec.
         """
         raise NotImplementedError
+
+    def is_spliced(self, body: Any) -> bool:
+        """Tell whether answers to `body` have a result as it is stored, once.
+
+        Those that Redis had are then put into a template.
+        """
+        return False
 
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         """Return the answer to `body`, which `decode` returned; no item of `answer` failed.

@@ -214,10 +214,12 @@ class MemoryHits:
         """Return what answers by `plan` from `tier` have in common; `None`: nothing of use."""
         principal, parsed = state.caller_and_body()
         info = plan.model.info
+        if not state.route.is_spliced(parsed.body):
+            return None
         self._forget_former_runtime(state)
         name = (principal, state.route, info.name, info.revision, tier)
         found = self._stored.get(name)
-        if found is None and state.route.is_spliced:
+        if found is None:
             outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
             usage = count_usage([outcome])
             answer = Answer(model=plan.model, outcomes=[outcome])

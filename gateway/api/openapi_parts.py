@@ -229,6 +229,7 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     yield "Cache-Status", "What the result cache did (RFC 9211).", text
     yield "Age", "Seconds since the oldest answer was computed, where all were cached.", number
     yield "Sluicegate-Rows", "Rows that the model ran for the items, and rows it knew.", text
+    yield "Sluicegate-Vectors", "How many vectors the bytes are, all of one length.", number
     yield "Server-Timing", "Where the time went, in milliseconds; on request.", text
     yield "ETag", "Names this state; send it as `If-None-Match` or `If-Match`.", text
     yield "RateLimit-Policy", "The limits: name, quota (`q`), window in seconds (`w`).", text
