@@ -113,7 +113,7 @@ bench-overload: install-dev ## Measure a backend at twice its capacity
 bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
 	$(BIN)/python -m loadtests memory $(ARGS)
 
-bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (4 GB)
+bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (14 GB)
 	@# What cannot be installed here is named in the tables, and left out.
 	-@$(MAKE) --no-print-directory --keep-going $(PEERS:%=.venv-peers/%/.installed)
 	$(BIN)/python -m loadtests peers $(ARGS)
@@ -183,14 +183,15 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 $(PARITY)/.installed: requirements/parity.txt
 	@echo 'Installing the reference libraries into $(PARITY) (once, 2 to 5 GB)'
 	@$(PYTHON) -m venv $(PARITY)
-	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= $(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r requirements/parity.txt
 	@touch $@
 
 # The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
+# From the index alone: another build of torch has another hash.
 .venv-peers/%/.installed: loadtests/peers/%/requirements.txt
 	@echo 'Installing packages into .venv-peers/$*'
 	@$(PYTHON) -m venv .venv-peers/$*
-	@.venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= .venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r $<
 	@touch $@
