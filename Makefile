@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
 	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis chaos-sentinel bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,9 @@ bench-shares: install-dev ## Measure how two models share a saturated device
 
 bench-overload: install-dev ## Measure a backend at twice its capacity
 	$(BIN)/python -m loadtests overload $(ARGS)
+
+bench-hostile: install-dev ## Measure a model beside algorithms that loop, fork, grow and crash
+	$(BIN)/python -m loadtests hostile $(ARGS)
 
 bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
 	$(BIN)/python -m loadtests memory $(ARGS)
