@@ -40,7 +40,6 @@ compile backend-gpu pyproject.toml requirements/build.in \
 for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     own=loadtests/peers/$peer/overrides.in
-    # torch's build for CPUs comes from PyTorch's own index, which is not set up everywhere.
     uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_35 \
         --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
         --override "$([ -f "$own" ] && echo "$own" || echo /dev/null)" \

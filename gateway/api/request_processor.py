@@ -184,10 +184,10 @@ class RequestProcessor:
         span = state.span.child("cache lookup")
 
         def found(entries: list[CacheHit | None]) -> None:
-            describe_lookup(span, entries)
-            span.end()
             reply = None
             try:
+                describe_lookup(span, entries)
+                span.end()
                 reply = self._found(state, prepared, entries)
             finally:
                 on_done(reply)
