@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CHECKED := gateway backends loadtests tools tests
+CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer
 ARGS ?=
 PYTEST_ARGS ?=
@@ -20,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
 	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +122,9 @@ bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Tr
 	-@$(MAKE) --no-print-directory --keep-going $(PEERS:%=.venv-peers/%/.installed)
 	$(BIN)/python -m loadtests peers $(ARGS)
 
+check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products; ARGS="openai ..."
+	$(BIN)/python -m tests.clients $(ARGS)
+
 check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
 	$(BIN)/python -m loadtests triton $(ARGS)
 
@@ -188,6 +192,14 @@ $(PARITY)/.installed: requirements/parity.txt
 	@$(PYTHON) -m venv $(PARITY)
 	@PIP_FIND_LINKS= $(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r requirements/parity.txt
+	@touch $@
+
+# The clients of `make check-clients`, each with its own packages and apart from ours.
+.venv-clients/%/.installed: tests/clients/%/requirements.txt
+	@echo 'Installing packages into .venv-clients/$*'
+	@$(PYTHON) -m venv .venv-clients/$*
+	@.venv-clients/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
 	@touch $@
 
 # The servers that `make bench-peers` compares with, each with its own packages and apart from ours.

@@ -48,6 +48,15 @@ for peer in litserve bentoml triton litellm infinity bettertransformer; do
         echo "left as it is: loadtests/peers/$peer/requirements.txt" >&2
 done
 
+# The clients of `make check-clients`, for every platform and apart from all of ours.
+for client in tests/clients/*/requirements.in; do
+    echo "compiling ${client%.in}.txt"
+    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+        --output-file "${client%.in}.txt" "$client" "$@" ||
+        echo "left as it is: ${client%.in}.txt" >&2
+done
+
 # Here the framework is what is wanted.
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins" "$@"
