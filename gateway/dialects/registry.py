@@ -3,6 +3,7 @@
 from typing import Final
 
 from gateway.api.dialect import Dialect
+from gateway.dialects.cohere import COHERE
 from gateway.dialects.openai import OPENAI
 
-DIALECTS: Final[tuple[Dialect, ...]] = (OPENAI,)
+DIALECTS: Final[tuple[Dialect, ...]] = (OPENAI, COHERE)
