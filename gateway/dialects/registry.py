@@ -4,6 +4,8 @@ from typing import Final
 
 from gateway.api.dialect import Dialect
 from gateway.dialects.cohere import COHERE
+from gateway.dialects.hugging_face import HUGGING_FACE
 from gateway.dialects.openai import OPENAI
+from gateway.dialects.tei import TEI
 
-DIALECTS: Final[tuple[Dialect, ...]] = (OPENAI, COHERE)
+DIALECTS: Final[tuple[Dialect, ...]] = (OPENAI, COHERE, HUGGING_FACE, TEI)

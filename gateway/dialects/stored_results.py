@@ -30,12 +30,17 @@ class _Entities(msgspec.Struct, frozen=True):
     entities: list[StoredEntity]
 
 
+class _Embedding(msgspec.Struct, frozen=True):
+    embedding: list[float]
+
+
 class _Score(msgspec.Struct, frozen=True):
     score: float
 
 
 _labels = msgspec.json.Decoder(_Labels).decode
 _entities = msgspec.json.Decoder(_Entities).decode
+_embedding = msgspec.json.Decoder(_Embedding).decode
 _score = msgspec.json.Decoder(_Score).decode
 
 
@@ -47,6 +52,11 @@ def labels_in(result: bytes) -> list[StoredLabel]:
 def entities_in(result: bytes) -> list[StoredEntity]:
     """Return the entities of a result of `entities`, in the order of the text."""
     return _entities(result).entities
+
+
+def vector_in(result: bytes) -> list[float]:
+    """Return the numbers of a result of `embed`."""
+    return _embedding(result).embedding
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
