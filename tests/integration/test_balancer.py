@@ -11,6 +11,7 @@ from signal import SIGTERM
 import httpx
 import pytest
 
+from loadtests.harness.loopback import no_authorities
 from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY, post
 from loadtests.harness.stub_process import StubProcess, stub_process
@@ -78,7 +79,9 @@ class Site:
         headers = {"authorization": f"Bearer {KEY}"}
         body = {"model": "stub", "input": ["a text"]}
         url = f"http://127.0.0.1:{self.port}/v1/classify"
-        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+        async with httpx.AsyncClient(
+            headers=headers, timeout=60, verify=no_authorities()
+        ) as client:
             try:
                 return (await client.post(url, json=body)).status_code == 200
             except httpx.TransportError:
@@ -158,7 +161,7 @@ async def test_gateways_that_come_back_elsewhere_are_found_without_a_restart(sit
 
 async def test_without_gateways_the_balancer_says_so_in_a_problem(site: Site) -> None:
     async def refused() -> bool:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=no_authorities()) as client:
             try:
                 answer = await client.get(f"http://127.0.0.1:{site.port}/v1/models")
             except httpx.TransportError:

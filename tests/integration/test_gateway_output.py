@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from gateway.settings import Settings, environment, process_environment
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
@@ -112,9 +112,7 @@ def test_a_gateway_serves_on_where_its_lines_cannot_be_printed(tmp_path: Path) -
     port = free_port()
 
     def is_alive() -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=60.0).is_success
-        return False
+        return is_answered(f"http://127.0.0.1:{port}/health/live", timeout=60.0)
 
     full = Path("/dev/full")
     with process(
