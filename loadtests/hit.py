@@ -17,12 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import httpx
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
@@ -234,16 +234,13 @@ def _bare(length: int, core: int) -> Iterator[tuple[int, int]]:
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
+        wait_until(
+            lambda: is_answered(f"http://127.0.0.1:{port}/"),
+            within=10,
+            what="the bare server answers",
+        )
         pin([child.pid], core)
         yield port, child.pid
     finally:
         child.terminate()
         child.wait()
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/").is_success
-    except httpx.TransportError:
-        return False
