@@ -11,9 +11,11 @@ GatewayError
 │   ├── MethodNotAllowed           405   the route answers other methods
 │   ├── RequestTimeout             408   the body did not arrive in time
 │   ├── Conflict                   409   the resource exists, or is in another state
+│   ├── IdempotencyKeyInUse        409   retryable; the request of the key is not done yet
 │   ├── PreconditionFailed         412   `If-Match` names another version
 │   ├── PayloadTooLarge            413   the body is too large, or has too many items
 │   ├── InvalidItem                422   one item of the input, named by its index
+│   ├── IdempotencyKeyReused       422   the key came with another request before
 │   ├── RateLimited                429   retryable, after `retry_after`
 │   └── HeaderFieldsTooLarge       431   the head is too long, or has too many fields
 ├── TransferCodingNotSupported     501   a transfer coding other than `chunked`
@@ -130,6 +132,21 @@ class Conflict(ClientError):
 
     status = 409
     code = "conflict"
+
+
+class IdempotencyKeyInUse(ClientError):
+    """The request with this `Idempotency-Key` is not done yet."""
+
+    status = 409
+    code = "idempotency_key_in_use"
+    retryable = True
+
+
+class IdempotencyKeyReused(ClientError):
+    """The `Idempotency-Key` came with another body, route or method before."""
+
+    status = 422
+    code = "idempotency_key_reused"
 
 
 class PreconditionFailed(ClientError):

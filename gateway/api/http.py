@@ -1,7 +1,7 @@
 """Reads requests and sends responses of inference routes over raw ASGI."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from litestar.types import HTTPScope, Receive, Send
 
@@ -9,6 +9,8 @@ from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
+REQUEST_ID_FIELD: Final = b":request-id"
+"""The header field by which middleware tells a request its id; no client can send a colon there."""
 
 
 class ClientDisconnected(Exception):

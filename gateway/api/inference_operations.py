@@ -1,6 +1,7 @@
 """Describes the inference routes for the OpenAPI document; others stand beside their handlers."""
 
 from gateway.api.openapi_parts import (
+    IDEMPOTENCY_HEADER,
     TIMEOUT_HEADER,
     Content,
     Json,
@@ -14,6 +15,8 @@ from gateway.errors import (
     DependencyUnavailable,
     EventLogUnavailable,
     GatewayError,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
     InvalidItem,
     ModelNotFound,
     NotCached,
@@ -32,6 +35,8 @@ _INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     PermissionDenied,
     ModelNotFound,
     PayloadTooLarge,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
     InvalidItem,
     RateLimited,
     UpstreamFailed,
@@ -43,6 +48,7 @@ _INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
 )
 _INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
+    IDEMPOTENCY_HEADER,
     request_header(
         "Sluicegate-Criticality",
         "What is refused first while backends are full.",
@@ -96,6 +102,7 @@ def _operation(body: type[Body]) -> Operation:
         answers={
             200: (Content(type=body.answer, summary="A result for each item", example=answer),)
         },
+        headers=("Idempotency-Replayed",),
         parameters=(*_INFERENCE_HEADERS, _MODEL) if is_named else _INFERENCE_HEADERS,
     )
 

@@ -23,7 +23,7 @@ from gateway.api.answers import (
 )
 from gateway.api.body_reader import BodyReader
 from gateway.api.error_handling import gateway_error
-from gateway.api.http import HttpReply, check_length
+from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
@@ -51,10 +51,7 @@ from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
-from gateway.types import (
-    Answer,
-    Caller,
-)
+from gateway.types import Answer, Caller, RequestId
 
 _FAULT = 500
 MEMORY = {"sluicegate.cache.tier": "memory"}
@@ -116,6 +113,8 @@ class RequestProcessor:
         state.principal = self._keys.find(key)
         if state.principal is None:
             raise self._keys.refusal(key)
+        if REQUEST_ID_FIELD in headers:
+            state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
 

@@ -92,6 +92,8 @@ class RequestState:
     """
 
     principal: Principal | None = None
+    attempt: RequestId | None = None
+    """The id that it gets when it fails, where `id` is that of all attempts at the request."""
     options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
@@ -128,6 +130,10 @@ class RequestState:
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed
 
+    def record_under(self, id_: RequestId) -> None:
+        """Have its answer recorded under `id_`, under which the ledger counts one answer."""
+        self.attempt, self.id = self.id, id_
+
     def caller_and_body(self) -> tuple[Principal, ParsedBody]:
         """Return the caller and the body, both of which must have been read."""
         if self.principal is None or self.parsed is None:
@@ -136,6 +142,8 @@ class RequestState:
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
+        if self.attempt is not None:
+            self.id = self.attempt
         self.status = error.status
         self.code = error.code
         self.usage = usage

@@ -12,6 +12,7 @@ from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import ReadinessSource
+from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
 from gateway.api.request_events import RequestEvents
@@ -24,6 +25,7 @@ from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.write_coalescing import WriteCoalescingProtocol
+from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
@@ -46,6 +48,7 @@ class EntryPointParts(NamedTuple):
     stores: Stores
     keys: KeyRing
     limiter: RedisRateLimiter
+    idempotency: IdempotencyStore
     fleet: Fleet
     inference: Inference
     events: EventLog
@@ -87,7 +90,7 @@ def build_listeners(
 
 def _build_application(
     parts: EntryPointParts, processor: RequestProcessor, ids: RequestIds, readiness: ReadinessSource
-) -> InferenceRouter:
+) -> IdempotentRequests:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
     api = build_api(
@@ -102,7 +105,15 @@ def _build_application(
         usage=LedgerUsage(parts.stores.ledger, runtimes),
         health=readiness,
     )
-    return InferenceRouter(api, handler)
+    return IdempotentRequests(
+        InferenceRouter(api, handler),
+        store=parts.idempotency,
+        keys=parts.keys,
+        limiter=parts.limiter,
+        runtimes=runtimes,
+        body_budget=handler.body_budget,
+        new_id=ids.new,
+    )
 
 
 def _build_fast_path(

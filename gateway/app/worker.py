@@ -21,6 +21,7 @@ from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.server import open_listener, serve
+from gateway.idempotency.store import IdempotencyStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
@@ -128,6 +129,11 @@ class Worker:
             local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
         )
+        self.idempotency = IdempotencyStore(
+            redis=stores.idempotency,
+            config=lambda: self.runtimes.current.document.idempotency,
+            monotonic=self._clock,
+        )
         self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
             runtimes=self.runtimes,
@@ -174,6 +180,7 @@ class Worker:
             self.path.cache,
             self._region_limits.follower,
             self.limiter,
+            self.idempotency,
             self._principals,
             follower,
             reporter,
@@ -226,6 +233,7 @@ class Worker:
                 "coalescing": self.path.flights.statistics,
                 "stale": self.path.last_answers.statistics,
                 "limits": self.limiter.statistics,
+                "idempotency": self.idempotency.statistics,
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
@@ -248,6 +256,7 @@ class Worker:
             stores=self._stores,
             keys=self._keys,
             limiter=self.limiter,
+            idempotency=self.idempotency,
             fleet=self.backends.fleet,
             inference=self.path.inference,
             events=self._events,

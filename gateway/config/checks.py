@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.document import BackendConfig, Document, LimitsConfig, PriceConfig, RegionConfig
+from gateway.config.document import (
+    BackendConfig,
+    Document,
+    IdempotencyConfig,
+    LimitsConfig,
+    PriceConfig,
+    RegionConfig,
+)
 from gateway.config.shape import ConfigFinding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
@@ -38,6 +45,7 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
     yield from _at_least(document.request.max_items, 1, ("request", "max_items"))
     yield from _at_least(document.request.max_values, 1, ("request", "max_values"))
+    yield from _idempotency(document.idempotency)
     yield from _limits(document.limits)
     yield from _routing(document)
     yield from _prices(document.prices)
@@ -147,6 +155,13 @@ def _cache(document: Document) -> Iterator[ConfigFinding]:
     yield from _between(cache.ttl_jitter, ("cache", "ttl_jitter"))
     yield from _at_least(cache.refusal_ttl, 0, ("cache", "refusal_ttl"))
     yield from _at_least(cache.refreshes, 0, ("cache", "refreshes"))
+
+
+def _idempotency(idempotency: IdempotencyConfig) -> Iterator[ConfigFinding]:
+    # The state Redis knows no shorter time, and renewals are to arrive meanwhile.
+    yield from _at_least(idempotency.lease, 0.1, ("idempotency", "lease"))
+    yield from _at_least(idempotency.max_keys, 1, ("idempotency", "max_keys"))
+    yield from _at_least(idempotency.max_bytes, 1024, ("idempotency", "max_bytes"))
 
 
 def _limits(limits: LimitsConfig) -> Iterator[ConfigFinding]:
@@ -264,7 +279,7 @@ def _unique(names: list[str], path: Path, field: str) -> Iterator[ConfigFinding]
         yield ConfigFinding((*path, index, field), f"`{name}` is given twice")
 
 
-def _at_least(value: float, minimum: int, path: Path) -> Iterator[ConfigFinding]:
+def _at_least(value: float, minimum: float, path: Path) -> Iterator[ConfigFinding]:
     if isinstance(value, int) and value > _LARGEST_NUMBER:
         yield ConfigFinding(path, f"must be at most {_LARGEST_NUMBER}")
     elif not (math.isfinite(value) and value >= minimum):

@@ -92,6 +92,16 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """JSON values in a body, lists and objects among them."""
 
 
+class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds on what is kept of requests with an `Idempotency-Key`, each of a tenant."""
+
+    lease: float = 5.0
+    """Seconds after which a retry runs the request of a worker that died; renewed while it runs."""
+    max_keys: int = 50_000
+    max_bytes: int = 32 * 1024 * 1024
+    """Bytes of the keys and their answers; the oldest are forgotten first."""
+
+
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of tenants and keys that have none of their own."""
 
@@ -158,6 +168,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deadline: DeadlineConfig = DeadlineConfig()
     cache: CacheConfig = CacheConfig()
     request: RequestConfig = RequestConfig()
+    idempotency: IdempotencyConfig = IdempotencyConfig()
     limits: LimitsConfig = LimitsConfig()
     routing: RoutingConfig = RoutingConfig()
     prices: tuple[PriceConfig, ...] = (PriceConfig(),)
