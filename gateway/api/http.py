@@ -9,6 +9,7 @@ from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
+_NO_CONTENT: Final = 204
 REQUEST_ID_FIELD: Final = b":request-id"
 """The header field by which middleware tells a request its id; no client can send a colon there."""
 
@@ -107,7 +108,8 @@ async def respond(send: Send, reply: HttpReply) -> None:
     for line in reply.lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b": ")
         headers.append((name, value))
-    headers.append((b"content-length", b"%d" % len(reply.body)))
+    if reply.status != _NO_CONTENT:
+        headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 

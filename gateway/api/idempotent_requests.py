@@ -25,8 +25,8 @@ from litestar.types import (
 from gateway.api.answers import PRIVATE
 from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.error_handling import gateway_error
 from gateway.api.http import REQUEST_ID_FIELD, ClientDisconnected, HttpReply, respond
+from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import parse_timeout
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -35,7 +35,6 @@ from gateway.errors import (
     IdempotencyKeyReused,
     InvalidRequest,
 )
-from gateway.http.problem_details import encode_problem, problem_lines
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.rate_limit.base import Decision, RateLimiter
@@ -128,7 +127,7 @@ class IdempotentRequests:
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
-            await respond(send, _problem(error, self._new_id(), limit_lines))
+            await respond(send, problem_reply(error, self._new_id(), limit_lines))
             return
         id_ = id_of(principal, key, print_, claim.first)
         await self._run(_scope_of(scope, id_), body, send, stored)
@@ -309,14 +308,3 @@ def _replay(answer: StoredAnswer, limit_lines: bytes) -> HttpReply:
         limit_lines,
     )
     return HttpReply(answer.status, lines, answer.body)
-
-
-def _problem(error: Exception, id_: RequestId, limit_lines: bytes) -> HttpReply:
-    known = gateway_error(error, id_)
-    lines = b"%bx-request-id: %b%b%b" % (
-        problem_lines(known),
-        id_.encode(),
-        PRIVATE,
-        limit_lines,
-    )
-    return HttpReply(known.status, lines, encode_problem(known, id_))

@@ -320,6 +320,8 @@ class RequestProcessor:
         if state.is_body_due and state.expects:
             # What comes next may be the body or another request; nobody can tell.
             lines += CLOSE
+        if state.cross_origin:
+            lines += state.cross_origin
         if state.wants_timing:
             lines += _server_timing(state, self._now())
         if state.span.is_recorded or state.status >= _FAULT:

@@ -98,6 +98,8 @@ class RequestState:
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
+    cross_origin = b""
+    """Header lines that let a page read the answer."""
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from litestar.types import ASGIApp
 
+from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
@@ -81,10 +82,12 @@ def build_listeners(
         metrics=parts.metrics,
         tracer=parts.tracer,
     )
-    app = _build_application(parts, processor, ids, readiness)
+    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.keys)
+    application = _build_application(parts, processor, ids, readiness)
+    app = CrossOriginRequests(application, rules=rules, keys=parts.keys, new_id=ids.new)
     if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(parts, processor, draining)
+    fast_path = _build_fast_path(parts, processor, draining, rules)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
@@ -117,8 +120,13 @@ def _build_application(
 
 
 def _build_fast_path(
-    parts: EntryPointParts, processor: RequestProcessor, draining: Draining
+    parts: EntryPointParts, processor: RequestProcessor, draining: Draining, rules: CrossOrigin
 ) -> FastPath:
-    heads = RequestHeadCache(processor=processor, keys=parts.keys, runtimes=parts.stores.runtimes)
+    heads = RequestHeadCache(
+        processor=processor,
+        keys=parts.keys,
+        runtimes=parts.stores.runtimes,
+        cross_origin=rules,
+    )
     draining.on_close(heads.close)
     return build_fast_path(processor, heads)

@@ -42,6 +42,16 @@ MIGRATIONS: Final = (
     Migration(version=3, compatible_from=2),
     # Adds `arm_usage` and `serving_plans`.
     Migration(version=4, compatible_from=2),
+    Migration(
+        version=5,
+        compatible_from=2,
+        statements=(
+            "ALTER TABLE keys ADD COLUMN origins TEXT",
+            "ALTER TABLE keys ADD COLUMN routes TEXT",
+            "ALTER TABLE keys ADD COLUMN former_hash VARCHAR(128)",
+            "ALTER TABLE keys ADD COLUMN former_expires BIGINT",
+        ),
+    ),
 )
 VERSION: Final = MIGRATIONS[-1].version
 

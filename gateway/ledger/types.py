@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,22 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created: datetime
     expires: datetime | None
     revoked: datetime | None
+    origins: tuple[str, ...] | None = None
+    """Origins from whose pages alone it may be used."""
+    routes: tuple[str, ...] | None = None
+    """Paths that it may be used for."""
+    former_expires: datetime | None = None
+    """Until when the text before the last rotation is valid."""
+
+
+class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits a key to origins and to routes, as those for browsers are; `None` is no bound."""
+
+    origins: tuple[str, ...] | None = None
+    routes: tuple[str, ...] | None = None
+
+
+NO_BOUNDS: Final = KeyBounds()
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,8 +27,10 @@ def document_fields(kind: Any, path: str) -> Iterator[tuple[str, object]]:
         for field in msgspec.structs.fields(kind):
             name = f"{path}.{field.name}" if path else field.name
             below = list(document_fields(field.type, name))
-            if path and not isinstance(field.default, msgspec.Struct):
-                yield name, REQUIRED if field.required else field.default
+            made = field.default_factory
+            default = field.default if made is msgspec.NODEFAULT else made()
+            if path and not isinstance(default, msgspec.Struct):
+                yield name, REQUIRED if field.required else default
             yield from below
 
 

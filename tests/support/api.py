@@ -11,6 +11,7 @@ from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
+from gateway.api.cross_origin import CrossOrigin
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
@@ -116,7 +117,10 @@ class Api:
             metrics=self.metrics,
             tracer=self.tracer,
         )
-        heads = RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes)
+        rules = CrossOrigin(runtimes=self.runtimes, keys=self.keys)
+        heads = RequestHeadCache(
+            processor=processor, keys=self.keys, runtimes=self.runtimes, cross_origin=rules
+        )
         self.fast_path = build_fast_path(processor, heads)
         self.handler = handler = InferenceHandler(processor=processor)
         return build_api(

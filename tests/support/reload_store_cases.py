@@ -10,12 +10,45 @@ import pytest
 from gateway.errors import ConfigurationError
 from gateway.regional_limits.follower import limits_of_region
 from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
+from loadtests.harness.raw_http import post
 from loadtests.harness.stub_backend import answer_when, fail_items
 from loadtests.harness.waiting import eventually, until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
 
 CASES: dict[str, ReloadCase] = {}
 HOUR = 3_600.0
+
+
+# Origins of pages
+
+
+async def _allowed(scene: ReloadScene) -> tuple[str | None, str | None]:
+    """Return the origin that an answer allows, and how long a preflight is kept."""
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    answer = await scene.ask("a", headers={"origin": "https://a.example"})
+    async with scene.worker.connect() as connection:
+        await connection.send(post("/v1/classify", None, method="OPTIONS", headers=asked))
+        _, preflight = await connection.head()
+    allowed = answer.headers.get("access-control-allow-origin")
+    return allowed, preflight.get("access-control-max-age")
+
+
+async def _origin_is_allowed(
+    scene: ReloadScene, before: Section, after: Section, expected: object
+) -> None:
+    found = await scene.both({"cors": before}, {"cors": after}, partial(_allowed, scene))
+    assert found == expected
+
+
+_ORIGIN = "https://a.example"
+for _field, _before, _after, _seen in (
+    ("origins[]", {}, {"origins": [_ORIGIN]}, ((None, None), (_ORIGIN, "7200"))),
+    ("tenants.*[]", {}, {"tenants": {"acme": [_ORIGIN]}}, ((None, None), (_ORIGIN, "7200"))),
+    ("max_age", {"origins": ["*"]}, {"origins": ["*"], "max_age": 5}, (("*", "7200"), ("*", "5"))),
+):
+    CASES[f"cors.{_field}"] = partial(
+        _origin_is_allowed, before=_before, after=_after, expected=_seen
+    )
 
 
 # Idempotency keys

@@ -11,6 +11,7 @@ import httptools
 import msgspec
 
 from backends.protocol import Task
+from gateway.api.cross_origin import CrossOrigin
 from gateway.api.http import Headers, headers_by_name
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_processor import RequestProcessor
@@ -40,6 +41,8 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wants_timing: bool
     is_plain: bool
     """No header of the request changes the answer of a memory hit."""
+    cross_origin: bytes
+    """The header lines that let a page read the answer."""
     context: str
     """The trace context, where it is of another form than `split_context` takes out."""
 
@@ -48,11 +51,17 @@ class RequestHeadCache:
     """The heads a worker has seen lately, of requests that the fast path may answer."""
 
     def __init__(
-        self, *, processor: RequestProcessor, keys: KeyRing, runtimes: RuntimeStore
+        self,
+        *,
+        processor: RequestProcessor,
+        keys: KeyRing,
+        runtimes: RuntimeStore,
+        cross_origin: CrossOrigin,
     ) -> None:
         self._processor = processor
         self._keys = keys
         self._runtimes = runtimes
+        self._cross_origin = cross_origin
         # Copied for each digest: to begin with the key anew would cost a round of it.
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: dict[bytes, CachedHead | None] = {}
@@ -120,27 +129,32 @@ class RequestHeadCache:
         if self._is_closed:
             return None
         reader = _HeadReader()
-        task = self._tasks.get(reader.read(head))
+        target = reader.read(head)
+        task = self._tasks.get(target)
         headers = headers_by_name(reader.headers)
         length = headers.get(b"content-length", b"")
         if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
         context = self._processor.tracer.contexts.read(reader.headers)
         state = self._processor.new_state(task)
+        origin = headers.get(b"origin", b"")
         try:
             self._processor.read_head(state, "POST", headers)
+            if state.principal is None:
+                return None
+            self._cross_origin.check(state.principal, target.decode(), origin)
         except GatewayError:
             return None
-        if state.principal is None:
-            return None
+        lines = self._cross_origin.lines(origin, state.principal)
         return CachedHead(
             task=task,
             length=int(length),
             principal=state.principal,
             options=state.options,
             wants_timing=state.wants_timing,
-            is_plain=not (state.wants_timing or context)
+            is_plain=not (state.wants_timing or context or lines)
             and state.options.directives == CacheDirectives(),
+            cross_origin=lines,
             context=context,
         )
 

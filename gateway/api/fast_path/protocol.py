@@ -76,6 +76,8 @@ class FastPath:
         state.principal = head.principal
         state.options = head.options
         state.wants_timing = head.wants_timing
+        if head.cross_origin:
+            state.cross_origin = head.cross_origin
         self.processor.start_span(state, found.context)
         state.on_head_read()
         reply = self.processor.reply_now(state, "", body)

@@ -1,0 +1,19 @@
+"""Builds the problems with which middleware before the application answers."""
+
+from gateway.api.answers import PRIVATE
+from gateway.api.error_handling import gateway_error
+from gateway.api.http import HttpReply
+from gateway.http.problem_details import encode_problem, problem_lines
+from gateway.types import RequestId
+
+
+def problem_reply(error: Exception, id_: RequestId, limit_lines: bytes = b"") -> HttpReply:
+    """Return the reply to a request that ends with `error`; an unexpected one is logged."""
+    known = gateway_error(error, id_)
+    lines = b"%bx-request-id: %b%b%b" % (
+        problem_lines(known),
+        id_.encode(),
+        PRIVATE,
+        limit_lines,
+    )
+    return HttpReply(known.status, lines, encode_problem(known, id_))
