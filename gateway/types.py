@@ -307,3 +307,5 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     arms: tuple[ArmUsage, ...] = ()
     """Its items by the revision that answered, where several share the model's items or one has a
     shadow."""
+    batch: int = 0
+    """1 if the request is a line of a batch, which has prices of its own."""

@@ -21,6 +21,7 @@ _LARGEST_NUMBER = 2**63 - 1
 # A price of a million for one item is a slip; what it multiplies to must fit an invoice.
 _LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
+_LARGEST_PERCENT = 1000
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -191,6 +192,8 @@ def _prices(prices: tuple[PriceConfig, ...]) -> Iterator[ConfigFinding]:
             yield ConfigFinding((*here, "currency"), detail)
         for name in ("hit", "computed", "row", "token"):
             yield from _amount(getattr(price, name), (*here, name))
+        if not 0 <= price.batch_percent <= _LARGEST_PERCENT:
+            yield ConfigFinding((*here, "batch_percent"), "must be from 0 to 1000")
         if (price.model, price.since) in seen:
             detail = f"`{price.model}` has another price from {price.since} on"
             yield ConfigFinding((*here, "since"), detail)
