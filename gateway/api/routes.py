@@ -14,22 +14,26 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 from backends.protocol import Task
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document
-from gateway.api.error_handling import NO_ROUTE, problem_response
+from gateway.api.error_handling import NO_ROUTE, openai_response, problem_response
+from gateway.api.files import BatchesController, FilesController
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
+from gateway.api.openai_errors import PREFIXES
 from gateway.api.openapi import build_document, described_by_litestar
+from gateway.batches.tenant_batches import BatchAccess
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
-CONTROLLERS = (MetadataController, HealthController)
+CONTROLLERS = (MetadataController, HealthController, FilesController, BatchesController)
 _RAW = {"raw": True}
 _TAGS = {
     "inference": "Answers of models; a task each.",
     "metadata": "Which models there are, and what was used.",
+    "batches": "Many requests at once, in the form of OpenAI's API, within a day.",
     "health": "Probes for balancers and orchestrators.",
 }
 
@@ -44,6 +48,7 @@ def build_api(
     runtimes: RuntimeStore,
     usage: UsageSource,
     health: ReadinessSource,
+    batches: BatchAccess,
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
 
@@ -51,13 +56,18 @@ def build_api(
         state = request.scope["state"]
         if REQUEST_ID not in state:
             state[REQUEST_ID] = new_id()
-        return problem_response(error, str(state[REQUEST_ID]), response_headers(request.scope))
+        write = problem_response
+        if request.scope["path"].startswith(PREFIXES):
+            write = openai_response
+        return write(error, str(state[REQUEST_ID]), response_headers(request.scope))
 
     provided: dict[str, object] = {
         "models": models,
         "runtimes": runtimes,
         "usage": usage,
         "health": health,
+        "files": batches.files,
+        "batches": batches.batches,
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
     document = customers_document(version, frozenset(dependencies))

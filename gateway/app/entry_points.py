@@ -21,6 +21,7 @@ from gateway.api.routes import build_api
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage
 from gateway.auth.key_ring import KeyRing
+from gateway.batches.tenant_batches import BatchAccess, open_batch_access
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.write_coalescing import WriteCoalescingProtocol
@@ -40,11 +41,25 @@ class Listeners(NamedTuple):
     protocol: Callable[..., asyncio.Protocol]
 
 
+class WorkerTraits(NamedTuple):
+    """What differs between workers for callers and the one for batches."""
+
+    keys: KeyRing
+    ids: RequestIds
+    make_events: Callable[..., RequestEvents] = RequestEvents
+    is_bulk: bool = False
+
+
+def traits_of_callers() -> WorkerTraits:
+    """Return the traits of a worker that answers callers."""
+    return WorkerTraits(KeyRing(), RequestIds())
+
+
 class EntryPointParts(NamedTuple):
     """The parts of a worker that answering a request uses."""
 
     stores: Stores
-    keys: KeyRing
+    traits: WorkerTraits
     limiter: RedisRateLimiter
     fleet: Fleet
     inference: Inference
@@ -62,13 +77,14 @@ def build_listeners(
     draining: Draining,
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
-    ids = RequestIds()
+    traits = parts.traits
+    ids = traits.ids
     processor = RequestProcessor(
         runtimes=parts.stores.runtimes,
-        keys=parts.keys,
+        keys=traits.keys,
         limiter=parts.limiter,
         inference=parts.inference,
-        events=RequestEvents(
+        events=traits.make_events(
             ids=ids,
             events=parts.events,
             metrics=parts.metrics,
@@ -78,7 +94,8 @@ def build_listeners(
         metrics=parts.metrics,
         tracer=parts.tracer,
     )
-    app = _build_application(parts, processor, ids, readiness)
+    batches = open_batch_access(settings, parts.stores.ledger)
+    app = _build_application(parts, processor, ids, readiness, batches)
     if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
     fast_path = _build_fast_path(parts, processor, draining)
@@ -86,7 +103,11 @@ def build_listeners(
 
 
 def _build_application(
-    parts: EntryPointParts, processor: RequestProcessor, ids: RequestIds, readiness: ReadinessSource
+    parts: EntryPointParts,
+    processor: RequestProcessor,
+    ids: RequestIds,
+    readiness: ReadinessSource,
+    batches: BatchAccess,
 ) -> InferenceRouter:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
@@ -94,13 +115,14 @@ def _build_application(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
+            keys=parts.traits.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
         ),
         new_id=ids.new,
         models=parts.fleet,
         runtimes=runtimes,
         usage=LedgerUsage(parts.stores.ledger, runtimes),
         health=readiness,
+        batches=batches,
     )
     return InferenceRouter(api, handler)
 
@@ -108,6 +130,7 @@ def _build_application(
 def _build_fast_path(
     parts: EntryPointParts, processor: RequestProcessor, draining: Draining
 ) -> FastPath:
-    heads = RequestHeadCache(processor=processor, keys=parts.keys, runtimes=parts.stores.runtimes)
+    keys, runtimes = parts.traits.keys, parts.stores.runtimes
+    heads = RequestHeadCache(processor=processor, keys=keys, runtimes=runtimes)
     draining.on_close(heads.close)
     return build_fast_path(processor, heads)

@@ -31,7 +31,7 @@ class BatchStatus(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is work left."""
+        """Whether it may still change."""
         return self not in _ENDED
 
 
@@ -55,6 +55,12 @@ class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     token: str
     completed: int
     failed: int
+    expired: int = 0
+    """Those of the failed lines that came too late."""
+
+    def counts(self, kind: str) -> int:
+        """Return how many lines of `output` or of `error` it has."""
+        return self.completed if kind == "output" else self.failed
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +87,13 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     issues: tuple[BatchIssue, ...] = ()
     output_file: str | None = None
     error_file: str | None = None
+    is_clean: bool = False
+    """It has ended, and its parts were deleted."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is work left."""
+        return not self.is_clean
 
     @property
     def completed(self) -> int:

@@ -176,7 +176,7 @@ def in_status(batch: Batch, status: BatchStatus, now: int) -> Batch:
 
 def _columns(batch: Batch) -> dict[str, Any]:
     state = msgspec.json.encode(batch).decode()
-    return {"is_open": int(batch.status.is_open), "state": state}
+    return {"is_open": int(batch.is_open), "state": state}
 
 
 def _write(connection: Connection, batch: Batch) -> None:

@@ -36,10 +36,10 @@ class FileStore:
                 raise RateLimited(f"You have {most} files, the most there may be: delete some.")
             add_file(connection, file, is_stored=False)
 
-    def finish(self, file: str, *, size: int) -> None:
-        """Make an uploaded file visible."""
+    def finish(self, file: str, *, size: int, expires: int) -> None:
+        """Make an uploaded file visible; it `expires` at that second."""
         with self._store.writing() as connection:
-            values = {"size": size, "is_stored": 1}
+            values = {"size": size, "expires": expires * SECOND, "is_stored": 1}
             connection.execute(update(_table).where(_table.c.id == file).values(**values))
 
     def get(self, tenant: str, file: str) -> StoredFile:
