@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from litestar import Controller, Request, delete, get, post
 from litestar.di import NamedDependency
-from litestar.params import FromPath, QueryParameter, SkipValidation
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from litestar.response import Stream
 from litestar.routes import ASGIRoute
 
@@ -125,10 +125,10 @@ class FilesController(Controller):
         self,
         request: AnyRequest,
         files: Files,
-        after: str | None = None,
+        after: FromQuery[str | None] = None,
         limit: Annotated[int, QueryParameter(ge=1, le=_MOST_FILES)] = _MOST_FILES,
-        order: Literal["asc", "desc"] = "desc",
-        purpose: str | None = None,
+        order: FromQuery[Literal["asc", "desc"]] = "desc",
+        purpose: FromQuery[str | None] = None,
     ) -> FileList:
         """Return the tenant's files, page by page."""
         found = await files.page(
@@ -224,7 +224,7 @@ class BatchesController(Controller):
         },
     )
     async def create_batch(
-        self, data: NewBatch, request: AnyRequest, batches: Batches
+        self, data: JSONBody[NewBatch], request: AnyRequest, batches: Batches
     ) -> BatchObject:
         """Run every line of a file as a request to one inference route, within 24 hours."""
         if not _answers_batches(request.app.routes, data.endpoint):
@@ -261,7 +261,7 @@ class BatchesController(Controller):
         self,
         request: AnyRequest,
         batches: Batches,
-        after: str | None = None,
+        after: FromQuery[str | None] = None,
         limit: Annotated[int, QueryParameter(ge=1, le=_MOST_BATCHES)] = 20,
     ) -> BatchList:
         """Return the tenant's batches, page by page, the newest first."""

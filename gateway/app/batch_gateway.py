@@ -20,7 +20,7 @@ from gateway.api.request_state import RequestIds, RequestState
 from gateway.app.entry_points import WorkerTraits
 from gateway.app.worker import open_worker
 from gateway.auth.key_ring import KeyRing
-from gateway.batches.answering import Reply
+from gateway.batches.answering import BUSY, Reply
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.http.draining import Draining
@@ -178,8 +178,9 @@ class _BatchPublisher:
         self.publish_encoded: Callable[[bytes], None] = events.publish_encoded
 
     def publish(self, event: RequestEvent) -> None:
-        """Record an event; see `EventPublisher`."""
-        self._events.publish(_of_batch(event))
+        """Record an event; see `EventPublisher`. A request that is made again has none yet."""
+        if event.status not in BUSY:
+            self._events.publish(_of_batch(event))
 
 
 def _of_batch(event: RequestEvent) -> RequestEvent:

@@ -19,7 +19,7 @@ from gateway.ledger.batch_types import Batch
 from gateway.workers.backoff import StoppableBackoff, pause
 
 _OK = 300
-_BUSY = frozenset({429, 503, 504})
+BUSY = frozenset({429, 503, 504})
 """The gateway has no room: fewer lines are sent at a time."""
 _MOST_ATTEMPTS = {500: 3, 502: 4, 504: 10}
 """How often failures are repeated that may never end; 429 and 503 are for the whole window."""
@@ -95,7 +95,7 @@ class LineAnswerer:
             if halt.is_set():
                 return None
             reply = await self._gateway.ask(batch, item_id(batch, line), line.body)
-            is_refused = reply.status in _BUSY
+            is_refused = reply.status in BUSY
             return reply
         finally:
             self._window.leave(refused=is_refused)
@@ -107,7 +107,7 @@ def _is_final(reply: Reply, attempts: int) -> bool:
         return True
     if reply.status in _MOST_ATTEMPTS:
         return attempts >= _MOST_ATTEMPTS[reply.status]
-    return reply.status not in _BUSY
+    return reply.status not in BUSY
 
 
 def _retry_after(reply: Reply) -> float:
