@@ -22,10 +22,13 @@ from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
+from gateway.batches.tenant_batches import open_batch_access
 from gateway.config.document import Document, LimitsConfig
+from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
@@ -134,6 +137,7 @@ class Api:
             runtimes=self.runtimes,
             usage=self.usage,
             health=self,
+            batches=open_batch_access(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
         )
 
     def document(self) -> Document:
