@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from litestar import Response
 from litestar.exceptions import HTTPException
 
-from gateway.api.openai_errors import encode_openai_error
+from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.errors import (
     GatewayError,
     InternalError,
@@ -15,42 +15,23 @@ from gateway.errors import (
     NotFound,
     PayloadTooLarge,
 )
-from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from gateway.http.problem_details import problem_headers
 
 _log = logging.getLogger(__name__)
 NO_ROUTE = "There is no such route; GET /docs shows those there are."
 
 
 def problem_response(
-    error: Exception, request_id: str, headers: Mapping[str, str]
+    error: Exception, request_id: str, headers: Mapping[str, str], errors: ErrorFormat = PROBLEMS
 ) -> Response[bytes]:
-    """Return the problem document of `error`, with `headers` and those that go with the error."""
+    """Return the response that reports `error`, with `headers` and those that go with the error."""
     known = gateway_error(error, request_id)
-    body = encode_problem(known, request_id)
-    return _response(error, known, headers, body, MEDIA_TYPE.decode())
-
-
-def openai_response(
-    error: Exception, request_id: str, headers: Mapping[str, str]
-) -> Response[bytes]:
-    """Return `error` in the form of OpenAI's API, with the same status and headers."""
-    known = gateway_error(error, request_id)
-    return _response(error, known, headers, encode_openai_error(known), "application/json")
-
-
-def _response(
-    error: Exception,
-    known: GatewayError,
-    headers: Mapping[str, str],
-    body: bytes,
-    media_type: str,
-) -> Response[bytes]:
     own = {name.decode(): value.decode() for name, value in problem_headers(known)}
     framework = error.headers or {} if isinstance(error, HTTPException) else {}  # `Allow`
     return Response(
-        body,
-        status_code=known.status,
-        media_type=media_type,
+        errors.encode(known, request_id),
+        status_code=errors.status(known),
+        media_type=errors.media,
         headers={**headers, **own, **framework},
     )
 

@@ -17,11 +17,12 @@ from gateway.api.inference_router import InferenceRouter
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage
 from gateway.auth.key_ring import KeyRing
 from gateway.batches.tenant_batches import BatchAccess, open_batch_access
+from gateway.dialects.registry import DIALECTS
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.write_coalescing import WriteCoalescingProtocol
@@ -84,6 +85,7 @@ def build_listeners(
         keys=traits.keys,
         limiter=parts.limiter,
         inference=parts.inference,
+        models=parts.fleet,
         events=traits.make_events(
             ids=ids,
             events=parts.events,
@@ -123,14 +125,19 @@ def _build_application(
         usage=LedgerUsage(parts.stores.ledger, runtimes),
         health=readiness,
         batches=batches,
+        dialects=DIALECTS,
     )
-    return InferenceRouter(api, handler)
+    return InferenceRouter(api, handler, inference_routes(DIALECTS))
 
 
 def _build_fast_path(
     parts: EntryPointParts, processor: RequestProcessor, draining: Draining
 ) -> FastPath:
-    keys, runtimes = parts.traits.keys, parts.stores.runtimes
-    heads = RequestHeadCache(processor=processor, keys=keys, runtimes=runtimes)
+    heads = RequestHeadCache(
+        processor=processor,
+        keys=parts.traits.keys,
+        runtimes=parts.stores.runtimes,
+        routes=inference_routes(DIALECTS),
+    )
     draining.on_close(heads.close)
     return build_fast_path(processor, heads)

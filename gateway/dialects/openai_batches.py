@@ -8,9 +8,13 @@ from litestar import Controller, Request, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from litestar.response import Stream
-from litestar.routes import ASGIRoute
 
-from gateway.api.batch_schemas import (
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import InferenceRoutes
+from gateway.api.openapi_parts import Content, Kind, Operation
+from gateway.batches.tenant_batches import TenantBatches
+from gateway.batches.tenant_files import TenantFiles
+from gateway.dialects.batch_schemas import (
     BatchList,
     BatchObject,
     FileDeleted,
@@ -20,10 +24,8 @@ from gateway.api.batch_schemas import (
     batch_object,
     file_object,
 )
-from gateway.api.openapi_parts import Content, Kind, Operation
-from gateway.api.uploads import MultipartUpload
-from gateway.batches.tenant_batches import TenantBatches
-from gateway.batches.tenant_files import TenantFiles
+from gateway.dialects.openai_errors import OPENAI_ERRORS
+from gateway.dialects.uploads import MultipartUpload
 from gateway.errors import (
     Conflict,
     DependencyUnavailable,
@@ -39,9 +41,11 @@ from gateway.types import Principal
 AnyRequest = Request[Any, Any, Any]
 Files = NamedDependency[SkipValidation[TenantFiles]]
 Batches = NamedDependency[SkipValidation[TenantBatches]]
+Endpoints = NamedDependency[SkipValidation[InferenceRoutes]]
 _MOST_FILES = 10_000
 _MOST_BATCHES = 100
-_operation = partial(Operation, tag="batches", kind=Kind.LIMITED)
+_NAME = "openai-batches"
+_operation = partial(Operation, tag=_NAME, kind=Kind.LIMITED, error_format=OPENAI_ERRORS)
 _ERRORS = (RateLimited, DependencyUnavailable)
 _AFTER = {"description": "The last id of the page before.", "example": "file-5f2c"}
 _FILE = {"file_id": {"description": "The id of a file.", "example": "file-5f2c"}}
@@ -224,10 +228,14 @@ class BatchesController(Controller):
         },
     )
     async def create_batch(
-        self, data: JSONBody[NewBatch], request: AnyRequest, batches: Batches
+        self,
+        data: JSONBody[NewBatch],
+        request: AnyRequest,
+        batches: Batches,
+        endpoints: Endpoints,
     ) -> BatchObject:
         """Run every line of a file as a request to one inference route, within 24 hours."""
-        if not _answers_batches(request.app.routes, data.endpoint):
+        if endpoints.find(data.endpoint) is None:
             raise InvalidRequest(
                 f"`endpoint` must be an inference route such as `/v1/classify`, not"
                 f" `{data.endpoint}`."
@@ -307,21 +315,16 @@ class BatchesController(Controller):
         return batch_object(await batches.cancel(_principal(request), batch_id))
 
 
-def _answers_batches(routes: Any, endpoint: str) -> bool:
-    """Tell whether `endpoint` is the path of an inference route.
-
-    These are the raw ones; what is below one names a model.
-    """
-    for route in routes:
-        if isinstance(route, ASGIRoute) and route.route_handler.opt.get("raw"):
-            path = route.path
-            if endpoint == path and not route.route_handler.is_mount:
-                return True
-            if route.route_handler.is_mount and endpoint.startswith(f"{path}/"):
-                return len(endpoint) > len(path) + 1
-    return False
-
-
 def _principal(request: AnyRequest) -> Principal:
     principal: Principal = request.scope["state"][PRINCIPAL]
     return principal
+
+
+OPENAI_BATCHES = Dialect(
+    name=_NAME,
+    description="Files and batches, as OpenAI's clients ask for them.",
+    routes={},
+    handlers=(FilesController, BatchesController),
+    errors=OPENAI_ERRORS,
+    paths=("/v1/files", "/v1/batches"),
+)
