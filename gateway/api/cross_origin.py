@@ -12,6 +12,7 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.api.http import Headers, HttpReply, respond
+from gateway.api.inference_route import InferenceRoutes
 from gateway.api.problem_replies import problem_reply
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -120,11 +121,18 @@ class CrossOriginRequests:
     """Passes requests to `app`, and adds to the answers what their pages need to read them."""
 
     def __init__(
-        self, app: ASGIApp, *, rules: CrossOrigin, keys: KeyRing, new_id: Callable[[], RequestId]
+        self,
+        app: ASGIApp,
+        *,
+        rules: CrossOrigin,
+        keys: KeyRing,
+        routes: InferenceRoutes,
+        new_id: Callable[[], RequestId],
     ) -> None:
         self._app = app
         self._rules = rules
         self._keys = keys
+        self._routes = routes
         self._new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +153,8 @@ class CrossOriginRequests:
             if reply is None and principal is not None:
                 self._rules.check(principal, scope["path"], origin)
         except PermissionDenied as error:
-            reply = problem_reply(error, self._new_id())
+            errors = self._routes.errors_of(scope["path"])
+            reply = problem_reply(error, self._new_id(), errors=errors)
         if reply is None:
             await self._app(scope, receive, send)
         else:

@@ -25,7 +25,8 @@ from litestar.types import (
 from gateway.api.answers import PRIVATE
 from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.http import REQUEST_ID_FIELD, ClientDisconnected, HttpReply, respond
+from gateway.api.http import REQUEST_ID_FIELD, ClientDisconnected, Headers, HttpReply, respond
+from gateway.api.inference_route import InferenceRoutes
 from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import parse_timeout
 from gateway.auth.bearer import find_bearer_token
@@ -47,6 +48,9 @@ from gateway.types import Principal, RequestId
 
 NOT_REPLAYED: Final = "sluicegate_not_replayed"
 """Set in the state of a request's scope, its answer is not stored: it holds a secret."""
+_KEPT: Final = frozenset(
+    {b"content-type", b"x-request-id", b"sluicegate-vectors", b"etag", b"location"}
+)
 _LARGEST_ANSWER: Final = 64 * 1024
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LONGEST_NUMBER: Final = 18
@@ -59,8 +63,8 @@ class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
     """Holds what is replayed of an answer."""
 
     status: int
-    content_type: bytes
-    request_id: bytes
+    headers: Headers
+    """Those of `_KEPT` that it has."""
     body: bytes
 
 
@@ -79,6 +83,7 @@ class IdempotentRequests:
         keys: KeyRing,
         limiter: RateLimiter,
         runtimes: RuntimeStore,
+        routes: InferenceRoutes,
         body_budget: BodyMemoryBudget,
         new_id: Callable[[], RequestId],
     ) -> None:
@@ -87,6 +92,7 @@ class IdempotentRequests:
         self._keys = keys
         self._limiter = limiter
         self._runtimes = runtimes
+        self._routes = routes
         self._body_budget = body_budget
         self._new_id = new_id
         self._body_timeouts = BodyTimeouts()
@@ -127,10 +133,14 @@ class IdempotentRequests:
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
-            await respond(send, problem_reply(error, self._new_id(), limit_lines))
+            await respond(send, self._problem(error, scope, limit_lines))
             return
         id_ = id_of(principal, key, print_, claim.first)
         await self._run(_scope_of(scope, id_), body, send, stored)
+
+    def _problem(self, error: Exception, scope: HTTPScope, limit_lines: bytes) -> HttpReply:
+        errors = self._routes.errors_of(scope["path"])
+        return problem_reply(error, self._new_id(), limit_lines, errors=errors)
 
     async def _run(self, scope: HTTPScope, body: "_Body", send: Send, key: StoredKey) -> None:
         recorder = _Recorder(send, scope, key)
@@ -244,16 +254,9 @@ class _Recorder:
         is_secret = self._scope["state"].get(NOT_REPLAYED)
         if status >= _FIRST_FAULT or status in _PASSING or is_secret:
             return b""
-        headers = dict(start["headers"])
+        headers = [(name, value) for name, value in start["headers"] if name in _KEPT]
         body = b"".join([m["body"] for m in rest if m["type"] == "http.response.body"])
-        return _encode(
-            StoredAnswer(
-                status=status,
-                content_type=headers.get(b"content-type", b""),
-                request_id=headers.get(b"x-request-id", b""),
-                body=body,
-            )
-        )
+        return _encode(StoredAnswer(status, headers, body))
 
 
 def _is_keyed(scope: HTTPScope) -> bool:
@@ -301,10 +304,6 @@ def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
 
 
 def _replay(answer: StoredAnswer, limit_lines: bytes) -> HttpReply:
-    lines = b"content-type: %b\r\nidempotency-replayed: true\r\nx-request-id: %b%b%b" % (
-        answer.content_type,
-        answer.request_id,
-        PRIVATE,
-        limit_lines,
-    )
+    stored = b"".join([b"%b: %b\r\n" % header for header in answer.headers])
+    lines = b"%bidempotency-replayed: true%b%b" % (stored, PRIVATE, limit_lines)
     return HttpReply(answer.status, lines, answer.body)

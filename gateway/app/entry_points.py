@@ -19,10 +19,12 @@ from gateway.api.inference_router import InferenceRouter
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage
 from gateway.auth.key_ring import KeyRing
+from gateway.batches.tenant_batches import BatchAccess, open_batch_access
+from gateway.dialects.registry import DIALECTS
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.write_coalescing import WriteCoalescingProtocol
@@ -43,11 +45,25 @@ class Listeners(NamedTuple):
     protocol: Callable[..., asyncio.Protocol]
 
 
+class WorkerTraits(NamedTuple):
+    """What differs between workers for callers and the one for batches."""
+
+    keys: KeyRing
+    ids: RequestIds
+    make_events: Callable[..., RequestEvents] = RequestEvents
+    is_bulk: bool = False
+
+
+def traits_of_callers() -> WorkerTraits:
+    """Return the traits of a worker that answers callers."""
+    return WorkerTraits(KeyRing(), RequestIds())
+
+
 class EntryPointParts(NamedTuple):
     """The parts of a worker that answering a request uses."""
 
     stores: Stores
-    keys: KeyRing
+    traits: WorkerTraits
     limiter: RedisRateLimiter
     idempotency: IdempotencyStore
     fleet: Fleet
@@ -66,13 +82,15 @@ def build_listeners(
     draining: Draining,
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
-    ids = RequestIds()
+    traits = parts.traits
+    ids = traits.ids
     processor = RequestProcessor(
         runtimes=parts.stores.runtimes,
-        keys=parts.keys,
+        keys=traits.keys,
         limiter=parts.limiter,
         inference=parts.inference,
-        events=RequestEvents(
+        models=parts.fleet,
+        events=traits.make_events(
             ids=ids,
             events=parts.events,
             metrics=parts.metrics,
@@ -82,9 +100,16 @@ def build_listeners(
         metrics=parts.metrics,
         tracer=parts.tracer,
     )
-    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.keys)
-    application = _build_application(parts, processor, ids, readiness)
-    app = CrossOriginRequests(application, rules=rules, keys=parts.keys, new_id=ids.new)
+    batches = open_batch_access(settings, parts.stores.ledger)
+    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.traits.keys)
+    application = _build_application(parts, processor, ids, readiness, batches)
+    app = CrossOriginRequests(
+        application,
+        rules=rules,
+        keys=parts.traits.keys,
+        routes=inference_routes(DIALECTS),
+        new_id=ids.new,
+    )
     if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
     fast_path = _build_fast_path(parts, processor, draining, rules)
@@ -92,7 +117,11 @@ def build_listeners(
 
 
 def _build_application(
-    parts: EntryPointParts, processor: RequestProcessor, ids: RequestIds, readiness: ReadinessSource
+    parts: EntryPointParts,
+    processor: RequestProcessor,
+    ids: RequestIds,
+    readiness: ReadinessSource,
+    batches: BatchAccess,
 ) -> IdempotentRequests:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
@@ -100,20 +129,23 @@ def _build_application(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
+            keys=parts.traits.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
         ),
         new_id=ids.new,
         models=parts.fleet,
         runtimes=runtimes,
         usage=LedgerUsage(parts.stores.ledger, runtimes),
         health=readiness,
+        batches=batches,
+        dialects=DIALECTS,
     )
     return IdempotentRequests(
-        InferenceRouter(api, handler),
+        InferenceRouter(api, handler, inference_routes(DIALECTS)),
         store=parts.idempotency,
-        keys=parts.keys,
+        keys=parts.traits.keys,
         limiter=parts.limiter,
         runtimes=runtimes,
+        routes=inference_routes(DIALECTS),
         body_budget=handler.body_budget,
         new_id=ids.new,
     )
@@ -124,8 +156,9 @@ def _build_fast_path(
 ) -> FastPath:
     heads = RequestHeadCache(
         processor=processor,
-        keys=parts.keys,
+        keys=parts.traits.keys,
         runtimes=parts.stores.runtimes,
+        routes=inference_routes(DIALECTS),
         cross_origin=rules,
     )
     draining.on_close(heads.close)

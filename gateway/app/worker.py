@@ -10,13 +10,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from gateway.app.backends import BackendAccess
-from gateway.app.entry_points import EntryPointParts, Listeners, build_listeners
+from gateway.app.entry_points import (
+    EntryPointParts,
+    Listeners,
+    WorkerTraits,
+    build_listeners,
+    traits_of_callers,
+)
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
-from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
@@ -87,20 +92,33 @@ async def open_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
+    traits: WorkerTraits | None = None,
 ) -> "Worker":
     """Return a worker that has not started; `stack` closes its stores.
 
-    Names are looked up by `resolver`, by default as the operating system does.
+    Names are looked up by `resolver`, by default as the operating system does. By default it has
+    the traits of workers that answer callers.
     """
     stores = await open_stores(stack, settings)
-    return Worker(settings, stores, GatewayMetrics(registry), resolver or SystemResolver())
+    return Worker(
+        settings,
+        stores,
+        GatewayMetrics(registry),
+        resolver or SystemResolver(),
+        traits or traits_of_callers(),
+    )
 
 
 class Worker:
     """Makes the parts of a worker in the order of use, and enters them in that order."""
 
     def __init__(
-        self, settings: Settings, stores: Stores, metrics: GatewayMetrics, resolver: Resolver
+        self,
+        settings: Settings,
+        stores: Stores,
+        metrics: GatewayMetrics,
+        resolver: Resolver,
+        traits: WorkerTraits,
     ) -> None:
         self._settings = settings
         self._stores = stores
@@ -110,8 +128,8 @@ class Worker:
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
-        self._keys = KeyRing()
-        self._principals = PrincipalsFollower(ring=self._keys, accounts=stores.ledger.accounts)
+        self._traits = traits
+        self._principals = PrincipalsFollower(ring=traits.keys, accounts=stores.ledger.accounts)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
         self._region_limits = limits_of_region(
@@ -155,6 +173,7 @@ class Worker:
             dispatcher=self.backends.dispatcher,
             clock=self._clock,
             tracer=self._tracer,
+            is_bulk=traits.is_bulk,
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
@@ -254,7 +273,7 @@ class Worker:
         )
         parts = EntryPointParts(
             stores=self._stores,
-            keys=self._keys,
+            traits=self._traits,
             limiter=self.limiter,
             idempotency=self.idempotency,
             fleet=self.backends.fleet,

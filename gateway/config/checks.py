@@ -34,6 +34,7 @@ _LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
 ANY_ORIGIN = "*"
 ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
+_LARGEST_PERCENT = 1000
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -230,6 +231,8 @@ def _prices(prices: tuple[PriceConfig, ...]) -> Iterator[ConfigFinding]:
             yield ConfigFinding((*here, "currency"), detail)
         for name in ("hit", "computed", "row", "token"):
             yield from _amount(getattr(price, name), (*here, name))
+        if not 0 <= price.batch_percent <= _LARGEST_PERCENT:
+            yield ConfigFinding((*here, "batch_percent"), "must be from 0 to 1000")
         if (price.model, price.since) in seen:
             detail = f"`{price.model}` has another price from {price.since} on"
             yield ConfigFinding((*here, "since"), detail)

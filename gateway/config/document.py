@@ -167,6 +167,8 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     computed: int = 0
     row: int = 0
     token: int = 0
+    batch_percent: int = 100
+    """What the lines of batches cost, in percent of these prices."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

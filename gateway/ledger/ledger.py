@@ -10,6 +10,8 @@ from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.arm_usage import arm_costs
 from gateway.ledger.audit import Audit
+from gateway.ledger.batches import BatchStore
+from gateway.ledger.files import FileStore
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
@@ -21,6 +23,7 @@ from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.types import ArmCost, GroupBy, GroupUsage
 from gateway.ledger.usage import priced_usage, usage_by_group
+from gateway.ledger.webhooks import DeliveryStore
 
 
 class Ledger:
@@ -42,6 +45,9 @@ class Ledger:
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)
         self.plans = ServingPlanStore(self._store, self.audit)
+        self.files = FileStore(self._store)
+        self.batches = BatchStore(self._store)
+        self.deliveries = DeliveryStore(self._store)
 
     def usage(
         self,

@@ -42,13 +42,14 @@ def priced_usage(
     found: list[PricedUsage] = []
     for start, end in prices.periods(since, until):
         for row in _rows(store, tenant, start, end, group_by, models):
-            *group, model = row[: len(group_by) + 1]
-            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
+            *group, model, is_batch = row[: len(group_by) + 2]
+            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 2 :]), strict=True))
+            price = prices.at(model, start)
             found.append(
                 PricedUsage(
                     group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
                     model=model,
-                    price=prices.at(model, start),
+                    price=price.for_batches() if is_batch else price,
                     units=Units(**sums),
                 )
             )
@@ -63,7 +64,7 @@ def _rows(
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
 ) -> list[Sequence[Any]]:
-    groups = [*(_column(g) for g in group_by), _events.model]
+    groups = [*(_column(g) for g in group_by), _events.model, _events.batch]
     sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
     query = (
         select(*groups, *sums)

@@ -20,13 +20,17 @@ from gateway.api.metadata import UsageLine
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
+from gateway.batches.tenant_batches import open_batch_access
 from gateway.config.document import Document, LimitsConfig
+from gateway.dialects.registry import DIALECTS
+from gateway.ledger.ledger import Ledger
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
@@ -107,6 +111,7 @@ class Api:
             keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
+            models=self.scene.models,
             events=RequestEvents(
                 ids=ids,
                 events=self.events,
@@ -118,8 +123,13 @@ class Api:
             tracer=self.tracer,
         )
         rules = CrossOrigin(runtimes=self.runtimes, keys=self.keys)
+        self.routes = inference_routes(DIALECTS)
         heads = RequestHeadCache(
-            processor=processor, keys=self.keys, runtimes=self.runtimes, cross_origin=rules
+            processor=processor,
+            keys=self.keys,
+            runtimes=self.runtimes,
+            routes=self.routes,
+            cross_origin=rules,
         )
         self.fast_path = build_fast_path(processor, heads)
         self.handler = handler = InferenceHandler(processor=processor)
@@ -138,6 +148,8 @@ class Api:
             runtimes=self.runtimes,
             usage=self.usage,
             health=self,
+            batches=open_batch_access(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
+            dialects=DIALECTS,
         )
 
     def document(self) -> Document:

@@ -13,12 +13,6 @@ _TABLES: Final = (
         "CREATE TABLE IF NOT EXISTS tenants (id VARCHAR(64) NOT NULL PRIMARY KEY,"
         " name TEXT NOT NULL, rules TEXT NOT NULL, created BIGINT NOT NULL)"
     ),
-    (
-        "CREATE TABLE IF NOT EXISTS keys (id VARCHAR(64) NOT NULL PRIMARY KEY,"
-        " tenant VARCHAR(64) NOT NULL, hash VARCHAR(128) NOT NULL UNIQUE, name TEXT NOT NULL,"
-        " rules TEXT NOT NULL, models TEXT, created BIGINT NOT NULL, expires BIGINT,"
-        " revoked BIGINT)"
-    ),
     "CREATE TABLE IF NOT EXISTS usage_events (id VARCHAR(128) NOT NULL PRIMARY KEY,"
     " time BIGINT NOT NULL, tenant VARCHAR(64) NOT NULL, key VARCHAR(64) NOT NULL,"
     " model TEXT NOT NULL, task TEXT NOT NULL, status INTEGER NOT NULL, "

@@ -10,13 +10,12 @@ from hashlib import blake2b
 import httptools
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.http import Headers, headers_by_name
+from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
-from gateway.api.schemas import TASKS_BY_PATH
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_valid_host
@@ -34,7 +33,8 @@ _UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The decisions about a request by its head; `length` is that of its body."""
 
-    task: Task
+    match: RouteMatch
+    fields: tuple[bytes, ...]
     length: int
     principal: Principal
     options: RequestOptions
@@ -57,6 +57,7 @@ class RequestHeadCache:
         keys: KeyRing,
         runtimes: RuntimeStore,
         cross_origin: CrossOrigin,
+        routes: InferenceRoutes,
     ) -> None:
         self._processor = processor
         self._keys = keys
@@ -69,7 +70,7 @@ class RequestHeadCache:
         self._runtime: Runtime | None = None
         self._generation = -1
         self._is_closed = False
-        self._tasks = {path.encode(): task for path, task in TASKS_BY_PATH.items()}
+        self._routes = routes
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -130,13 +131,13 @@ class RequestHeadCache:
             return None
         reader = _HeadReader()
         target = reader.read(head)
-        task = self._tasks.get(target)
+        match = self._routes.find_target(target)
         headers = headers_by_name(reader.headers)
         length = headers.get(b"content-length", b"")
-        if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
+        if match is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
         context = self._processor.tracer.contexts.read(reader.headers)
-        state = self._processor.new_state(task)
+        state = self._processor.new_state(match)
         origin = headers.get(b"origin", b"")
         try:
             self._processor.read_head(state, "POST", headers)
@@ -147,7 +148,8 @@ class RequestHeadCache:
             return None
         lines = self._cross_origin.lines(origin, state.principal)
         return CachedHead(
-            task=task,
+            match=match,
+            fields=state.fields,
             length=int(length),
             principal=state.principal,
             options=state.options,
