@@ -11,8 +11,8 @@ from typing import Final
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
+from gateway.api.error_format import ErrorFormat
 from gateway.api.http import Headers, HttpReply, respond
-from gateway.api.inference_route import InferenceRoutes
 from gateway.api.problem_replies import problem_reply
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -126,13 +126,13 @@ class CrossOriginRequests:
         *,
         rules: CrossOrigin,
         keys: KeyRing,
-        routes: InferenceRoutes,
+        errors_of: Callable[[str], ErrorFormat],
         new_id: Callable[[], RequestId],
     ) -> None:
         self._app = app
         self._rules = rules
         self._keys = keys
-        self._routes = routes
+        self._errors_of = errors_of
         self._new_id = new_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,7 +153,7 @@ class CrossOriginRequests:
             if reply is None and principal is not None:
                 self._rules.check(principal, scope["path"], origin)
         except PermissionDenied as error:
-            errors = self._routes.errors_of(scope["path"])
+            errors = self._errors_of(scope["path"])
             reply = problem_reply(error, self._new_id(), errors=errors)
         if reply is None:
             await self._app(scope, receive, send)

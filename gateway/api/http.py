@@ -9,6 +9,8 @@ from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
+NOT_REPLAYED: Final = "sluicegate_not_replayed"
+"""Set in the state of a request's scope, its answer is stored nowhere: it holds a secret."""
 _NO_CONTENT: Final = 204
 REQUEST_ID_FIELD: Final = b":request-id"
 """The header field by which middleware tells a request its id; no client can send a colon there."""

@@ -25,8 +25,15 @@ from litestar.types import (
 from gateway.api.answers import PRIVATE
 from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.http import REQUEST_ID_FIELD, ClientDisconnected, Headers, HttpReply, respond
-from gateway.api.inference_route import InferenceRoutes
+from gateway.api.error_format import ErrorFormat
+from gateway.api.http import (
+    NOT_REPLAYED,
+    REQUEST_ID_FIELD,
+    ClientDisconnected,
+    Headers,
+    HttpReply,
+    respond,
+)
 from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import parse_timeout
 from gateway.auth.bearer import find_bearer_token
@@ -46,8 +53,6 @@ from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RequestId
 
-NOT_REPLAYED: Final = "sluicegate_not_replayed"
-"""Set in the state of a request's scope, its answer is not stored: it holds a secret."""
 _KEPT: Final = frozenset(
     {b"content-type", b"x-request-id", b"sluicegate-vectors", b"etag", b"location"}
 )
@@ -83,7 +88,7 @@ class IdempotentRequests:
         keys: KeyRing,
         limiter: RateLimiter,
         runtimes: RuntimeStore,
-        routes: InferenceRoutes,
+        errors_of: Callable[[str], ErrorFormat],
         body_budget: BodyMemoryBudget,
         new_id: Callable[[], RequestId],
     ) -> None:
@@ -92,7 +97,7 @@ class IdempotentRequests:
         self._keys = keys
         self._limiter = limiter
         self._runtimes = runtimes
-        self._routes = routes
+        self._errors_of = errors_of
         self._body_budget = body_budget
         self._new_id = new_id
         self._body_timeouts = BodyTimeouts()
@@ -139,7 +144,7 @@ class IdempotentRequests:
         await self._run(_scope_of(scope, id_), body, send, stored)
 
     def _problem(self, error: Exception, scope: HTTPScope, limit_lines: bytes) -> HttpReply:
-        errors = self._routes.errors_of(scope["path"])
+        errors = self._errors_of(scope["path"])
         return problem_reply(error, self._new_id(), limit_lines, errors=errors)
 
     async def _run(self, scope: HTTPScope, body: "_Body", send: Send, key: StoredKey) -> None:

@@ -72,6 +72,10 @@ class InferenceRoute:
         self.span_name = f"POST {self.template}"
         self.attributes = {"http.request.method": "POST", "http.route": self.template}
 
+    def answers(self, path: str) -> bool:
+        """Tell whether a decoded path is its own."""
+        return re.fullmatch(_pattern(self.path), path) is not None
+
     def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
         """Return what of a body is JSON: its values are counted before any is made."""
         return raw
@@ -128,11 +132,6 @@ class InferenceRoutes:
                 if (match := pattern.fullmatch(path)) is not None:
                     return RouteMatch(route, match.groups())
         return found
-
-    def errors_of(self, path: str) -> ErrorFormat:
-        """Return how errors of a path are written."""
-        found = self.find(path)
-        return PROBLEMS if found is None else found.route.errors
 
     def find_target(self, target: bytes) -> RouteMatch | None:
         """Return the route of a path as it is sent, `None` where it must be decoded first."""

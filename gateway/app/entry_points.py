@@ -9,6 +9,7 @@ from typing import NamedTuple
 from litestar.types import ASGIApp
 
 from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
+from gateway.api.dialect import error_format
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
@@ -21,7 +22,7 @@ from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api, inference_routes
 from gateway.app.stores import Stores
-from gateway.app.views import LedgerUsage
+from gateway.app.views import LedgerUsage, OwnKeys
 from gateway.auth.key_ring import KeyRing
 from gateway.batches.tenant_batches import BatchAccess, open_batch_access
 from gateway.dialects.registry import DIALECTS
@@ -107,7 +108,7 @@ def build_listeners(
         application,
         rules=rules,
         keys=parts.traits.keys,
-        routes=inference_routes(DIALECTS),
+        errors_of=partial(error_format, DIALECTS),
         new_id=ids.new,
     )
     if not settings.fast_lane:
@@ -125,6 +126,7 @@ def _build_application(
 ) -> IdempotentRequests:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
+    usage = LedgerUsage(parts.stores.ledger, runtimes)
     api = build_api(
         version=version("sluicegate"),
         handler=handler,
@@ -134,7 +136,9 @@ def _build_application(
         new_id=ids.new,
         models=parts.fleet,
         runtimes=runtimes,
-        usage=LedgerUsage(parts.stores.ledger, runtimes),
+        usage=usage,
+        requests=usage,
+        rotation=OwnKeys(parts.stores),
         health=readiness,
         batches=batches,
         dialects=DIALECTS,
@@ -145,7 +149,7 @@ def _build_application(
         keys=parts.traits.keys,
         limiter=parts.limiter,
         runtimes=runtimes,
-        routes=inference_routes(DIALECTS),
+        errors_of=partial(error_format, DIALECTS),
         body_budget=handler.body_budget,
         new_id=ids.new,
     )

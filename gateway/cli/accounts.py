@@ -8,7 +8,7 @@ import click
 from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
 from gateway.cli.failures import Failure
 
-_GROUPS = ("tenant", "day", "model", "key", "task", "region")
+_GROUPS = ("tenant", "day", "hour", "model", "key", "task", "region")
 
 
 @click.group()

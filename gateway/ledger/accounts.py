@@ -154,20 +154,24 @@ class Accounts:
         """
         return self._change_key(key, actor, "key.bounds", _encode_bounds(bounds))
 
-    def rotate(self, key: str, *, key_hash: str, keep: float, actor: str = "system") -> Key:
-        """Give a key another text, by its hash; the present one stays valid for `keep` seconds.
+    def rotate(
+        self, key: str, *, key_hash: str, former_hash: str, keep: float, actor: str = "system"
+    ) -> Key:
+        """Give a key another text, by its hash; `former_hash` is valid for `keep` seconds.
 
-        One that an earlier rotation left valid ends at once.
+        All other texts that it had end at once: an answer with one may have been lost.
 
         Raises:
             NotFound: there is no such key.
         """
+        until = self._store.clock() + int(keep * 1_000_000_000)
+        values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
+        values["former_expires"] = until
         table = schema.keys
         with self._store.writing() as connection:
             before = _get(connection, table, key, "key")
-            values = {"hash": key_hash, "former_hash": before.hash}
-            values["former_expires"] = self._store.clock() + int(keep * 1_000_000_000)
             connection.execute(update(table).where(table.c.id == key).values(**values))
+            # Not the hashes, which no reader of the audit needs.
             self._record_change(connection, actor, "key.rotate", key, tenant=before.tenant)
             return _key(_get(connection, table, key, "key"))
 

@@ -87,6 +87,7 @@ class GroupBy(StrEnum):
 
     TENANT = "tenant"
     DAY = "day"
+    HOUR = "hour"
     MODEL = "model"
     KEY = "key"
     TASK = "task"
@@ -114,6 +115,7 @@ class GroupUsage(Units, frozen=True, kw_only=True):
     """Usage of one group; it has a field for each thing that it was grouped by."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
+    hour: str | msgspec.UnsetType = msgspec.UNSET
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     key: str | msgspec.UnsetType = msgspec.UNSET
     model: str | msgspec.UnsetType = msgspec.UNSET
@@ -122,6 +124,21 @@ class GroupUsage(Units, frozen=True, kw_only=True):
     cost: str
     """A decimal number, in `currency`; exact."""
     currency: str
+
+
+class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what is recorded of a request; `usage` is unknown of those in a row of several."""
+
+    id: str
+    time: datetime
+    key: str
+    model: str
+    task: str
+    status: int
+    code: str
+    region: str
+    revision: str
+    usage: Units | None
 
 
 class ArmCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
+from gateway.api.key_rotation import RotatedKey
 from gateway.api.metadata import UsageLine
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
@@ -26,7 +27,9 @@ from gateway.auth.keys import hash_key
 from gateway.batches.tenant_batches import open_batch_access
 from gateway.config.document import Document, LimitsConfig
 from gateway.dialects.registry import DIALECTS
+from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import RecordedRequest
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
@@ -78,6 +81,14 @@ class FakeUsage:
             raise self.trouble
         self.asked.append((caller, since, until, group_by))
         return self.lines
+
+    async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
+        """Know no request."""
+        return None
+
+    async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
+        """Refuse to."""
+        raise DependencyUnavailable("There is no ledger.")
 
 
 class Api:
@@ -147,6 +158,8 @@ class Api:
             ),
             runtimes=self.runtimes,
             usage=self.usage,
+            requests=self.usage,
+            rotation=self.usage,
             health=self,
             batches=open_batch_access(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
             dialects=DIALECTS,
