@@ -25,7 +25,7 @@ from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
 from gateway.api.native_routes import INFER, NATIVE_ROUTES
 from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.past_requests import PastRequestController, RequestSource
-from gateway.batches.tenant_batches import BatchAccess
+from gateway.batches.batch_access import BatchParts
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
 from gateway.runtime.store import RuntimeStore
@@ -57,7 +57,7 @@ def build_api(
     requests: RequestSource,
     rotation: KeyRotation,
     health: ReadinessSource,
-    batches: BatchAccess,
+    batches: BatchParts,
     dialects: Sequence[Dialect] = (),
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""

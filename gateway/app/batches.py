@@ -12,7 +12,7 @@ from gateway.app.secret import kept_secret
 from gateway.batches.answering import LineAnswerer
 from gateway.batches.run import BatchBounds, BatchRun
 from gateway.batches.runner import BatchRunner, FileRetention
-from gateway.batches.webhooks import WebhookSender, read_webhooks
+from gateway.batches.webhooks import DeliveryRunner, read_webhooks
 from gateway.batches.window import CongestionWindow
 from gateway.ledger.batch_types import Batch
 from gateway.ledger.ledger import Ledger
@@ -45,7 +45,7 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
                 most=settings.batches_at_once,
                 report=partial(metrics.statistics, "batches"),
             )
-            sender = WebhookSender(
+            sender = DeliveryRunner(
                 deliveries=ledger.deliveries, read=partial(read_webhooks, settings.webhooks)
             )
             retention = FileRetention(files=ledger.files, storage=storage)
@@ -71,11 +71,11 @@ def _starter(
         nonlocal answerer
         if answerer is None:
             # Imported late: without batches the process needs none of it.
-            from gateway.app.batch_gateway import open_gateway  # noqa: PLC0415
+            from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
             clock = asyncio.get_running_loop().time
             answerer = LineAnswerer(
-                gateway=await open_gateway(stack, settings),
+                runner=await open_line_runner(stack, settings),
                 window=CongestionWindow(settings.batch_in_flight, clock=clock),
             )
         return BatchRun(

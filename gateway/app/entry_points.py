@@ -24,7 +24,7 @@ from gateway.api.routes import build_api, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage, OwnKeys
 from gateway.auth.key_ring import KeyRing
-from gateway.batches.tenant_batches import BatchAccess, open_batch_access
+from gateway.batches.batch_access import BatchParts, open_batch_parts
 from gateway.dialects.registry import DIALECTS
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
@@ -46,7 +46,7 @@ class Listeners(NamedTuple):
     protocol: Callable[..., asyncio.Protocol]
 
 
-class WorkerTraits(NamedTuple):
+class WorkerOptions(NamedTuple):
     """What differs between workers for callers and the one for batches."""
 
     keys: KeyRing
@@ -55,16 +55,16 @@ class WorkerTraits(NamedTuple):
     is_bulk: bool = False
 
 
-def traits_of_callers() -> WorkerTraits:
-    """Return the traits of a worker that answers callers."""
-    return WorkerTraits(KeyRing(), RequestIds())
+def options_for_callers() -> WorkerOptions:
+    """Return the options of a worker that answers callers."""
+    return WorkerOptions(KeyRing(), RequestIds())
 
 
 class EntryPointParts(NamedTuple):
     """The parts of a worker that answering a request uses."""
 
     stores: Stores
-    traits: WorkerTraits
+    options: WorkerOptions
     limiter: RedisRateLimiter
     idempotency: IdempotencyStore
     fleet: Fleet
@@ -83,15 +83,15 @@ def build_listeners(
     draining: Draining,
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
-    traits = parts.traits
-    ids = traits.ids
+    options = parts.options
+    ids = options.ids
     processor = RequestProcessor(
         runtimes=parts.stores.runtimes,
-        keys=traits.keys,
+        keys=options.keys,
         limiter=parts.limiter,
         inference=parts.inference,
         models=parts.fleet,
-        events=traits.make_events(
+        events=options.make_events(
             ids=ids,
             events=parts.events,
             metrics=parts.metrics,
@@ -101,13 +101,13 @@ def build_listeners(
         metrics=parts.metrics,
         tracer=parts.tracer,
     )
-    batches = open_batch_access(settings, parts.stores.ledger)
-    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.traits.keys)
+    batches = open_batch_parts(settings, parts.stores.ledger)
+    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)
     application = _build_application(parts, processor, ids, readiness, batches)
     app = CrossOriginRequests(
         application,
         rules=rules,
-        keys=parts.traits.keys,
+        keys=parts.options.keys,
         errors_of=partial(error_format, DIALECTS),
         new_id=ids.new,
     )
@@ -122,7 +122,7 @@ def _build_application(
     processor: RequestProcessor,
     ids: RequestIds,
     readiness: ReadinessSource,
-    batches: BatchAccess,
+    batches: BatchParts,
 ) -> IdempotentRequests:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
@@ -131,7 +131,7 @@ def _build_application(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.traits.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
+            keys=parts.options.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
         ),
         new_id=ids.new,
         models=parts.fleet,
@@ -146,7 +146,7 @@ def _build_application(
     return IdempotentRequests(
         InferenceRouter(api, handler, inference_routes(DIALECTS)),
         store=parts.idempotency,
-        keys=parts.traits.keys,
+        keys=parts.options.keys,
         limiter=parts.limiter,
         runtimes=runtimes,
         errors_of=partial(error_format, DIALECTS),
@@ -160,7 +160,7 @@ def _build_fast_path(
 ) -> FastPath:
     heads = RequestHeadCache(
         processor=processor,
-        keys=parts.traits.keys,
+        keys=parts.options.keys,
         runtimes=parts.stores.runtimes,
         routes=inference_routes(DIALECTS),
         cross_origin=rules,

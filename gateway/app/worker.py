@@ -13,9 +13,9 @@ from gateway.app.backends import BackendAccess
 from gateway.app.entry_points import (
     EntryPointParts,
     Listeners,
-    WorkerTraits,
+    WorkerOptions,
     build_listeners,
-    traits_of_callers,
+    options_for_callers,
 )
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
@@ -92,12 +92,12 @@ async def open_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
-    traits: WorkerTraits | None = None,
+    options: WorkerOptions | None = None,
 ) -> "Worker":
     """Return a worker that has not started; `stack` closes its stores.
 
     Names are looked up by `resolver`, by default as the operating system does. By default it has
-    the traits of workers that answer callers.
+    the options of workers that answer callers.
     """
     stores = await open_stores(stack, settings)
     return Worker(
@@ -105,7 +105,7 @@ async def open_worker(
         stores,
         GatewayMetrics(registry),
         resolver or SystemResolver(),
-        traits or traits_of_callers(),
+        options or options_for_callers(),
     )
 
 
@@ -118,7 +118,7 @@ class Worker:
         stores: Stores,
         metrics: GatewayMetrics,
         resolver: Resolver,
-        traits: WorkerTraits,
+        options: WorkerOptions,
     ) -> None:
         self._settings = settings
         self._stores = stores
@@ -128,8 +128,8 @@ class Worker:
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
-        self._traits = traits
-        self._principals = PrincipalsFollower(ring=traits.keys, accounts=stores.ledger.accounts)
+        self._traits = options
+        self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.accounts)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
         self._region_limits = limits_of_region(
@@ -173,7 +173,7 @@ class Worker:
             dispatcher=self.backends.dispatcher,
             clock=self._clock,
             tracer=self._tracer,
-            is_bulk=traits.is_bulk,
+            is_bulk=options.is_bulk,
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
@@ -273,7 +273,7 @@ class Worker:
         )
         parts = EntryPointParts(
             stores=self._stores,
-            traits=self._traits,
+            options=self._traits,
             limiter=self.limiter,
             idempotency=self.idempotency,
             fleet=self.backends.fleet,

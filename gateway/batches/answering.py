@@ -10,8 +10,8 @@ import msgspec
 from gateway.batches.lines import (
     Line,
     answer_line,
-    expired_issue,
-    issue_line,
+    expired_failure,
+    failure_line,
     item_id,
 )
 from gateway.batches.window import CongestionWindow
@@ -34,7 +34,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
 
 
-class Gateway(Protocol):
+class LineRunner(Protocol):
     """Answers requests of tenants as the gateway's own listener does, as bulk work."""
 
     async def ask(self, batch: Batch, request_id: str, body: bytes) -> Reply:
@@ -54,27 +54,28 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineAnswerer:
-    """Answers lines through `gateway`, as many at a time as `window` admits."""
+    """Answers lines through `runner`, as many at a time as `window` admits."""
 
     def __init__(
         self,
         *,
-        gateway: Gateway,
+        runner: LineRunner,
         window: CongestionWindow,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
-        self._gateway = gateway
+        self._runner = runner
         self._window = window
         self._wall = wall
 
     async def answer(self, batch: Batch, line: Line, halt: asyncio.Event) -> Result | None:
         """Return the result of a line, `None` where `halt` was set before there was one."""
-        if line.issue is not None:
-            return Result(line=issue_line(batch, line, line.issue))
+        if line.failure is not None:
+            return Result(line=failure_line(batch, line, line.failure))
         backoff = StoppableBackoff(longest=_LONGEST_WAIT)
         while not halt.is_set():
             if self._wall() >= batch.expires:
-                return Result(line=issue_line(batch, line, expired_issue(line)), is_expired=True)
+                failure = expired_failure(line)
+                return Result(line=failure_line(batch, line, failure), is_expired=True)
             reply = await self._ask(batch, line, halt)
             if reply is None:
                 break
@@ -94,7 +95,7 @@ class LineAnswerer:
         try:
             if halt.is_set():
                 return None
-            reply = await self._gateway.ask(batch, item_id(batch, line), line.body)
+            reply = await self._runner.ask(batch, item_id(batch, line), line.body)
             is_refused = reply.status in BUSY
             return reply
         finally:

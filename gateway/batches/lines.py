@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gateway.ledger.batch_types import Batch, BatchIssue
+from gateway.ledger.batch_types import Batch, BatchFailure
 
 BATCH_EXPIRED = "batch_expired"
 _BOM = b"\xef\xbb\xbf"
@@ -17,18 +17,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     custom_id: str | None = None
     body: bytes = b""
-    issue: BatchIssue | None = None
+    failure: BatchFailure | None = None
 
 
 class InputRefused(Exception):
     """Reports that no line of an input can be run."""
 
-    def __init__(self, issue: BatchIssue) -> None:
-        super().__init__(issue.message)
-        self.issue = issue
+    def __init__(self, failure: BatchFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
-class LineIndex(msgspec.Struct, frozen=True, kw_only=True):
+class LinePositions(msgspec.Struct, frozen=True, kw_only=True):
     """Says where the parts of an input begin: the byte and the number of their first lines.
 
     Blank lines are numbered and are otherwise none. `repeated` has the lines whose `custom_id` an
@@ -61,7 +61,7 @@ class _OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     custom_id: str | None
     response: _Response | None
-    error: BatchIssue | None
+    error: BatchFailure | None
 
 
 _decode = msgspec.json.Decoder(_InputLine).decode
@@ -84,12 +84,12 @@ def split_lines(chunks: Iterable[bytes], *, longest: int) -> Iterator[bytes]:
             yield line + b"\n"
         if len(rest) > longest:
             message = f"The line has more than {longest} bytes."
-            raise InputRefused(BatchIssue(code="line_too_long", message=message, line=number + 1))
+            raise InputRefused(BatchFailure(code="line_too_long", message=message, line=number + 1))
     if rest:
         yield rest
 
 
-def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LineIndex:
+def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LinePositions:
     """Return where parts of `part_lines` lines begin.
 
     Raises:
@@ -112,10 +112,10 @@ def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LineIn
         offset += len(line)
         if total > most:
             message = f"The file has more than {most} lines: send several batches."
-            raise InputRefused(BatchIssue(code="too_many_lines", message=message, line=number))
+            raise InputRefused(BatchFailure(code="too_many_lines", message=message, line=number))
     if not total:
-        raise InputRefused(BatchIssue(code="empty_file", message="The file has no lines."))
-    return LineIndex(total=total, starts=tuple(starts), repeated=frozenset(repeated))
+        raise InputRefused(BatchFailure(code="empty_file", message="The file has no lines."))
+    return LinePositions(total=total, starts=tuple(starts), repeated=frozenset(repeated))
 
 
 def read_part(
@@ -132,26 +132,26 @@ def read_part(
 
 
 def read_line(raw: bytes, number: int, endpoint: str, *, is_repeated: bool = False) -> Line:
-    """Return a line; one that cannot be run has an issue that says why."""
+    """Return a line; one that cannot be run has a failure that says why."""
     try:
         line = _decode(raw.removeprefix(_BOM) if number == 1 else raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return _refused(raw, number, error)
-    issue: BatchIssue | None = None
+    failure: BatchFailure | None = None
     if not 0 < len(line.custom_id) <= _LONGEST_ID:
-        issue = _issue("invalid_custom_id", "`custom_id` must have 1 to 512 characters", number)
+        failure = _failure("invalid_custom_id", "`custom_id` must have 1 to 512 characters", number)
     elif is_repeated:
-        issue = _issue(
+        failure = _failure(
             "duplicate_custom_id", f"`custom_id` `{line.custom_id}` is that of an earlier line",
             number,
         )  # fmt: skip
     elif line.method.upper() != "POST":
-        issue = _issue("invalid_method", "`method` must be `POST`", number, "method")
+        failure = _failure("invalid_method", "`method` must be `POST`", number, "method")
     elif line.url != endpoint:
-        issue = _issue(
+        failure = _failure(
             "mismatched_url", f"`url` must be the batch's endpoint, `{endpoint}`", number, "url"
         )
-    return Line(number=number, custom_id=line.custom_id, body=bytes(line.body), issue=issue)
+    return Line(number=number, custom_id=line.custom_id, body=bytes(line.body), failure=failure)
 
 
 def item_id(batch: Batch, line: Line) -> str:
@@ -173,16 +173,16 @@ def answer_line(batch: Batch, line: Line, *, status: int, body: bytes, media: st
     return _output(_OutputLine(id=own, custom_id=line.custom_id, response=response, error=None))
 
 
-def issue_line(batch: Batch, line: Line, issue: BatchIssue) -> bytes:
+def failure_line(batch: Batch, line: Line, failure: BatchFailure) -> bytes:
     """Return the output line of a request that was not made."""
     own = item_id(batch, line)
-    return _output(_OutputLine(id=own, custom_id=line.custom_id, response=None, error=issue))
+    return _output(_OutputLine(id=own, custom_id=line.custom_id, response=None, error=failure))
 
 
-def expired_issue(line: Line) -> BatchIssue:
-    """Return the issue of a line that was not answered in the batch's window."""
+def expired_failure(line: Line) -> BatchFailure:
+    """Return the failure of a line that was not answered in the batch's window."""
     message = "This request was not executed before the completion window of the batch ended."
-    return BatchIssue(code=BATCH_EXPIRED, message=message, line=line.number)
+    return BatchFailure(code=BATCH_EXPIRED, message=message, line=line.number)
 
 
 def _output(line: _OutputLine) -> bytes:
@@ -202,13 +202,13 @@ def _refused(raw: bytes, number: int, error: Exception) -> Line:
         code = "invalid_line"
         if custom_id is None and "custom_id" in str(error):
             code = "missing_custom_id" if "missing" in str(error) else "invalid_custom_id"
-        issue = _issue(code, f"The line does not fit: {error}", number)
+        failure = _failure(code, f"The line does not fit: {error}", number)
     else:
-        issue = _issue("invalid_json_line", f"The line is not valid JSON: {error}", number)
-    return Line(number=number, custom_id=custom_id, issue=issue)
+        failure = _failure("invalid_json_line", f"The line is not valid JSON: {error}", number)
+    return Line(number=number, custom_id=custom_id, failure=failure)
 
 
-def _issue(code: str, message: str, number: int, param: str | None = None) -> BatchIssue:
+def _failure(code: str, message: str, number: int, param: str | None = None) -> BatchFailure:
     if param is None and "custom_id" in code:
         param = "custom_id"
-    return BatchIssue(code=code, message=f"{message} (line {number}).", line=number, param=param)
+    return BatchFailure(code=code, message=f"{message} (line {number}).", line=number, param=param)

@@ -14,9 +14,16 @@ from typing import TypeVar
 import msgspec
 
 from gateway.batches.answering import LineAnswerer, Result
-from gateway.batches.lines import InputRefused, Line, LineIndex, index_lines, read_part, split_lines
+from gateway.batches.lines import (
+    InputRefused,
+    Line,
+    LinePositions,
+    index_lines,
+    read_part,
+    split_lines,
+)
 from gateway.errors import DependencyUnavailable, NotFound
-from gateway.ledger.batch_types import Batch, BatchIssue, BatchPart, BatchStatus, StoredFile
+from gateway.ledger.batch_types import Batch, BatchFailure, BatchPart, BatchState, StoredFile
 from gateway.ledger.batches import BatchStore, in_status
 from gateway.storage.base import FileStorage
 from gateway.storage.build import file_object
@@ -65,13 +72,13 @@ class BatchRun:
         Raises:
             LeaseLost: another process runs it.
         """
-        if self.batch.status is BatchStatus.CANCELLING:
+        if self.batch.status is BatchState.CANCELLING:
             self.halt.set()
         if self.batch.status.is_open:
             try:
                 await self._answer_all()
             except InputRefused as refused:
-                await self._fail(refused.issue)
+                await self._fail(refused.failure)
             else:
                 await self._finish()
         await self._persistently(self._storage.delete_below, self._folder)
@@ -86,8 +93,8 @@ class BatchRun:
             index = await self._persistently(self._index)
         except NotFound as missing:
             detail = "The input file was deleted."
-            raise InputRefused(BatchIssue(code="missing_file", message=detail)) from missing
-        if self.batch.status is BatchStatus.VALIDATING:
+            raise InputRefused(BatchFailure(code="missing_file", message=detail)) from missing
+        if self.batch.status is BatchState.VALIDATING:
             await self._change(lambda batch: _begun(batch, index.total, self._batches.now()))
         while not self.halt.is_set() and len(self.batch.parts) < len(index.starts):
             lines = await self._persistently(self._read, index, len(self.batch.parts))
@@ -128,19 +135,19 @@ class BatchRun:
 
     async def _finish(self) -> None:
         """Put the output files together, and end the batch."""
-        if self.batch.status is BatchStatus.IN_PROGRESS and not self.halt.is_set():
+        if self.batch.status is BatchState.IN_PROGRESS and not self.halt.is_set():
             await self._change(
-                lambda batch: _unless_cancelled(batch, BatchStatus.FINALIZING, self._batches.now())
+                lambda batch: _unless_cancelled(batch, BatchState.FINALIZING, self._batches.now())
             )
         output = await self._persistently(self._assemble, "output")
         error = await self._persistently(self._assemble, "error")
 
         def ended(batch: Batch) -> Batch:
-            status = BatchStatus.COMPLETED
-            if batch.status is BatchStatus.CANCELLING:
-                status = BatchStatus.CANCELLED
+            status = BatchState.COMPLETED
+            if batch.status is BatchState.CANCELLING:
+                status = BatchState.CANCELLED
             elif any(part.expired for part in batch.parts):
-                status = BatchStatus.EXPIRED
+                status = BatchState.EXPIRED
             batch = in_status(batch, status, self._batches.now())
             return msgspec.structs.replace(
                 batch, output_file=output and output.id, error_file=error and error.id
@@ -148,11 +155,11 @@ class BatchRun:
 
         await self._end(ended, [file for file in (output, error) if file is not None])
 
-    async def _fail(self, issue: BatchIssue) -> None:
+    async def _fail(self, failure: BatchFailure) -> None:
         now = self._batches.now()
         await self._end(
             lambda batch: msgspec.structs.replace(
-                in_status(batch, BatchStatus.FAILED, now), issues=(issue,)
+                in_status(batch, BatchState.FAILED, now), failures=(failure,)
             ),
             [],
         )
@@ -171,12 +178,12 @@ class BatchRun:
             self._batches.change, self.batch.id, self._holder, change
         )
 
-    def _index(self) -> LineIndex:
+    def _index(self) -> LinePositions:
         content = self._storage.read(file_object(self.batch.input_file))
         lines = split_lines(content, longest=self._bounds.max_line_bytes)
         return index_lines(lines, part_lines=self.batch.part_lines, most=self._bounds.max_lines)
 
-    def _read(self, index: LineIndex, part: int) -> list[Line]:
+    def _read(self, index: LinePositions, part: int) -> list[Line]:
         start, first = index.starts[part]
         content = self._storage.read(file_object(self.batch.input_file), start)
         lines = split_lines(content, longest=self._bounds.max_line_bytes)
@@ -229,9 +236,9 @@ class BatchRun:
 def _begun(batch: Batch, total: int, now: int) -> Batch:
     """Return a batch whose input was read."""
     batch = msgspec.structs.replace(batch, total=total)
-    return _unless_cancelled(batch, BatchStatus.IN_PROGRESS, now)
+    return _unless_cancelled(batch, BatchState.IN_PROGRESS, now)
 
 
-def _unless_cancelled(batch: Batch, status: BatchStatus, now: int) -> Batch:
+def _unless_cancelled(batch: Batch, status: BatchState, now: int) -> Batch:
     """Return `batch` in `status`, unless its cancellation came first."""
-    return batch if batch.status is BatchStatus.CANCELLING else in_status(batch, status, now)
+    return batch if batch.status is BatchState.CANCELLING else in_status(batch, status, now)

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.batches.run import BatchRun
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.batch_types import Batch, BatchStatus
+from gateway.ledger.batch_types import Batch, BatchState
 from gateway.ledger.batches import BatchStore, LeaseLost
 from gateway.ledger.files import FileStore
 from gateway.storage.base import FileStorage
@@ -114,7 +114,7 @@ class BatchRunner:
         for batch in own:
             if batch not in held:
                 self._tasks[batch].cancel()
-            elif held[batch] is BatchStatus.CANCELLING:
+            elif held[batch] is BatchState.CANCELLING:
                 self._runs[batch].halt.set()
 
     def statistics(self) -> RunnerStatistics:

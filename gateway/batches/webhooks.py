@@ -81,7 +81,7 @@ def sign(webhook: Webhook, id_: str, timestamp: int, body: bytes) -> dict[str, s
     }
 
 
-class WebhookSender:
+class DeliveryRunner:
     """Sends what is to be delivered; `read` returns the webhooks by tenant."""
 
     def __init__(

@@ -4,52 +4,63 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.ledger.batch_types import Batch, BatchIssue, BatchStatus, StoredFile
+from gateway.ledger.batch_types import Batch, BatchFailure, BatchState, StoredFile
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
-class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+class FileView(msgspec.Struct, frozen=True, kw_only=True):
     """A file."""
 
     id: str
+    """What other requests name it by."""
     object: Literal["file"] = "file"
     """For clients that look for it."""
     bytes: int
     """Its size."""
     created_at: int
-    """Seconds since 1970, as all moments here."""
+    """Seconds since 1970, as all moments of files and batches."""
     expires_at: int
     """When it is removed."""
     filename: str
+    """The name that it was sent with."""
     purpose: str
     """`batch`, or `batch_output` for the results of one."""
     status: Literal["processed"] = "processed"
+    """For clients that look for it."""
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of files."""
 
     object: Literal["list"] = "list"
-    data: list[FileObject]
+    """For clients that look for it."""
+    data: list[FileView]
+    """The files of the page."""
     first_id: str | None
+    """The id of the first one."""
     last_id: str | None
     """What to send as `after` for the next page."""
     has_more: bool
+    """Whether there is a next page."""
 
 
-class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
+class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The confirmation that a file was deleted."""
 
     id: str
+    """What it was named by."""
     object: Literal["file"] = "file"
-    deleted: Literal[True] = True
+    """For clients that look for it."""
+    deleted: bool = True
+    """Is always true."""
 
 
-class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
+class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True):
     """When a file is removed."""
 
     anchor: Literal["created_at"]
+    """The moment from which the time runs."""
     seconds: int
     """From 3600 on."""
 
@@ -65,7 +76,8 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """`24h`."""
     metadata: dict[str, str] | None = None
     """The caller's own notes: up to 16 entries."""
-    output_expires_after: ExpiresAfter | None = None
+    output_expires_after: ExpiryRule | None = None
+    """When the files with its results are removed."""
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,58 +86,83 @@ class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     """Lines of its input; 0 until that was read."""
     completed: int
+    """Lines that were answered, and are in the output file."""
     failed: int
+    """Lines that were not, and are in the errors file."""
 
 
-class BatchErrors(msgspec.Struct, frozen=True, kw_only=True):
+class BatchErrorList(msgspec.Struct, frozen=True, kw_only=True):
     """Why a batch failed."""
 
     object: Literal["list"] = "list"
-    data: list[BatchIssue]
+    """For clients that look for it."""
+    data: list[BatchFailure]
+    """The reasons."""
 
 
-class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
+class BatchView(msgspec.Struct, frozen=True, kw_only=True):
     """A batch and how far it is."""
 
     id: str
+    """What other requests name it by."""
     object: Literal["batch"] = "batch"
+    """For clients that look for it."""
     endpoint: str
-    errors: BatchErrors | None
+    """The inference route that its lines are for."""
+    errors: BatchErrorList | None
     """Why it failed as a whole; lines that failed are in the errors file."""
     input_file_id: str
+    """The file with its lines."""
     completion_window: Literal["24h"] = "24h"
-    status: BatchStatus
+    """The time it has."""
+    status: BatchState
+    """What it is doing, or how it ended."""
     output_file_id: str | None
-    """The file with the answers."""
+    """The file with the answers, in the order of the input."""
     error_file_id: str | None
     """The file with the lines that have none."""
     created_at: int
+    """When it was created."""
     in_progress_at: int | None
+    """When its first line was asked for."""
     expires_at: int
+    """When the lines that are left are given up."""
     finalizing_at: int | None
+    """When its last line was answered."""
     completed_at: int | None
+    """When its files were there."""
     failed_at: int | None
+    """When it failed as a whole."""
     expired_at: int | None
+    """When it ended with lines that had no time left."""
     cancelling_at: int | None
+    """When its owner cancelled it."""
     cancelled_at: int | None
+    """When it had ended for that reason."""
     request_counts: RequestCounts
+    """How far it is."""
     metadata: dict[str, str] | None
+    """The caller's own notes."""
 
 
 class BatchList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of batches, the newest first."""
 
     object: Literal["list"] = "list"
-    data: list[BatchObject]
+    """For clients that look for it."""
+    data: list[BatchView]
+    """The batches of the page."""
     first_id: str | None
+    """The id of the first one."""
     last_id: str | None
     """What to send as `after` for the next page."""
     has_more: bool
+    """Whether there is a next page."""
 
 
-def file_object(file: StoredFile) -> FileObject:
+def file_view(file: StoredFile) -> FileView:
     """Return a file as callers see it."""
-    return FileObject(
+    return FileView(
         id=file.id,
         bytes=file.size,
         created_at=file.created,
@@ -135,22 +172,18 @@ def file_object(file: StoredFile) -> FileObject:
     )
 
 
-def batch_object(batch: Batch) -> BatchObject:
+def batch_view(batch: Batch) -> BatchView:
     """Return a batch as callers see it."""
-    return BatchObject(
+    return BatchView(
         id=batch.id,
         endpoint=batch.endpoint,
-        errors=BatchErrors(data=list(batch.issues)) if batch.issues else None,
+        errors=BatchErrorList(data=list(batch.failures)) if batch.failures else None,
         input_file_id=batch.input_file,
         status=batch.status,
         output_file_id=batch.output_file,
         error_file_id=batch.error_file,
         created_at=batch.created,
         expires_at=batch.expires,
-        request_counts=RequestCounts(
-            total=batch.total or 0, completed=batch.completed, failed=batch.failed
-        ),
-        metadata=batch.metadata,
         in_progress_at=batch.moments.get("in_progress"),
         finalizing_at=batch.moments.get("finalizing"),
         completed_at=batch.moments.get("completed"),
@@ -158,4 +191,8 @@ def batch_object(batch: Batch) -> BatchObject:
         expired_at=batch.moments.get("expired"),
         cancelling_at=batch.moments.get("cancelling"),
         cancelled_at=batch.moments.get("cancelled"),
+        request_counts=RequestCounts(
+            total=batch.total or 0, completed=batch.completed, failed=batch.failed
+        ),
+        metadata=batch.metadata,
     )

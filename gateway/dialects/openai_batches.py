@@ -12,20 +12,20 @@ from litestar.response import Stream
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import InferenceRoutes
 from gateway.api.openapi_parts import Content, Kind, Operation
-from gateway.batches.tenant_batches import TenantBatches
+from gateway.batches.batch_access import BatchAccess
 from gateway.batches.tenant_files import TenantFiles
 from gateway.dialects.batch_schemas import (
     BatchList,
-    BatchObject,
-    FileDeleted,
+    BatchView,
+    DeletedFile,
     FileList,
-    FileObject,
+    FileView,
     NewBatch,
-    batch_object,
-    file_object,
+    batch_view,
+    file_view,
 )
 from gateway.dialects.openai_errors import OPENAI_ERRORS
-from gateway.dialects.uploads import MultipartUpload
+from gateway.dialects.uploads import MultipartReader
 from gateway.errors import (
     Conflict,
     DependencyUnavailable,
@@ -40,7 +40,7 @@ from gateway.types import Principal
 
 AnyRequest = Request[Any, Any, Any]
 Files = NamedDependency[SkipValidation[TenantFiles]]
-Batches = NamedDependency[SkipValidation[TenantBatches]]
+Batches = NamedDependency[SkipValidation[BatchAccess]]
 Endpoints = NamedDependency[SkipValidation[InferenceRoutes]]
 _MOST_FILES = 10_000
 _MOST_BATCHES = 100
@@ -93,9 +93,9 @@ class FilesController(Controller):
             )
         },
     )
-    async def create_file(self, request: AnyRequest, files: Files) -> FileObject:
+    async def create_file(self, request: AnyRequest, files: Files) -> FileView:
         """Store a file of JSON Lines, whose lines are the requests of a batch."""
-        form = MultipartUpload(partial(files.uploading, _principal(request)))
+        form = MultipartReader(partial(files.uploading, _principal(request)))
         try:
             async with asyncio.timeout(files.bounds.upload_timeout):
                 upload = await form.receive(
@@ -107,7 +107,7 @@ class FilesController(Controller):
         if seconds is not None and not (seconds.isascii() and seconds.isdigit()):
             raise InvalidRequest("`expires_after[seconds]` must be a number.")
         expires_after = None if seconds is None else int(seconds[:12])
-        return file_object(await files.finish(upload, expires_after=expires_after))
+        return file_view(await files.finish(upload, expires_after=expires_after))
 
     @get(
         "/",
@@ -142,7 +142,7 @@ class FilesController(Controller):
             purpose=purpose,
             is_ascending=order == "asc",
         )
-        data = [file_object(file) for file in found[:limit]]
+        data = [file_view(file) for file in found[:limit]]
         return FileList(
             data=data,
             first_id=data[0].id if data else None,
@@ -158,11 +158,9 @@ class FilesController(Controller):
             )
         },
     )
-    async def get_file(
-        self, file_id: FromPath[str], request: AnyRequest, files: Files
-    ) -> FileObject:
+    async def get_file(self, file_id: FromPath[str], request: AnyRequest, files: Files) -> FileView:
         """Return what is known of a file."""
-        return file_object(await files.get(_principal(request), file_id))
+        return file_view(await files.get(_principal(request), file_id))
 
     @delete(
         "/{file_id:str}",
@@ -178,10 +176,10 @@ class FilesController(Controller):
     )
     async def delete_file(
         self, file_id: FromPath[str], request: AnyRequest, files: Files
-    ) -> FileDeleted:
+    ) -> DeletedFile:
         """Delete a file that no batch reads."""
         await files.delete(_principal(request), file_id)
-        return FileDeleted(id=file_id)
+        return DeletedFile(id=file_id)
 
     @get(
         "/{file_id:str}/content",
@@ -233,7 +231,7 @@ class BatchesController(Controller):
         request: AnyRequest,
         batches: Batches,
         endpoints: Endpoints,
-    ) -> BatchObject:
+    ) -> BatchView:
         """Run every line of a file as a request to one inference route, within 24 hours."""
         if endpoints.find(data.endpoint) is None:
             raise InvalidRequest(
@@ -249,7 +247,7 @@ class BatchesController(Controller):
             metadata=data.metadata,
             output_expires_after=None if after is None else after.seconds,
         )
-        return batch_object(batch)
+        return batch_view(batch)
 
     @get(
         "/",
@@ -274,7 +272,7 @@ class BatchesController(Controller):
     ) -> BatchList:
         """Return the tenant's batches, page by page, the newest first."""
         found = await batches.page(_principal(request), limit=limit + 1, after=after)
-        data = [batch_object(batch) for batch in found[:limit]]
+        data = [batch_view(batch) for batch in found[:limit]]
         return BatchList(
             data=data,
             first_id=data[0].id if data else None,
@@ -292,9 +290,9 @@ class BatchesController(Controller):
     )
     async def get_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
-    ) -> BatchObject:
+    ) -> BatchView:
         """Return a batch and how far it is."""
-        return batch_object(await batches.get(_principal(request), batch_id))
+        return batch_view(await batches.get(_principal(request), batch_id))
 
     @post(
         "/{batch_id:str}/cancel",
@@ -310,9 +308,9 @@ class BatchesController(Controller):
     )
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
-    ) -> BatchObject:
+    ) -> BatchView:
         """End a batch early; it is `cancelling` until its results so far are in its files."""
-        return batch_object(await batches.cancel(_principal(request), batch_id))
+        return batch_view(await batches.cancel(_principal(request), batch_id))
 
 
 def _principal(request: AnyRequest) -> Principal:

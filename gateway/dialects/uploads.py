@@ -19,7 +19,7 @@ _LONGEST_FIELD: Final = 4096
 _LONGEST_NAME: Final = 255
 
 
-class MultipartUpload:
+class MultipartReader:
     """Receives one form; `fields` are its values by name, `upload` its file."""
 
     def __init__(self, begin: Callable[[str], AbstractAsyncContextManager[Upload]]) -> None:

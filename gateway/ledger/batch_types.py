@@ -17,7 +17,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     expires: int
 
 
-class BatchStatus(StrEnum):
+class BatchState(StrEnum):
     """Names the states of a batch, as OpenAI's API does."""
 
     VALIDATING = "validating"
@@ -36,17 +36,21 @@ class BatchStatus(StrEnum):
 
 
 _ENDED = frozenset(
-    {BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED}
+    {BatchState.COMPLETED, BatchState.FAILED, BatchState.EXPIRED, BatchState.CANCELLED}
 )
 
 
-class BatchIssue(msgspec.Struct, frozen=True, kw_only=True):
-    """Says why a batch failed as a whole; `line` is that of its input, from 1 on."""
+class BatchFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Says why a batch, or a line of it, failed."""
 
     code: str
+    """What programs should look at; it is stable."""
     message: str
+    """What was wrong, and what to do."""
     line: int | None = None
+    """The line of the input, from 1 on."""
     param: str | None = None
+    """The field of the line that is to blame."""
 
 
 class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -78,13 +82,13 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     expires: int
     part_lines: int
-    status: BatchStatus = BatchStatus.VALIDATING
+    status: BatchState = BatchState.VALIDATING
     metadata: dict[str, str] | None = None
     output_expires_after: int | None = None
     moments: dict[str, int] = {}
     total: int | None = None
     parts: tuple[BatchPart, ...] = ()
-    issues: tuple[BatchIssue, ...] = ()
+    failures: tuple[BatchFailure, ...] = ()
     output_file: str | None = None
     error_file: str | None = None
     is_clean: bool = False

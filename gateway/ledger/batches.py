@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
 
 from gateway.errors import Conflict, NotFound, RateLimited
 from gateway.ledger import schema
-from gateway.ledger.batch_types import Batch, BatchStatus, StoredFile
+from gateway.ledger.batch_types import Batch, BatchState, StoredFile
 from gateway.ledger.files import SECOND, add_file
 from gateway.ledger.store import Store
 from gateway.ledger.webhooks import add_delivery
@@ -95,9 +95,9 @@ class BatchStore:
             found = _decode(_row(connection, tenant, batch, is_locked=True).state)
             if not found.status.is_open:
                 raise Conflict(f"The batch has ended: it is `{found.status}`.")
-            if found.status is BatchStatus.CANCELLING:
+            if found.status is BatchState.CANCELLING:
                 return found
-            changed = in_status(found, BatchStatus.CANCELLING, self.now())
+            changed = in_status(found, BatchState.CANCELLING, self.now())
             _write(connection, changed)
             return changed
 
@@ -125,7 +125,7 @@ class BatchStore:
 
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
-    ) -> dict[str, BatchStatus]:
+    ) -> dict[str, BatchState]:
         """Renew leases; return the status of those batches that `holder` still has."""
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
@@ -168,7 +168,7 @@ class BatchStore:
             return changed
 
 
-def in_status(batch: Batch, status: BatchStatus, now: int) -> Batch:
+def in_status(batch: Batch, status: BatchState, now: int) -> Batch:
     """Return `batch` in another status since `now`."""
     moments = batch.moments | {status.value: now}
     return msgspec.structs.replace(batch, status=status, moments=moments)

@@ -13,17 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from backends.protocol import Call
 from gateway.app.batches import run_batches
 from gateway.batches.runner import FileRetention
 from gateway.errors import Conflict, NotFound
-from gateway.ledger.batch_types import BatchStatus
+from gateway.ledger.batch_types import BatchState
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
 from gateway.storage.build import build_storage, file_object
 from gateway.types import KeyId, Principal, Rule, TenantId
 from gateway.workers.billing import run_billing
 from gateway.workers.shipper import run_shipper
-from loadtests.harness.stub_backend import Call, Reply, StubBackend, answer
+from loadtests.harness.stub_backend import Reply, StubBackend, answer
 from loadtests.harness.valkey import Valkey
 from tests.support.batches import BatchScene, add_caller, batch_settings, request_line
 from tests.support.pipeline import running
@@ -133,7 +134,7 @@ async def _kill_in_the_middle(scene: BatchScene, runner: Runner) -> None:
 
     output = await scene.lines_of(ended.output_file)
     echoed = [[result["echo"] for result in line["response"]["body"]["results"]] for line in output]
-    assert (ended.status, ended.error_file) == (BatchStatus.COMPLETED, None)
+    assert (ended.status, ended.error_file) == (BatchState.COMPLETED, None)
     assert [line["custom_id"] for line in output] == [f"line-{n}" for n in range(_LINES)]
     assert echoed == texts
     usage = used(scene.ledger)
@@ -188,8 +189,8 @@ async def test_a_cancelled_batch_keeps_what_is_done(scene: BatchScene, stub: Stu
     stub.behaviour = answer
 
     output = await scene.lines_of(ended.output_file)
-    assert asked.status is BatchStatus.CANCELLING
-    assert ended.status is BatchStatus.CANCELLED
+    assert asked.status is BatchState.CANCELLING
+    assert ended.status is BatchState.CANCELLED
     assert [line["custom_id"] for line in output[:20]] == [f"{n}" for n in range(20)]
     assert len(output) == ended.completed < 60
     assert max(Counter(line["custom_id"] for line in output).values()) == 1
@@ -206,7 +207,7 @@ async def test_lines_that_have_no_time_left_are_in_the_errors_file(scene: BatchS
     ended = await scene.ended(batch)
 
     errors = await scene.lines_of(ended.error_file)
-    assert (ended.status, ended.failed) == (BatchStatus.EXPIRED, 2)
+    assert (ended.status, ended.failed) == (BatchState.EXPIRED, 2)
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
 
 

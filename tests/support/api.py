@@ -24,7 +24,7 @@ from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api, inference_routes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
-from gateway.batches.tenant_batches import open_batch_access
+from gateway.batches.batch_access import open_batch_parts
 from gateway.config.document import Document, LimitsConfig
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import DependencyUnavailable
@@ -161,7 +161,7 @@ class Api:
             requests=self.usage,
             rotation=self.usage,
             health=self,
-            batches=open_batch_access(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
+            batches=open_batch_parts(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
             dialects=DIALECTS,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from gateway.auth.keys import hash_key
-from gateway.batches.tenant_batches import open_batch_access
+from gateway.batches.batch_access import open_batch_parts
 from gateway.ledger.batch_types import Batch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
@@ -25,7 +25,7 @@ class BatchScene:
         self.settings = settings
         self.caller = add_caller(ledger, "acme", KEY)
         self.ledger = ledger
-        self.files, self.batches = open_batch_access(settings, ledger)
+        self.files, self.batches = open_batch_parts(settings, ledger)
         write_document(settings.config, [(stub.backend_id, stub.region, stub.url)], {})
 
     async def upload(self, content: bytes) -> str:

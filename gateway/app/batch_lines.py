@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import RequestIds, RequestState
-from gateway.app.entry_points import WorkerTraits
+from gateway.app.entry_points import WorkerOptions
 from gateway.app.worker import open_worker
 from gateway.auth.key_ring import KeyRing
 from gateway.batches.answering import BUSY, Reply
@@ -36,14 +36,14 @@ _request_id: ContextVar[str] = ContextVar("batch_request_id", default="")
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
 
-class BatchGateway:
-    """Implements `Gateway` over an ASGI application."""
+class ApplicationRunner:
+    """Implements `LineRunner` over an ASGI application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def ask(self, batch: Batch, request_id: str, body: bytes) -> Reply:
-        """Return the answer to a line; see `Gateway`."""
+        """Return the answer to a line; see `LineRunner`."""
         _request_id.set(request_id)
         status, headers, chunks = 500, list[tuple[bytes, bytes]](), list[bytes]()
         waiting = [{"type": "http.request", "body": body, "more_body": False}]
@@ -92,13 +92,13 @@ def _scope(batch: Batch, body: bytes) -> Any:
     }
 
 
-async def open_gateway(stack: AsyncExitStack, settings: Settings) -> BatchGateway:
+async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
     """Start a worker for batches, to be closed with `stack`, once backends are ready."""
     keys = PrincipalsById()
-    traits = WorkerTraits(keys, BatchIds(), BatchEvents, is_bulk=True)
-    worker = await open_worker(stack, settings, traits=traits)
+    options = WorkerOptions(keys, BatchIds(), BatchEvents, is_bulk=True)
+    worker = await open_worker(stack, settings, options=options)
     keys.runtimes = worker.runtimes
-    return BatchGateway((await worker.start(stack, Draining())).app)
+    return ApplicationRunner((await worker.start(stack, Draining())).app)
 
 
 class PrincipalsById(KeyRing):

@@ -19,7 +19,7 @@ _LONGEST_NAME = 64
 _LONGEST_VALUE = 512
 
 
-class TenantBatches:
+class BatchAccess:
     """The batches of all tenants; each call is about those of its caller."""
 
     def __init__(
@@ -96,14 +96,14 @@ class TenantBatches:
         return await self._threads.run(self._batches.cancel, caller.tenant, batch)
 
 
-class BatchAccess(NamedTuple):
+class BatchParts(NamedTuple):
     """The files and batches of tenants."""
 
     files: TenantFiles
-    batches: TenantBatches
+    batches: BatchAccess
 
 
-def open_batch_access(settings: Settings, ledger: Ledger) -> BatchAccess:
+def open_batch_parts(settings: Settings, ledger: Ledger) -> BatchParts:
     """Return access to the files and batches in `ledger`."""
     files = TenantFiles(
         ledger=ledger,
@@ -115,13 +115,13 @@ def open_batch_access(settings: Settings, ledger: Ledger) -> BatchAccess:
             upload_timeout=settings.file_upload_timeout,
         ),
     )
-    batches = TenantBatches(
+    batches = BatchAccess(
         ledger=ledger,
         files=files,
         max_open=settings.batches_max_open,
         part_lines=settings.batch_part_lines,
     )
-    return BatchAccess(files, batches)
+    return BatchParts(files, batches)
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
