@@ -27,11 +27,15 @@ def document_fields(kind: Any, path: str) -> Iterator[tuple[str, object]]:
         for field in msgspec.structs.fields(kind):
             name = f"{path}.{field.name}" if path else field.name
             below = list(document_fields(field.type, name))
-            made = field.default_factory
-            default = field.default if made is msgspec.NODEFAULT else made()
-            if path and not isinstance(default, msgspec.Struct):
-                yield name, REQUIRED if field.required else default
+            if path and not isinstance(field.default, msgspec.Struct):
+                yield name, REQUIRED if field.required else default(field)
             yield from below
+
+
+def default(field: msgspec.structs.FieldInfo) -> object:
+    """Return the default of a field, that of a table too."""
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
 
 
 # A rule is written once for tenants, keys and models alike.
