@@ -14,6 +14,7 @@ GatewayError
 │   ├── IdempotencyKeyInUse        409   retryable; the request of the key is not done yet
 │   ├── PreconditionFailed         412   `If-Match` names another version
 │   ├── PayloadTooLarge            413   the body is too large, or has too many items
+│   ├── UnsupportedContentCoding   415   the body is compressed in another way than is read
 │   ├── InvalidItem                422   one item of the input, named by its index
 │   ├── IdempotencyKeyReused       422   the key came with another request before
 │   ├── RateLimited                429   retryable, after `retry_after`
@@ -161,6 +162,13 @@ class PayloadTooLarge(ClientError):
 
     status = 413
     code = "payload_too_large"
+
+
+class UnsupportedContentCoding(ClientError):
+    """The body is compressed in a way that is not understood."""
+
+    status = 415
+    code = "unsupported_content_encoding"
 
 
 class InvalidItem(ClientError):

@@ -179,7 +179,7 @@ def _readable(scope: HTTPScope, send: Send, headers: Headers) -> tuple[HTTPScope
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             names = {name for name, _ in message["headers"]}
-            own = [(name, value) for name, value in headers if name not in names]
+            own = [each for each in headers if each[0] not in names - {b"vary"}]
             message["headers"] = [*message["headers"], *own]
         await send(message)
 

@@ -48,7 +48,7 @@ def check_length(declared: bytes, *, limit: int) -> None:
             raise InvalidRequest("`Content-Length` must be a number of bytes.")
         # Without the zeros before it: Python reads no more than 4,300 digits.
         if int(declared.lstrip(b"0") or b"0") > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
 
 
 async def read_body(
@@ -71,7 +71,7 @@ async def read_body(
         chunks.append(message["body"])
         size += len(message["body"])
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         on_progress(size)
         if not message.get("more_body"):
             return b"".join(chunks)
@@ -100,7 +100,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
         PayloadTooLarge: it is longer than `limit` bytes.
     """
     if len(body) > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     return body
 
 
@@ -116,7 +116,8 @@ async def respond(send: Send, reply: HttpReply) -> None:
     await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
 
-def _too_large(limit: int) -> PayloadTooLarge:
+def too_large(limit: int) -> PayloadTooLarge:
+    """Return the error of a body of more than `limit` bytes."""
     return PayloadTooLarge(
         f"The body is larger than {limit} bytes; send the items in several requests."
     )

@@ -4,7 +4,6 @@ It stands before the application as ASGI middleware, so that every route and dia
 fast path hands such requests to the application; without the header nothing is done.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -12,19 +11,18 @@ import msgspec
 from litestar.enums import ScopeType
 from litestar.types import (
     ASGIApp,
-    HTTPReceiveMessage,
-    HTTPRequestEvent,
     HTTPScope,
     Message,
     Receive,
     Scope,
     Send,
-    WebSocketReceiveMessage,
 )
 
 from gateway.api.answers import PRIVATE
 from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.buffered_body import BufferedBody
+from gateway.api.content_coding import accepted_coding, inflate
 from gateway.api.error_format import ErrorFormat
 from gateway.api.http import (
     NOT_REPLAYED,
@@ -35,13 +33,11 @@ from gateway.api.http import (
     respond,
 )
 from gateway.api.problem_replies import problem_reply
-from gateway.api.request_headers import parse_timeout
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import (
     IdempotencyKeyInUse,
     IdempotencyKeyReused,
-    InvalidRequest,
 )
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
@@ -49,16 +45,23 @@ from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
-from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RequestId
 
 _KEPT: Final = frozenset(
-    {b"content-type", b"x-request-id", b"sluicegate-vectors", b"etag", b"location"}
+    {
+        b"content-type",
+        b"content-encoding",
+        b"vary",
+        b"x-request-id",
+        b"sluicegate-vectors",
+        b"etag",
+        b"location",
+    }
 )
 _LARGEST_ANSWER: Final = 64 * 1024
+_LARGEST_INFLATED: Final = 1024 * _LARGEST_ANSWER
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-_LONGEST_NUMBER: Final = 18
 _FIRST_FAULT: Final = 500
 # What another try may mend, by waiting or by what an operator does, beside the faults.
 _PASSING: Final = frozenset({401, 403, 404, 408, 409, 425, 429})
@@ -111,7 +114,7 @@ class IdempotentRequests:
         if principal is None:
             await self._app(scope, receive, send)  # which refuses it
             return
-        body = _Body(receive, self._runtimes.current, self._body_budget)
+        body = BufferedBody(receive, self._runtimes.current, self._body_budget)
         try:
             await self._answer(principal, scope, body, send)
         except ClientDisconnected:
@@ -120,19 +123,20 @@ class IdempotentRequests:
             self._body_budget.release(body)
 
     async def _answer(
-        self, principal: Principal, scope: HTTPScope, body: "_Body", send: Send
+        self, principal: Principal, scope: HTTPScope, body: BufferedBody, send: Send
     ) -> None:
         limit_lines = b""
         try:
             key = read_key(scope["headers"])
-            await self._body_timeouts.read(body.read(scope), deadline=self._deadline(scope))
+            await self._body_timeouts.read(body.read(scope), deadline=body.deadline(scope))
             print_ = _fingerprint(principal, scope, body)
             stored = self._store.key(principal.tenant, name_of(key))
             claim = await stored.claim(print_)
             if claim.outcome is not ClaimOutcome.OWNED:
                 decision = await self._charge(principal)
                 limit_lines = rate_limit_lines(decision)
-                reply = _replay(_stored_answer(claim, decision), limit_lines)
+                answer = _stored_answer(claim, decision)
+                reply = _replay(_readable(answer, scope), limit_lines)
                 await respond(send, reply)
                 return
         except ClientDisconnected:
@@ -147,7 +151,7 @@ class IdempotentRequests:
         errors = self._errors_of(scope["path"])
         return problem_reply(error, self._new_id(), limit_lines, errors=errors)
 
-    async def _run(self, scope: HTTPScope, body: "_Body", send: Send, key: StoredKey) -> None:
+    async def _run(self, scope: HTTPScope, body: BufferedBody, send: Send, key: StoredKey) -> None:
         recorder = _Recorder(send, scope, key)
         try:
             await self._app(scope, body.receive, recorder.send)
@@ -166,63 +170,6 @@ class IdempotentRequests:
             default_key_rules=limits.key,
         )
         return self._limiter.try_admit(charges) or await self._limiter.admit(charges)
-
-    def _deadline(self, scope: HTTPScope) -> float:
-        deadline = self._runtimes.current.document.deadline
-        value = dict(scope["headers"]).get(b"x-request-timeout")
-        try:
-            allowed = parse_timeout(value, deadline)
-        except InvalidRequest:
-            allowed = deadline.default  # the application refuses it
-        return asyncio.get_running_loop().time() + allowed
-
-
-class _Body:
-    """Reads a body up to `limit` bytes, and gives it to the application as it came.
-
-    Of a longer one, such as a file that is uploaded, the rest is left to the application.
-    """
-
-    body_bytes = 0
-
-    def __init__(self, receive: Receive, runtime: Runtime, budget: BodyMemoryBudget) -> None:
-        self.runtime = runtime
-        self._receive = receive
-        self._budget = budget
-        self._is_whole = False
-        self._is_given = False
-        self._content = b""
-
-    async def read(self, scope: HTTPScope) -> bytes:
-        limit = self.runtime.document.request.max_body_bytes
-        declared = dict(scope["headers"]).get(b"content-length", b"")
-        size = int(declared) if declared.isdigit() and len(declared) <= _LONGEST_NUMBER else 0
-        chunks: list[bytes] = []
-        while size <= limit:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientDisconnected
-            chunks.append(message["body"])
-            size = sum(map(len, chunks))
-            self._budget.reserve(self, size)
-            if not message.get("more_body"):
-                self._is_whole = True
-                break
-        self._content = b"".join(chunks)
-        return self._content
-
-    async def receive(self) -> HTTPReceiveMessage | WebSocketReceiveMessage:
-        if self._is_given:
-            return await self._receive()
-        self._is_given = True
-        return HTTPRequestEvent(
-            type="http.request", body=self._content, more_body=not self._is_whole
-        )
-
-    @property
-    def compared(self) -> bytes:
-        """What tells the request from others; of a long one that is only its head."""
-        return self._content if self._is_whole else b""
 
 
 class _Recorder:
@@ -271,7 +218,7 @@ def _is_keyed(scope: HTTPScope) -> bool:
     return HEADER in names
 
 
-def _fingerprint(principal: Principal, scope: HTTPScope, body: _Body) -> bytes:
+def _fingerprint(principal: Principal, scope: HTTPScope, body: BufferedBody) -> bytes:
     headers = dict(scope["headers"])
     content = body.compared or headers.get(b"content-length", b"")
     target = scope["raw_path"] + b"?" + scope["query_string"]
@@ -306,6 +253,17 @@ def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
             "The request with this `Idempotency-Key` is not done yet; try again.", retry_after=1.0
         )
     return _decode(claim.answer)
+
+
+def _readable(answer: StoredAnswer, scope: HTTPScope) -> StoredAnswer:
+    """Return an answer that its first caller got compressed as this one can read it."""
+    headers = dict(answer.headers)
+    coding = headers.pop(b"content-encoding", b"").decode()
+    accepted = accepted_coding(dict(scope["headers"]).get(b"accept-encoding", b""))
+    if not coding or accepted == coding:
+        return answer
+    body = inflate(answer.body, coding, limit=_LARGEST_INFLATED)
+    return StoredAnswer(answer.status, list(headers.items()), body)
 
 
 def _replay(answer: StoredAnswer, limit_lines: bytes) -> HttpReply:

@@ -10,6 +10,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
@@ -50,6 +51,8 @@ class InferenceHandler:
             return
         finally:
             self.body_budget.release(state)
+        if len(reply.body) >= SMALLEST:
+            reply = await compressed(reply, state.coding)
         await (respond(send, reply) if server is None else server.send(*reply))
 
     async def _reply(

@@ -25,6 +25,7 @@ from gateway.errors import (
     PermissionDenied,
     RateLimited,
     TaskNotSupported,
+    UnsupportedContentCoding,
     UpstreamFailed,
     UpstreamUnavailable,
 )
@@ -35,6 +36,7 @@ INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     PermissionDenied,
     ModelNotFound,
     PayloadTooLarge,
+    UnsupportedContentCoding,
     IdempotencyKeyInUse,
     IdempotencyKeyReused,
     InvalidItem,

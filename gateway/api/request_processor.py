@@ -19,6 +19,7 @@ from gateway.api.answers import (
     row_lines,
 )
 from gateway.api.body_reader import BodyReader
+from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import gateway_error
 from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
@@ -121,6 +122,7 @@ class RequestProcessor:
             state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
+        state.coding = accepted_coding(headers.get(b"accept-encoding", b""))
         if state.route.headers:
             state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
@@ -328,6 +330,8 @@ class RequestProcessor:
         if state.is_body_due and state.expects:
             # What comes next may be the body or another request; nobody can tell.
             lines += CLOSE
+        if len(body) >= SMALLEST:
+            lines += VARY
         if state.cross_origin:
             lines += state.cross_origin
         if state.wants_timing:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
@@ -100,6 +101,10 @@ class RequestState:
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
+    coding = ""
+    """How a large answer is to be compressed; empty: not at all."""
+    reply: HttpReply | None = None
+    """An answer that is compressed before it is sent."""
     cross_origin = b""
     """Header lines that let a page read the answer."""
     is_body_due = True

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from litestar.types import ASGIApp
 
+from gateway.api.compressed_requests import CompressedRequests
 from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
 from gateway.api.dialect import error_format
 from gateway.api.fast_path.head_cache import RequestHeadCache
@@ -123,7 +124,7 @@ def _build_application(
     ids: RequestIds,
     readiness: ReadinessSource,
     batches: BatchParts,
-) -> IdempotentRequests:
+) -> CompressedRequests:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
     usage = LedgerUsage(parts.stores.ledger, runtimes)
@@ -143,7 +144,7 @@ def _build_application(
         batches=batches,
         dialects=DIALECTS,
     )
-    return IdempotentRequests(
+    idempotent = IdempotentRequests(
         InferenceRouter(api, handler, inference_routes(DIALECTS)),
         store=parts.idempotency,
         keys=parts.options.keys,
@@ -151,6 +152,14 @@ def _build_application(
         runtimes=runtimes,
         errors_of=partial(error_format, DIALECTS),
         body_budget=handler.body_budget,
+        new_id=ids.new,
+    )
+    return CompressedRequests(
+        idempotent,
+        keys=parts.options.keys,
+        runtimes=runtimes,
+        body_budget=handler.body_budget,
+        errors_of=partial(error_format, DIALECTS),
         new_id=ids.new,
     )
 

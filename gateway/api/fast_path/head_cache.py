@@ -27,7 +27,7 @@ _LONGEST = 4096
 _MOST = 4096
 _KEYED = b"idempotency-key"
 # A body with one of these does not end where its declared length says, or is not to be read yet.
-_UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
+_UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding")
 
 
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -41,6 +41,8 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wants_timing: bool
     is_plain: bool
     """No header of the request changes the answer of a memory hit."""
+    coding: str
+    """How a large answer is to be compressed; empty: not at all."""
     cross_origin: bytes
     """The header lines that let a page read the answer."""
     context: str
@@ -156,6 +158,7 @@ class RequestHeadCache:
             wants_timing=state.wants_timing,
             is_plain=not (state.wants_timing or context or lines)
             and state.options.directives == CacheDirectives(),
+            coding=state.coding,
             cross_origin=lines,
             context=context,
         )
