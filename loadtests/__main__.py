@@ -10,6 +10,7 @@ from loadtests import (
     dispatch,
     hit,
     hostile,
+    idempotency,
     latency,
     limits,
     memory,
@@ -206,6 +207,14 @@ def chaos_redis_command(
 def chaos_sentinel_command(*, kills: int) -> None:
     """Kill the primary of the state Redis under load, and compare answers, ledger and limits."""
     chaos_sentinel.measure(kills=kills)
+
+
+@main.command("chaos-idempotency")
+@click.option("--requests", default=1000, show_default=True, help="Keys, each sent twice or more.")
+@click.option("--callers", default=16, show_default=True)
+def chaos_idempotency_command(*, requests: int, callers: int) -> None:
+    """Kill workers and Redis while requests with idempotency keys are repeated."""
+    idempotency.measure(requests=requests, callers=callers)
 
 
 @main.command("memory")
