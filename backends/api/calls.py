@@ -39,14 +39,12 @@ from backends.protocol import (
 from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import Decoders, ItemAnswerer
-from backends.serving.queries import QueryCall
+from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from backends.telemetry.spans import Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
-# Items of one call in progress: one call must not fill the queue, and tasks are not free.
-_ITEMS_AT_ONCE = 256
 _OK = 200
 # After so many seconds without an outcome a report says that batches run: a gateway treats longer
 # silence as a backend that hangs.
@@ -248,7 +246,7 @@ class _OutcomeStream:
         """Send every outcome."""
         waiting = enumerate(self._items)
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(self._items), _ITEMS_AT_ONCE)):
+            for _ in range(min(len(self._items), ITEMS_AT_ONCE)):
                 group.create_task(self._answer(waiting))
             await self._send_as_ready(reply)
 

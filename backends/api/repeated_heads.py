@@ -1,4 +1,4 @@
-"""Recognizes requests whose head repeats that of the request before, and does not parse them again.
+"""Recognizes requests whose head repeats that of an earlier one, and does not parse them again.
 
 A gateway sends the same head with every call, but for the length at its end.
 """
@@ -21,7 +21,8 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
     """Begins a request at once that arrives whole, with the head of an earlier one.
 
     That one was parsed: it had this head, and a body of the length at its end. Whatever is not
-    exactly so, or comes while a request is under way, goes to the parser.
+    exactly so, or comes while a request is under way, goes to the parser, and the head of what was
+    parsed last is the one that is recognized.
     """
 
     _head: bytes | None = None
@@ -39,7 +40,7 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
                 return
         before = self.cycle
         super().data_received(data)
-        if is_idle and self._head is None and self.cycle is not before:
+        if is_idle and self.cycle is not before:
             self._remember(data)
 
     def _begin(self, body: bytes) -> None:
