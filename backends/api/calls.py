@@ -19,13 +19,17 @@ from backends.api.asgi import (
     read_body,
     respond,
 )
+from backends.api.direct_calls import Connection, DirectCall, ProgressTimer, encode_response
 from backends.errors import (
     BackendError,
     BadCall,
+    CallRefused,
     CallTooLarge,
+    Overloaded,
     Unauthorized,
 )
 from backends.protocol import (
+    CALL_PATH,
     MEDIA_TYPE,
     TOKEN_HEADER,
     UNREADABLE,
@@ -98,6 +102,7 @@ class CallHandler:
         self._clock = clock
         self._max_body_bytes = max_body_bytes
         self._progress = progress
+        self._timer = ProgressTimer(progress)
         self._decoders = Decoders()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,19 +115,7 @@ class CallHandler:
         """
         self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
-        received = self._clock()
-        call = self._decode(body)
-        entry, work = self._core.admit(call)
-        answerer = ItemAnswerer(
-            core=self._core,
-            entry=entry,
-            work=work,
-            call=call,
-            decoders=self._decoders,
-            received=received,
-            clock=self._clock,
-            tracing=self._tracing,
-        )
+        answerer, work = self._open(body)
         work.admit()
         client, watcher = _client_of(scope, receive)
         with self._core.calls, closing(work):
@@ -136,6 +129,51 @@ class CallHandler:
             finally:
                 if watcher is not None:
                     watcher.cancel()
+
+    def is_authenticated_call(self, scope: Scope) -> bool:
+        """Whether a request is a call whose caller was authenticated: `begin` may answer others."""
+        try:
+            self._authenticator.check(scope)
+        except Unauthorized:
+            return False
+        is_call: bool = scope["path"] == CALL_PATH and scope["method"] == "POST"
+        return is_call
+
+    def begin(self, body: bytes, connection: Connection) -> bool:
+        """Begin to answer an authenticated call; return whether `__call__` is not needed for it."""
+        if len(body) > self._max_body_bytes:
+            return False
+        try:
+            answerer, work = self._open(body)
+            algorithm = answerer.algorithm
+            if not isinstance(algorithm, QueryAlgorithm):
+                return False
+            work.admit()
+        except (CallRefused, Overloaded) as error:
+            connection.write(encode_response(error.status, _encode_refusal(error)))
+            connection.end_response(keep_alive=True)
+            return True
+        DirectCall(
+            connection, self._core, answerer, algorithm, work=work, progress=self._timer
+        ).begin()
+        return True
+
+    def _open(self, body: bytes) -> tuple[ItemAnswerer, CallWork]:
+        """Return what answers a call, and its work, which is not admitted yet."""
+        received = self._clock()
+        call = self._decode(body)
+        entry, work = self._core.admit(call)
+        answerer = ItemAnswerer(
+            core=self._core,
+            entry=entry,
+            work=work,
+            call=call,
+            decoders=self._decoders,
+            received=received,
+            clock=self._clock,
+            tracing=self._tracing,
+        )
+        return answerer, work
 
     def _decode(self, body: bytes) -> Call:
         try:
@@ -155,13 +193,29 @@ async def _answer_all(answerer: ItemAnswerer, reply: "_Reply") -> None:
     """Answer the items of a call in the way that costs least for its algorithm."""
     items, algorithm = answerer.call.items, answerer.algorithm
     if isinstance(algorithm, QueryAlgorithm):
-        pipeline = answerer.pipelines[algorithm.model]
-        await QueryCall(answerer, algorithm, pipeline).send_all(reply.send)
+        await _answer_queries(answerer, algorithm, reply)
     elif len(items) == 1:
         # In this very task: tasks are what costs.
         await reply.send([await answerer.answer(0, items[0])], is_last=True)
     else:
         await _OutcomeStream(answerer, items).send_all(reply)
+
+
+async def _answer_queries(
+    answerer: ItemAnswerer, algorithm: QueryAlgorithm, reply: "_Reply"
+) -> None:
+    """Answer items that are one query each, and send what is ready at each moment together."""
+    changed = asyncio.Event()
+    query = QueryCall(answerer, algorithm, changed.set)
+    with closing(query):
+        while not query.is_over:
+            query.begin()
+            outcomes = query.take()
+            if outcomes:
+                await reply.send(outcomes, is_last=query.is_over)
+            else:
+                await changed.wait()
+            changed.clear()
 
 
 def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
@@ -269,10 +323,14 @@ class _OutcomeStream:
 
 async def send_refusal(send: Send, error: BackendError) -> None:
     """Send a call's refusal as a whole."""
+    await respond(send, error.status, _encode_refusal(error), _MEDIA)
+
+
+def _encode_refusal(error: BackendError) -> bytes:
     refusal = Refusal(
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
         retry_after=error.retry_after,
     )
-    await respond(send, error.status, msgspec.msgpack.encode(refusal), _MEDIA)
+    return msgspec.msgpack.encode(refusal)

@@ -116,14 +116,23 @@ class CallsInFlight:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Count a call."""
+        if not self.count:
+            self.idle.clear()
         self.count += 1
-        self.idle.clear()
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Count a call no more."""
         self.count -= 1
         if not self.count:
             self.idle.set()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class ServingCore:

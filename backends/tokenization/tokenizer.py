@@ -23,7 +23,7 @@ _SMALL_CHARACTERS = 2048
 # A text costs as much as so many characters more.
 _TEXT = 32
 # So much is read on the loop in one iteration: many small questions must not add up to a stall.
-_MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
+_MOST_AT_ONCE = 16 * _SMALL_CHARACTERS
 # So much text may wait for the threads: what they read in some seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024
 _RETRY_AFTER = 1.0

@@ -123,13 +123,13 @@ async def test_a_head_that_others_repeat_need_not_be_the_first(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = list[bytes]()
-    begin = RepeatedHeadProtocol._begin
+    begin = RepeatedHeadProtocol._begin_call
 
-    def record(self: RepeatedHeadProtocol, body: bytes) -> None:
+    def record(self: RepeatedHeadProtocol, body: bytes) -> bool:
         begun.append(body)
-        begin(self, body)
+        return begin(self, body)
 
-    monkeypatch.setattr(RepeatedHeadProtocol, "_begin", record)
+    monkeypatch.setattr(RepeatedHeadProtocol, "_begin_call", record)
     async with Connection(port) as connection:
         for head in (_CALL, _CALL + b"x-other: 1\r\n", _CALL + b"x-other: 1\r\n"):
             await connection.send(head + b"content-length: 7\r\n\r\nno call")

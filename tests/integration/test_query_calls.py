@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from backends.algorithms.base import QueryAlgorithm
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import Call, Done, Failed, Task
-from backends.serving.items import Decoders, ItemAnswerer, Outcome
+from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import QueryCall
 from backends.telemetry.spans import NO_TRACING, OtelTracing
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
@@ -132,15 +131,10 @@ async def test_an_item_that_the_end_of_another_ended_is_not_ended_again(backend:
     )
     algorithm = answerer.algorithm
     assert isinstance(algorithm, QueryAlgorithm)
-    query = QueryCall(answerer, algorithm, answerer.pipelines[algorithm.model])
-
-    async def send(outcomes: list[Outcome], *, is_last: bool) -> None:
-        raise AssertionError
-
-    sending: Any = query.send_all(send)  # type: ignore[arg-type]
-    sending.send(None)
+    query = QueryCall(answerer, algorithm, lambda: None)
+    query.begin()
     backend.batchers[0].submissions.queue.close()
-    sending.close()
+    query.close()
 
     ends = {what: n for (_, _, what), n in backend.engine._items.items()}
     assert ends == {"cancelled": 1, "failed": 2}
