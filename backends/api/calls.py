@@ -145,8 +145,8 @@ class CallHandler:
             return False
         try:
             answerer, work = self._open(body)
-            algorithm = answerer.algorithm
-            if not isinstance(algorithm, QueryAlgorithm):
+            algorithm = answerer.algorithm.as_query
+            if algorithm is None:
                 return False
             work.admit()
         except (CallRefused, Overloaded) as error:
@@ -191,8 +191,8 @@ class CallHandler:
 
 async def _answer_all(answerer: ItemAnswerer, reply: "_Reply") -> None:
     """Answer the items of a call in the way that costs least for its algorithm."""
-    items, algorithm = answerer.call.items, answerer.algorithm
-    if isinstance(algorithm, QueryAlgorithm):
+    items, algorithm = answerer.call.items, answerer.algorithm.as_query
+    if algorithm is not None:
         await _answer_queries(answerer, algorithm, reply)
     elif len(items) == 1:
         # In this very task: tasks are what costs.

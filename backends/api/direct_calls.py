@@ -22,6 +22,16 @@ _CHUNKED = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+class _Unawaited:
+    """Stands for an event that nobody waits for."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+_NOBODY_WAITS = _Unawaited()
+
+
 class Connection(Protocol):
     """Sends what answers a request; `client_state` notes when its client leaves."""
 
@@ -82,7 +92,7 @@ class DirectCall:
         # What uvicorn's protocol reads and writes of a cycle.
         self.keep_alive = True
         self.response_complete = self.disconnected = False
-        self.message_event = asyncio.Event()
+        self.message_event = _NOBODY_WAITS
         self._connection = connection
         self._core = core
         self._work = work

@@ -26,9 +26,9 @@ def label_scores(logits: FloatArray, function: Function) -> FloatArray:
     values = logits.tolist()
     if function == "softmax":
         highest = max(values)
-        shifted = [math.exp(value - highest) for value in values]
-        total = sum(shifted)
-        return np.array([value / total for value in shifted], dtype=np.float32)
+        values = [math.exp(value - highest) for value in values]
+        total = sum(values)
+        return np.array([value / total for value in values], dtype=np.float32)
     return np.array([0.5 + 0.5 * math.tanh(0.5 * value) for value in values], dtype=np.float32)
 
 

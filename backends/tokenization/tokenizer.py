@@ -97,7 +97,16 @@ class Tokenizer:
 
     def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
         """Return at once what `encode_each` does."""
-        return self._answer(groups, "rows")
+        try:
+            found = [[self._look_up(text) for text in group] for group in groups]
+        except BaseException:  # noqa: BLE001 - as in `_answer`, which finds the text
+            return self._answer(groups, "rows")
+        others = [place for place, group in enumerate(found) if None in group]
+        if others:
+            answers = self._answer([groups[place] for place in others], "rows")
+            for place, answer in zip(others, answers, strict=True):
+                found[place] = answer
+        return found  # type: ignore[return-value]  # none is missing any more
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the tokens of `texts` alone: nothing around them, nothing cut."""
@@ -265,9 +274,13 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
 
 def _count(groups: Sequence[Texts]) -> int:
     """Return what texts cost, in characters."""
-    texts = [text for group in groups for text in group]
-    characters = [len(t) if isinstance(t, str) else len(t[0]) + len(t[1]) + _TEXT for t in texts]
-    return sum(characters) + _TEXT * len(texts)
+    characters = 0
+    for group in groups:
+        for text in group:
+            parts = (text,) if isinstance(text, str) else text
+            for part in parts:
+                characters += _TEXT + len(part)
+    return characters
 
 
 def _encoding(
