@@ -332,7 +332,7 @@ class RequestProcessor:
         span = state.span
         if not span.is_recorded:
             name, age = SPAN_NAMES[state.task], self._now() - state.started
-            span = self.tracer.failure(name, span.traceparent, age=age)
+            span = self.tracer.failure(name, span, age=age)
         span.set("http.response.status_code", state.status)
         span.set("sluicegate.request_id", state.id)
         span.set("sluicegate.items", state.usage.items)
