@@ -46,8 +46,21 @@ def main() -> None:
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 @click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
-def hit_command(*, connections: int, duration: float, rounds: int, tracing: bool) -> None:
+@click.option("--collectors", is_flag=True, help="Or their latency beside collectors in trouble.")
+@click.option("--sampled", default=0.01, show_default=True, help="With --collectors: the share.")
+def hit_command(
+    *,
+    connections: int,
+    duration: float,
+    rounds: int,
+    tracing: bool,
+    collectors: bool,
+    sampled: float,
+) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
+    if collectors:
+        traced_hits.measure_latency(sampled=sampled, duration=duration, rounds=rounds)
+        return
     measure = traced_hits.measure if tracing else hit.measure
     measure(connections=connections, duration=duration, rounds=rounds)
 

@@ -67,7 +67,7 @@ class RecordedSpan(Span):
             # The code of a `GatewayError`, the code or cause of a `CallFailed`. A message might
             # hold a caller's text.
             code = getattr(error, "code", "") or getattr(error, "cause", "")
-            self.fail(code or type(error).__name__)
+            self.fail(str(code) or type(error).__name__)  # an enumeration is encoded slowly
         self.end()
 
     @property

@@ -36,7 +36,7 @@ class TracedFastPath(FastPath):
     @override
     def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
         context = ""
-        parsed = self.heads.find_replayable(request)
+        parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
             parsed, context = self._find_without_context(request)
             if parsed is None:

@@ -224,6 +224,7 @@ def test_an_exception_ends_the_span_and_is_named_without_its_message(
 
     (found,) = recorded.spans()
     assert found.status.description == name
+    assert type(found.status.description) is str
     assert "secret" not in found.to_json()
 
 
