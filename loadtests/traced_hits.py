@@ -211,9 +211,10 @@ def _spans(system: System) -> dict[str, int]:
 
 def _show(table: Sequence[TracedLatency]) -> None:
     machine = this_machine()
-    print(f"\n## Latency of traced memory hits\n\n{machine.cpu}, {machine.cores} cores,", end=" ")
-    print(f"{machine.date}, {machine.commit}\n\n| what | a second | p50 ms | p99 ms | p99 of those")
-    print("that left in time | failed | spans |\n|---|---|---|---|---|---|---|")
+    about = f"{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}"
+    print(f"\n## Latency of traced memory hits\n\n{about}\n")
+    print("| what | a second | p50 ms | p99 ms | p99 of those sent in time | failed | spans |")
+    print("|---|---|---|---|---|---|---|")
     for line in table:
         spans = ", ".join(f"{count} {figure}" for figure, count in line.spans.items()) or "-"
         print(

@@ -46,8 +46,8 @@ class OtelTracer(Tracer):
         self._resource = provider.resource
         self._limits = _limits()
         self._templates: dict[tuple[str, str, bool], HitTemplate] = {}
-        self.bound = self.sampler.bound
         self.samples = self.sampler.samples
+        self.gap = self.sampler.gap
 
     @override
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:

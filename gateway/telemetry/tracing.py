@@ -4,6 +4,7 @@ A parent is passed as the text of its context (see `trace_context`), not through
 so that work which outlives its request (a detached computation, a probe) needs no special care.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -30,13 +31,13 @@ class Tracer:
     """Begins spans. This one records nothing and reads no clock: tracing is off."""
 
     is_on = False
-    bound = 0
-    """Of requests without a trace context, those are recorded whose 64 random bits are below."""
 
     def __init__(self, contexts: ContextReader | None = None) -> None:
         self.contexts = contexts or ContextReader()
         self.samples: Callable[[str], bool] = _samples_none
         """Tells whether a request that came with a trace context is recorded."""
+        self.gap: Callable[[], int] = _no_gap
+        """Returns the number of the next request without a context that is recorded."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request that came with `context`."""
@@ -77,3 +78,7 @@ class Tracer:
 
 def _samples_none(_context: str) -> bool:
     return False
+
+
+def _no_gap() -> int:
+    return sys.maxsize

@@ -1,6 +1,5 @@
 """Records spans of memory hits that the fast path replays, where tracing is on."""
 
-from random import getrandbits
 from time import time_ns
 
 from typing_extensions import override
@@ -30,8 +29,8 @@ class TracedFastPath(FastPath):
     def __init__(self, *, processor: RequestProcessor, heads: RequestHeadCache) -> None:
         super().__init__(processor=processor, heads=heads)
         self._tracer = processor.tracer
-        self._bound = processor.tracer.bound
         self._samples = processor.tracer.samples
+        self._left = processor.tracer.gap()
 
     @override
     def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
@@ -43,9 +42,14 @@ class TracedFastPath(FastPath):
                 return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
-        # As `HeadSampler.samples`; most requests have no context.
-        if self._samples(context) if context else getrandbits(64) < self._bound:
-            return self._replay_recorded(parsed, context)
+        if context:
+            if self._samples(context):
+                return self._replay_recorded(parsed, context)
+        else:
+            self._left -= 1
+            if not self._left:
+                self._left = self._tracer.gap()
+                return self._replay_recorded(parsed, "")
         return self._hits.replay(parsed, self._hit_lines)
 
     def _replay_recorded(self, parsed: ParsedBody, context: str) -> bytes | None:
