@@ -6,8 +6,10 @@ from backends.protocol import Task
 from loadtests import (
     chaos_redis,
     chaos_sentinel,
+    dialect_hits,
     dispatch,
     hit,
+    hostile,
     latency,
     limits,
     memory,
@@ -47,7 +49,7 @@ def main() -> None:
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 @click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
 @click.option("--collectors", is_flag=True, help="Or their latency beside collectors in trouble.")
-@click.option("--sampled", default=0.01, show_default=True, help="With --collectors: the share.")
+@click.option("--dialects", is_flag=True, help="Or memory hits of dialects' routes.")
 def hit_command(
     *,
     connections: int,
@@ -55,13 +57,15 @@ def hit_command(
     rounds: int,
     tracing: bool,
     collectors: bool,
-    sampled: float,
+    dialects: bool,
 ) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
     if collectors:
-        traced_hits.measure_latency(sampled=sampled, duration=duration, rounds=rounds)
+        traced_hits.measure_latency(duration=duration, rounds=rounds)
         return
-    measure = traced_hits.measure if tracing else hit.measure
+    measure = hit.measure
+    if tracing or dialects:
+        measure = traced_hits.measure if tracing else dialect_hits.measure
     measure(connections=connections, duration=duration, rounds=rounds)
 
 
@@ -251,6 +255,15 @@ def peers_command(
         rounds=1 if tune else rounds,
         tuned=tune,
     )
+
+
+@main.command("hostile")
+@click.option("--rate", default=100.0, show_default=True, help="Requests a second.")
+@click.option("--seconds", default=10.0, show_default=True, help="Of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each kind.")
+def hostile_command(*, rate: float, seconds: float, rounds: int) -> None:
+    """Measure a model beside hostile algorithms in the same backend."""
+    hostile.measure(rate=rate, seconds=seconds, rounds=rounds)
 
 
 @main.command("triton")

@@ -24,6 +24,7 @@ from loadtests.steady import SteadyLoadResult, SteadyLoadSpec, send_steadily
 from loadtests.workload import sentences
 
 _TEXTS = 100
+_SHARE = 0.1  # of requests that are sampled: with 0.01 a queue takes long to fill
 _CAPACITY = 2.0  # seconds that tell what a system can answer
 _UNSAMPLED = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 _OFF, _CONTROL = "tracing off", "tracing off, another process"
@@ -106,10 +107,10 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
     show("Traced memory hits", table, {}, this_machine())
 
 
-def measure_latency(*, sampled: float, duration: float, rounds: int) -> None:
+def measure_latency(*, duration: float, rounds: int) -> None:
     """Measure hits at half of the capacity beside collectors in trouble, and print the table."""
-    ways = {_OFF: TracedWay(), "collector answers": TracedWay(sampled=sampled)} | {
-        f"collector {trouble}": TracedWay(sampled=sampled, trouble=trouble)
+    ways = {_OFF: TracedWay(), "collector answers": TracedWay(sampled=_SHARE)} | {
+        f"collector {trouble}": TracedWay(sampled=_SHARE, trouble=trouble)
         for trouble in ("dead", "slow", "refusing")
     }
     bodies = _bodies()

@@ -15,11 +15,10 @@ from typing_extensions import override
 
 from backends.otlp_encoding import RareSpan, encode_span
 from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink
-from gateway.telemetry.spans import Attributes
+from gateway.telemetry.spans import MEMORY, Attributes
 from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
 
-_MEMORY: Final[Attributes] = {"sluicegate.cache.tier": "memory"}
 # What stands for ids and times until a template is made; nothing else has such bytes.
 _TRACE: Final = b"\xf0" * 16
 _MARKS: Final = {
@@ -33,7 +32,7 @@ _MARKS: Final = {
 def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
     """Record the steps of a hit below `span`, the span of its request, and end that."""
     began, found, charged = hit.times
-    span.record("cache lookup", began, found, _MEMORY)
+    span.record("cache lookup", began, found, MEMORY)
     span.record("admission", found, charged)
     span.set("http.response.status_code", 200)
     span.set("sluicegate.request_id", hit.request_id.decode())

@@ -14,6 +14,8 @@ from gateway.telemetry.trace_context import unsampled
 
 Attributes = Mapping[str, str | int | float | bool]
 NO_ATTRIBUTES: Final[Attributes] = {}
+MEMORY: Final[Attributes] = {"sluicegate.cache.tier": "memory"}
+"""Of the look-up in memory."""
 
 
 class Span:

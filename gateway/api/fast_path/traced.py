@@ -7,7 +7,7 @@ from typing_extensions import override
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath
 from gateway.api.http import Headers
-from gateway.api.request_processor import ATTRIBUTES, SPAN_NAMES, RequestProcessor
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
 from gateway.telemetry.tracing import ReplayedHit
 
@@ -58,9 +58,9 @@ class TracedFastPath(FastPath):
         answer = self._hits.replay(parsed, self._hit_lines, times)
         if answer is None or replay is None:
             return None  # it is answered in another way, and decided about again
-        task = parsed.request.task
+        route = parsed.route
         start = answer.index(_ID) + len(_ID)
         request_id = answer[start : answer.index(b"\r", start)]
-        hit = ReplayedHit(SPAN_NAMES[task], ATTRIBUTES[task], replay.model, request_id, times)
+        hit = ReplayedHit(route.span_name, route.attributes, replay.model, request_id, times)
         self._tracer.replayed(hit, context)
         return answer
