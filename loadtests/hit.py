@@ -7,6 +7,7 @@ the processes of events until a request is billed), and of the load generator.
 
 import contextlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -218,29 +219,36 @@ def _without_memory_tier(root: Path) -> Path:
     return config
 
 
-def bare_server(stack: ExitStack, *, length: int, core: int = SERVER) -> Target:
+def bare_server(
+    stack: ExitStack, *, length: int, core: int = SERVER, status: int = 200, delay: float = 0.0
+) -> Target:
     """Start a server that sends `length` bytes, whatever it is asked."""
-    return _bare_candidate(stack, length=length, core=core).target
+    port, _ = stack.enter_context(_bare(core, str(length), str(status), str(delay)))
+    return Target(host="127.0.0.1", port=port, path="/")
 
 
-def _bare_candidate(stack: ExitStack, *, length: int, core: int = SERVER) -> Candidate:
-    port, process = stack.enter_context(_bare(length, core))
+def _bare_candidate(stack: ExitStack, *, length: int) -> Candidate:
+    port, process = stack.enter_context(_bare(SERVER, str(length)))
     return Candidate(Target(host="127.0.0.1", port=port, path="/"), [process], [])
 
 
 @contextlib.contextmanager
-def _bare(length: int, core: int) -> Iterator[tuple[int, int]]:
+def _bare(core: int, *arguments: str) -> Iterator[tuple[int, int]]:
     port = free_port()
-    command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
+    command = [sys.executable, "-m", "loadtests.bare_server", str(port), *arguments]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        wait_until(
-            lambda: is_answered(f"http://127.0.0.1:{port}/"),
-            within=10,
-            what="the bare server answers",
-        )
+        wait_until(lambda: _listens(port), within=60, what="the bare server listens")
         pin([child.pid], core)
         yield port, child.pid
     finally:
         child.terminate()
         child.wait()
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from litestar.di import NamedDependency, Provide
 
 _STATIC = files("gateway.api").joinpath("static")
 # What the page may load: itself, its script, and inline styles that the viewer makes.
-_POLICY = (
+POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self';"
     " img-src 'self' data:"
 )
@@ -32,7 +32,7 @@ async def openapi_document(openapi: NamedDependency[bytes]) -> bytes:
 async def docs_page() -> Response[bytes]:
     """Return the page."""
     page = _STATIC.joinpath("docs.html").read_bytes()
-    return Response(page, headers={"Content-Security-Policy": _POLICY})
+    return Response(page, headers={"Content-Security-Policy": POLICY})
 
 
 @get("/docs/rapidoc.js", opt={"public": True}, include_in_schema=False)

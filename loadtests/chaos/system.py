@@ -207,6 +207,7 @@ class _Gateway:
             )
         }
         variables = {f"SLUICEGATE_{name.upper()}": value for name, value in named.items()}
+        variables["SLUICEGATE_BATCHES"] = "false"
         with (settings.data_dir / "output").open("wb") as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "gateway", "gateway", "--workers", "1"],

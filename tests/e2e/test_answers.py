@@ -284,7 +284,7 @@ def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
 
 
 def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System) -> None:
-    pipeline = PipelineMeter(system, PacedDevice(), idle=0.0)
+    pipeline = PipelineMeter(system, PacedDevice())
 
     cost = pipeline.run(sentences(16, seed=5), items=4, connections=2).cost
 
@@ -294,7 +294,7 @@ def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System)
 
 def test_the_pipeline_benchmark_accepts_no_hits(system: System) -> None:
     texts = sentences(4, seed=6)
-    pipeline = PipelineMeter(system, PacedDevice(), idle=0.0)
+    pipeline = PipelineMeter(system, PacedDevice())
     pipeline.run(texts, items=1, connections=1)
 
     with pytest.raises(RuntimeError, match="4 items were sent, 0 rows computed"):
