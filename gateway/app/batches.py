@@ -36,7 +36,7 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
         if not lock.held:
             return
         async with AsyncExitStack() as stack:
-            holder = kept_secret(settings.data_dir / _HOLDER_NAME)
+            holder = await _holder(settings, stop)
             metrics = GatewayMetrics(CollectorRegistry())
             runner = BatchRunner(
                 holder=holder,
@@ -52,6 +52,17 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
             async with asyncio.TaskGroup() as group:
                 for part in (runner, sender, retention):
                     group.create_task(part.run(stop))
+
+
+async def _holder(settings: Settings, stop: asyncio.Event) -> str:
+    """Return the name of this data directory in leases; wait while the disk is full."""
+    while not stop.is_set():
+        try:
+            return kept_secret(settings.data_dir / _HOLDER_NAME)
+        except OSError as error:
+            _log.warning("batches wait for the disk", extra={"reason": error.strerror})
+            await pause(stop, 1.0)
+    return ""
 
 
 def _starter(
