@@ -209,7 +209,6 @@ def test_lines_of_batches_cost_a_percentage_in_lines_of_their_own(ledger: Ledger
     ]
     record(ledger, "w0-1", 2, events)
     month = to_datetime(START).strftime("%Y-%m")
-    ledger.accounts.create_tenant("acme")
 
     invoice = ledger.invoice("acme", month, [price])
 
