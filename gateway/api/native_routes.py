@@ -16,6 +16,7 @@ from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody, RerankBody
 from gateway.api.vectors import as_base64, as_bytes, as_json
 from gateway.types import Answer, RequestId, Usage
 
+_START = b'{"embedding":'
 _BYTES = b"content-type: application/octet-stream\r\nsluicegate-vectors: %d\r\n"
 
 
@@ -58,7 +59,7 @@ class EmbedRoute(NativeRoute):
             return Rendered(_BYTES % len(vectors), b"".join(vectors))
         render = as_base64 if body.encoding_format == "base64" else as_json
         outcomes = [
-            replace(outcome, result=b'{"embedding":%b}' % render(outcome.result, kind))
+            replace(outcome, result=b"".join([_START, render(outcome.result, kind), b"}"]))
             if outcome.failure is None
             else outcome
             for outcome in answer.outcomes

@@ -1,4 +1,4 @@
-"""Answers OpenAI's clients: embeddings. Models are listed by the native routes."""
+"""Answers OpenAI's clients: embeddings and moderations. Native routes list the models."""
 
 from typing import Any, Literal
 
@@ -12,6 +12,11 @@ from gateway.api.schemas import EmbedBody, Positive
 from gateway.api.vectors import as_base64, floats_as_json
 from gateway.dialects.base import dialect_operation, input_tokens, texts_only
 from gateway.dialects.openai_errors import OPENAI_ERRORS, PROBLEMS_AND_ERRORS
+from gateway.dialects.openai_moderations import (
+    ModerationsRoute,
+    OpenAIModerations,
+    OpenAIModerationsBody,
+)
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 _encode = msgspec.json.encode
@@ -103,7 +108,7 @@ class EmbeddingsRoute(InferenceRoute):
         return Rendered(JSON, b"".join(parts))
 
 
-_EMBEDDINGS = EmbeddingsRoute()
+_EMBEDDINGS, _MODERATIONS = EmbeddingsRoute(), ModerationsRoute()
 OPENAI = Dialect(
     name="openai",
     description="What OpenAI's clients ask for: point `base_url` here, to `/v1`.",
@@ -122,7 +127,28 @@ OPENAI = Dialect(
                 "model": "minilm",
                 "usage": {"prompt_tokens": 4, "total_tokens": 4},
             },
-        )
+        ),
+        _MODERATIONS: dialect_operation(
+            _MODERATIONS,
+            dialect="openai",
+            id="openai_moderations",
+            summary="Find texts to be held back, as OpenAI does",
+            body=OpenAIModerationsBody,
+            example={"model": "sentiment", "input": ["a gorgeous, witty movie"]},
+            answer=OpenAIModerations,
+            answer_example={
+                "id": "modr-req_1f0c5a9e7d3b2c4800000000a7",
+                "model": "sentiment",
+                "results": [
+                    {
+                        "flagged": False,
+                        "categories": {"negative": False},
+                        "category_scores": {"negative": 0.02},
+                        "category_applied_input_types": {"negative": ["text"]},
+                    }
+                ],
+            },
+        ),
     },
     errors=PROBLEMS_AND_ERRORS,
     paths=("/v1/models", "/v1/chat/", "/v1/completions", "/v1/responses"),

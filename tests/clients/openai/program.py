@@ -59,6 +59,21 @@ def the_asynchronous_client_is_answered(target: Target) -> None:
     assert len(asyncio.run(ask()).data) == len(_TEXTS)
 
 
+def texts_are_moderated(target: Target) -> None:
+    native = target.native("/v1/classify", {"model": "sentiment", "input": _TEXTS})
+    scores = [{one["label"]: one["score"] for one in each["labels"]} for each in native["results"]]
+    for asked in (_TEXTS, [{"type": "text", "text": text} for text in _TEXTS]):
+        found = client(target).moderations.create(model="sentiment", input=asked)
+
+        assert found.id.startswith("modr-")
+        for result, expected in zip(found.results, scores, strict=True):
+            score = result.category_scores.model_extra["negative"]
+            assert_close(score, expected["negative"])
+            assert result.flagged == (score >= 0.5)
+    missing = lambda: client(target).moderations.create(model="topics", input="a")  # noqa: E731
+    assert raised(openai.BadRequestError, missing).code == "invalid_request"
+
+
 def models_are_listed(target: Target) -> None:
     listed = client(target).models.list().data
 
@@ -127,6 +142,7 @@ if __name__ == "__main__":
             vectors_can_be_shortened,
             an_answer_is_a_hit_with_the_same_tokens,
             the_asynchronous_client_is_answered,
+            texts_are_moderated,
             models_are_listed,
             a_wrong_key_is_an_authentication_error,
             a_key_for_another_model_is_a_permission_error,
