@@ -14,7 +14,7 @@ from gateway.batches.run import BatchBounds, BatchRun
 from gateway.batches.runner import BatchRunner, FileRetention
 from gateway.batches.webhooks import DeliveryRunner, read_webhooks
 from gateway.batches.window import CongestionWindow
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.storage.build import build_storage
@@ -67,7 +67,7 @@ async def _holder(settings: Settings, stop: asyncio.Event) -> str:
 
 def _starter(
     stack: AsyncExitStack, settings: Settings, ledger: Ledger, holder: str
-) -> Callable[[Batch], Awaitable[BatchRun]]:
+) -> Callable[[RequestBatch], Awaitable[BatchRun]]:
     """Return what makes the runs; the first one opens a gateway worker."""
     answerer: LineAnswerer | None = None
     storage = build_storage(settings)
@@ -78,7 +78,7 @@ def _starter(
         keep_files=int(settings.files_keep),
     )
 
-    async def start(batch: Batch) -> BatchRun:
+    async def start(batch: RequestBatch) -> BatchRun:
         nonlocal answerer
         if answerer is None:
             # Imported late: without batches the process needs none of it.

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.batches.run import BatchRun
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.batch_types import Batch, BatchState
+from gateway.ledger.batch_types import BatchState, RequestBatch
 from gateway.ledger.batches import BatchStore, LeaseLost
 from gateway.ledger.files import FileStore
 from gateway.storage.base import FileStorage
@@ -42,7 +42,7 @@ class BatchRunner:
         *,
         holder: str,
         batches: BatchStore,
-        start: Callable[[Batch], Awaitable[BatchRun]],
+        start: Callable[[RequestBatch], Awaitable[BatchRun]],
         most: int,
         poll: float = 0.5,
         report: Callable[[RunnerStatistics], None] = lambda _: None,

@@ -10,7 +10,7 @@ import pytest
 from gateway.batches.answering import LineAnswerer, Reply, Result
 from gateway.batches.lines import Line, item_id
 from gateway.batches.window import CongestionWindow
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from tests.unit.gateway.batches.test_lines import BATCH
 
 pytestmark = pytest.mark.anyio
@@ -27,7 +27,7 @@ class Script:
         self.asked: list[str] = []
         self.was_asked = asyncio.Event()
 
-    async def ask(self, batch: Batch, request_id: str, body: bytes) -> Reply:
+    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
         self.asked.append(request_id)
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         headers = {"content-type": "application/json", **self.headers}

@@ -17,13 +17,13 @@ from gateway.batches.lines import (
     split_lines,
 )
 from gateway.events.template import EventTemplate
-from gateway.ledger.batch_types import Batch, BatchFailure
+from gateway.ledger.batch_types import BatchFailure, RequestBatch
 from gateway.ledger.event_rows import rows_of_runs
 from gateway.types import ID_DIGITS, RequestId
 from tests.support.batches import request_line
 from tests.support.events import make_event
 
-BATCH = Batch(
+BATCH = RequestBatch(
     id="batch_0123456789abcd",
     tenant="acme",
     key="key_1",

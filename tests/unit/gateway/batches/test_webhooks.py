@@ -13,7 +13,7 @@ import pytest
 
 from gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.batch_types import Batch, BatchState
+from gateway.ledger.batch_types import BatchState, RequestBatch
 from gateway.ledger.batches import in_status
 from gateway.ledger.ledger import Ledger
 from tests.support.ledgers import Clock, open_ledger
@@ -72,7 +72,7 @@ def end_a_batch(ledger: Ledger) -> None:
     batches.create(BATCH, most_open=1)
     assert batches.claim("me", seconds=9.0, running=[]) == BATCH
 
-    def completed(batch: Batch) -> Batch:
+    def completed(batch: RequestBatch) -> RequestBatch:
         return in_status(batch, BatchState.COMPLETED, 1)
 
     batches.end(BATCH.id, "me", completed)

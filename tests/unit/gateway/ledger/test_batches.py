@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gateway.errors import Conflict, NotFound, RateLimited
-from gateway.ledger.batch_types import Batch, BatchPart, BatchState, StoredFile
+from gateway.ledger.batch_types import BatchPart, BatchState, RequestBatch, StoredFile
 from gateway.ledger.batches import LeaseLost, in_status
 from gateway.ledger.ledger import Ledger
 from tests.support.ledgers import Clock
@@ -41,9 +41,9 @@ def add_file(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9) 
     return file.id
 
 
-def add_batch(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9) -> Batch:
+def add_batch(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9) -> RequestBatch:
     now = ledger.batches.now()
-    batch = Batch(
+    batch = RequestBatch(
         id=f"batch_{name}",
         tenant=tenant,
         key="key_1",
@@ -57,13 +57,13 @@ def add_batch(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9)
     return batch
 
 
-def with_part(batch: Batch) -> Batch:
+def with_part(batch: RequestBatch) -> RequestBatch:
     return msgspec.structs.replace(
         batch, parts=(*batch.parts, BatchPart(token="t", completed=2, failed=1))
     )
 
 
-def claimed(ledger: Ledger, holder: str, *running: Batch) -> str | None:
+def claimed(ledger: Ledger, holder: str, *running: RequestBatch) -> str | None:
     batch = ledger.batches.claim(holder, seconds=30.0, running=running)
     return None if batch is None else batch.id
 
