@@ -60,6 +60,9 @@ class ApplicationRunner:
                 chunks.append(message["body"])
 
         await self._app(_scope(batch, body), receive, send)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # the application answers requests that are cancelled
         named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
         return Reply(status=status, headers=named, body=b"".join(chunks))
 

@@ -1,6 +1,7 @@
 """Runs the process of batches: it is small until there is a batch to run."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -14,10 +15,12 @@ from gateway.batches.run import BatchBounds, BatchRun
 from gateway.batches.runner import BatchRunner, FileRetention
 from gateway.batches.webhooks import DeliveryRunner, read_webhooks
 from gateway.batches.window import CongestionWindow
+from gateway.errors import DependencyUnavailable, NotFound
 from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.storage.build import build_storage
+from gateway.storage.disk import DiskStorage
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.backoff import pause
 from gateway.workers.file_lock import FileLock
@@ -48,7 +51,15 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
             sender = DeliveryRunner(
                 deliveries=ledger.deliveries, read=partial(read_webhooks, settings.webhooks)
             )
-            retention = FileRetention(files=ledger.files, storage=storage)
+            retention = FileRetention(
+                files=ledger.files,
+                batches=ledger.batches,
+                storage=storage,
+                keep=int(settings.files_keep),
+            )
+            if isinstance(storage, DiskStorage):
+                with contextlib.suppress(NotFound, DependencyUnavailable):
+                    await asyncio.to_thread(storage.remove_unfinished)
             async with asyncio.TaskGroup() as group:
                 for part in (runner, sender, retention):
                     group.create_task(part.run(stop))

@@ -123,11 +123,15 @@ class BatchRunner:
 
 
 class FileRetention:
-    """Removes files that have expired, and what interrupted uploads left."""
+    """Removes files that have expired, what interrupted uploads left, and batches as old."""
 
-    def __init__(self, *, files: FileStore, storage: FileStorage) -> None:
+    def __init__(
+        self, *, files: FileStore, batches: BatchStore, storage: FileStorage, keep: int
+    ) -> None:
         self._files = files
+        self._batches = batches
         self._storage = storage
+        self._keep = keep
 
     async def run(self, stop: asyncio.Event) -> None:
         """Remove files until `stop`."""
@@ -143,3 +147,4 @@ class FileRetention:
         for file in self._files.expired():
             self._storage.delete(file_object(file))
             self._files.forget(file)
+        self._batches.remove_ended(keep=self._keep)

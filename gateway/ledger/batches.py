@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select, update
 
 from gateway.errors import Conflict, NotFound, RateLimited
 from gateway.ledger import schema
@@ -124,6 +124,13 @@ class BatchStore:
             row = min(free, key=lambda each: (tenants.count(each.tenant), each.created))
             _lease(connection, [row.id], holder, now + int(seconds * SECOND))
             return _decode(row.state)
+
+    def remove_ended(self, *, keep: int) -> None:
+        """Remove batches that have ended and were created more than `keep` seconds ago."""
+        before = self._store.clock() - keep * SECOND
+        with self._store.writing(in_bulk=True) as connection:
+            is_old = and_(_table.c.is_open == 0, _table.c.created <= before)
+            connection.execute(delete(_table).where(is_old))
 
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float

@@ -29,7 +29,7 @@ from tests.support.batches import BatchScene, add_caller, batch_settings, reques
 from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio
-_LINES, _ITEMS = 400, 5
+_LINES, _ITEMS = 200, 10
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +223,9 @@ async def test_old_files_are_removed(scene: BatchScene) -> None:
     kept, old = [await scene.upload(b"{}\n") for _ in range(2)]
     scene.ledger.files.finish(old, size=3, expires=1)
 
-    FileRetention(files=scene.ledger.files, storage=storage).run_once()
+    FileRetention(
+        files=scene.ledger.files, batches=scene.ledger.batches, storage=storage, keep=1000
+    ).run_once()
 
     assert b"".join(storage.read(file_object(kept))) == b"{}\n"
     with pytest.raises(NotFound):

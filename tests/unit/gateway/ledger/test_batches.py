@@ -139,6 +139,19 @@ def test_a_batch_that_has_ended_is_claimed_until_it_is_clean(ledger: Ledger) -> 
     assert claimed(ledger, "one") is None
 
 
+def test_batches_that_ended_long_ago_are_removed(ledger: Ledger, clock: Clock) -> None:
+    old, still_open = add_batch(ledger, "a"), add_batch(ledger, "b")
+    claimed(ledger, "one")
+    ledger.batches.change(old.id, "one", lambda b: msgspec.structs.replace(b, is_clean=True))
+    clock.advance(1000.0)
+
+    ledger.batches.remove_ended(keep=2000)
+    assert len(ledger.batches.page("acme", limit=9)) == 2
+    ledger.batches.remove_ended(keep=500)
+
+    assert [batch.id for batch in ledger.batches.page("acme", limit=9)] == [still_open.id]
+
+
 def test_a_tenant_sees_its_own_files_and_batches_only(ledger: Ledger) -> None:
     batch = add_batch(ledger, "a")
 
