@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
 CHECKED := gateway backends loadtests tools tests
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
 	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches chaos-idempotency bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -155,6 +156,9 @@ chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times und
 chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
 	$(BIN)/python -m loadtests chaos-batches $(ARGS)
 
+chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
+	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)
+
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
@@ -184,8 +188,10 @@ $(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
 # All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
 $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
-	@# Modules are compiled when they are imported: tests import a part of them.
-	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.txt
+	@# Modules are compiled when they are imported: tests import a part of them. One pip keeps one
+	@# core busy: each of two installs every other package.
+	@awk '/^[a-z]/ { n++ } { print > ("$(VENV)/packages-" n % 2 ".txt") }' requirements/dev.txt
+	@$(INSTALL_HALF)-0.txt & first=$$!; $(INSTALL_HALF)-1.txt; second=$$?; wait $$first && exit $$second
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
 

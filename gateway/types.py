@@ -79,6 +79,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Models that the key may call; `None` is all."""
     expires: int | None = None
     """When the key expires, in nanoseconds since the epoch."""
+    origins: frozenset[str] | None = None
+    """Origins from whose pages alone the key may be used; `None` is no such bound."""
+    routes: frozenset[str] | None = None
+    """Paths that the key may be used for, with all below one that ends in `/*`; `None` is all."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):

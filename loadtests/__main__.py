@@ -11,6 +11,7 @@ from loadtests import (
     dispatch,
     hit,
     hostile,
+    idempotency,
     latency,
     limits,
     memory,
@@ -49,11 +50,21 @@ def main() -> None:
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 @click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
-@click.option("--dialects", is_flag=True, help="Measure memory hits of dialects' routes instead.")
+@click.option("--collectors", is_flag=True, help="Or their latency beside collectors in trouble.")
+@click.option("--dialects", is_flag=True, help="Or memory hits of dialects' routes.")
 def hit_command(
-    *, connections: int, duration: float, rounds: int, tracing: bool, dialects: bool
+    *,
+    connections: int,
+    duration: float,
+    rounds: int,
+    tracing: bool,
+    collectors: bool,
+    dialects: bool,
 ) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
+    if collectors:
+        traced_hits.measure_latency(duration=duration, rounds=rounds)
+        return
     measure = hit.measure
     if tracing or dialects:
         measure = traced_hits.measure if tracing else dialect_hits.measure
@@ -216,6 +227,14 @@ def chaos_sentinel_command(*, kills: int) -> None:
 def chaos_batches_command(*, lines: int, kill: bool, seconds: float) -> None:
     """Kill every process while a batch runs; look for each line in output and ledger."""
     batches.measure(lines=lines, kill=kill, seconds=seconds)
+
+
+@main.command("chaos-idempotency")
+@click.option("--requests", default=1000, show_default=True, help="Keys, each sent twice or more.")
+@click.option("--callers", default=16, show_default=True)
+def chaos_idempotency_command(*, requests: int, callers: int) -> None:
+    """Kill workers and Redis while requests with idempotency keys are repeated."""
+    idempotency.measure(requests=requests, callers=callers)
 
 
 @main.command("memory")

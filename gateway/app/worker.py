@@ -26,6 +26,7 @@ from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.server import open_listener, serve
+from gateway.idempotency.store import IdempotencyStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
@@ -36,7 +37,7 @@ from gateway.runtime.models import ModelsFollower
 from gateway.runtime.runtime import Runtime
 from gateway.settings import Settings, process_environment
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import tracer_from
+from gateway.telemetry.opening import tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
@@ -146,6 +147,11 @@ class Worker:
             local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
         )
+        self.idempotency = IdempotencyStore(
+            redis=stores.idempotency,
+            config=lambda: self.runtimes.current.document.idempotency,
+            monotonic=self._clock,
+        )
         self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
             runtimes=self.runtimes,
@@ -193,6 +199,7 @@ class Worker:
             self.path.cache,
             self._region_limits.follower,
             self.limiter,
+            self.idempotency,
             self._principals,
             follower,
             reporter,
@@ -245,6 +252,7 @@ class Worker:
                 "coalescing": self.path.flights.statistics,
                 "stale": self.path.last_answers.statistics,
                 "limits": self.limiter.statistics,
+                "idempotency": self.idempotency.statistics,
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
@@ -267,6 +275,7 @@ class Worker:
             stores=self._stores,
             options=self._traits,
             limiter=self.limiter,
+            idempotency=self.idempotency,
             fleet=self.backends.fleet,
             inference=self.path.inference,
             events=self._events,

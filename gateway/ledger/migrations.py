@@ -53,6 +53,16 @@ MIGRATIONS: Final = (
             ("published_prices", "batch_percent BIGINT NOT NULL DEFAULT 100"),
         ),
     ),
+    Migration(
+        version=6,
+        compatible_from=2,
+        columns=(
+            ("keys", "origins TEXT"),
+            ("keys", "routes TEXT"),
+            ("keys", "former_hash VARCHAR(128)"),
+            ("keys", "former_expires BIGINT"),
+        ),
+    ),
 )
 VERSION: Final = MIGRATIONS[-1].version
 

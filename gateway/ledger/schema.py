@@ -64,6 +64,10 @@ keys: Final = Table(
     Column("created", BigInteger, nullable=False),
     Column("expires", BigInteger),
     Column("revoked", BigInteger),
+    Column("origins", Text),
+    Column("routes", Text),
+    Column("former_hash", String(128)),
+    Column("former_expires", BigInteger),
 )
 
 changes: Final = Table(

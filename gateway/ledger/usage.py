@@ -8,10 +8,12 @@ from sqlalchemy import ColumnElement, func, select
 
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
+from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, GroupUsage, Units
 
-_DAY: Final = 86_400 * 1_000_000_000
+_DAY: Final = 24 * HOUR
+_LENGTHS: Final = {GroupBy.DAY: _DAY, GroupBy.HOUR: HOUR}
 _events: Final = schema.usage_events.c
 _SUMMED: Final = Units.__struct_fields__
 
@@ -98,10 +100,13 @@ def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) ->
 
 
 def _column(group: GroupBy) -> ColumnElement[Any]:
-    return _events.time // _DAY if group is GroupBy.DAY else _events[group.value]
+    length = _LENGTHS.get(group)
+    return _events[group.value] if length is None else _events.time // length
 
 
 def _label(group: GroupBy, value: Any) -> str:
     if group is GroupBy.DAY:
         return to_datetime(int(value) * _DAY).date().isoformat()
+    if group is GroupBy.HOUR:
+        return to_datetime(int(value) * HOUR).strftime("%Y-%m-%dT%H:%M:%SZ")
     return str(value)
