@@ -22,7 +22,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RequestId
 
 EXPOSED: Final = (
-    *("X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry"),
+    *("X-Request-Id", "X-Client-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry"),
     *("RateLimit", "RateLimit-Policy", "Cache-Status", "Age", "Sluicegate-Rows"),
     *("Idempotency-Replayed", "Server-Timing", "ETag"),
 )
