@@ -412,6 +412,7 @@ async def test_a_request_that_the_caller_named_has_an_event_of_its_own_and_is_no
         assert b"x-client-request-id: order-%d\r\n" % number in answer
     await entry_point.send(ask("known"))
 
-    named_by = [event[-1] for event in entry_point.events()]
+    events = entry_point.api.events.events
+    named_by = [event.client_id for event in events for _ in range(event.count)]
     assert named_by == ["", "order-0", "order-1", "order-2", ""]
     assert len(heads) == before
