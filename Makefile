@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
 CHECKED := gateway backends loadtests tools tests
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer
@@ -184,8 +185,10 @@ $(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
 # All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
 $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
-	@# Modules are compiled when they are imported: tests import a part of them.
-	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.txt
+	@# Modules are compiled when they are imported: tests import a part of them. One pip keeps one
+	@# core busy: each of two installs every other package.
+	@awk '/^[a-z]/ { n++ } { print > ("$(VENV)/packages-" n % 2 ".txt") }' requirements/dev.txt
+	@$(INSTALL_HALF)-0.txt & first=$$!; $(INSTALL_HALF)-1.txt; second=$$?; wait $$first && exit $$second
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
 

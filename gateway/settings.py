@@ -7,7 +7,7 @@ Every variable is `SLUICEGATE_` and the field's name in capitals.
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -233,7 +233,7 @@ def environment(settings: Settings) -> dict[str, str]:
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
 
 
-def process_environment() -> Mapping[str, str]:
+def process_environment() -> MutableMapping[str, str]:
     """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
     return os.environ
 

@@ -6,6 +6,7 @@ from backends.protocol import Task
 from loadtests import (
     chaos_redis,
     chaos_sentinel,
+    dialect_hits,
     dispatch,
     hit,
     hostile,
@@ -48,9 +49,24 @@ def main() -> None:
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 @click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
-def hit_command(*, connections: int, duration: float, rounds: int, tracing: bool) -> None:
+@click.option("--collectors", is_flag=True, help="Or their latency beside collectors in trouble.")
+@click.option("--dialects", is_flag=True, help="Or memory hits of dialects' routes.")
+def hit_command(
+    *,
+    connections: int,
+    duration: float,
+    rounds: int,
+    tracing: bool,
+    collectors: bool,
+    dialects: bool,
+) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
-    measure = traced_hits.measure if tracing else hit.measure
+    if collectors:
+        traced_hits.measure_latency(duration=duration, rounds=rounds)
+        return
+    measure = hit.measure
+    if tracing or dialects:
+        measure = traced_hits.measure if tracing else dialect_hits.measure
     measure(connections=connections, duration=duration, rounds=rounds)
 
 

@@ -51,11 +51,11 @@ from gateway.rate_limit.repeated_charges import RepeatedCharges
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, Caller, RequestId
 
 _FAULT = 500
-MEMORY = {"sluicegate.cache.tier": "memory"}
 
 
 class RequestProcessor:
@@ -351,7 +351,7 @@ class RequestProcessor:
         span = state.span
         if not span.is_recorded:
             name, age = state.route.span_name, self._now() - state.started
-            span = self.tracer.failure(name, span.traceparent, age=age)
+            span = self.tracer.failure(name, span, age=age)
         span.set("http.response.status_code", state.status)
         span.set("sluicegate.request_id", state.id)
         span.set("sluicegate.items", state.usage.items)

@@ -1,7 +1,7 @@
 """Builds the Litestar application of the customers' API."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -13,7 +13,7 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 
 from gateway.api.application import Application
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.docs import docs_page, docs_script, openapi_document
+from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.home import home_page
@@ -84,7 +84,7 @@ def build_api(
         ),
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
-    document = customers_document(version, frozenset(dependencies), tuple(dialects))
+    document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
     raw = [*NATIVE_ROUTES, *(r for one in dialects for r in one.routes if "{" not in r.path)]
     return Application(
         route_handlers=[
@@ -96,7 +96,7 @@ def build_api(
             docs_page,
             docs_script,
         ],
-        dependencies=dependencies | {"openapi": _provide(document)},
+        dependencies=dependencies | {"openapi": provide_document(document)},
         middleware=[admission],
         exception_handlers={Exception: problem_of, HTTPException: problem_of},
         openapi_config=None,

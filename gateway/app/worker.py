@@ -37,7 +37,7 @@ from gateway.runtime.models import ModelsFollower
 from gateway.runtime.runtime import Runtime
 from gateway.settings import Settings, process_environment
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import tracer_from
+from gateway.telemetry.opening import tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls

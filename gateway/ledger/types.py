@@ -64,12 +64,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     numbers: Sequence[int] = ()
 
-    def numbered(self) -> list[tuple[int | None, RequestEvent]]:
-        """Return the events with their sequence numbers, `None` if unknown."""
-        numbers: Sequence[int | None] = self.numbers
-        if len(numbers) != len(self.events):
-            is_complete = len(self.events) == self.last - self.first + 1
-            numbers = range(self.first, self.last + 1) if is_complete else [None] * len(self.events)
+    def numbered(self) -> list[tuple[int, RequestEvent]]:
+        """Return the events with their sequence numbers."""
+        numbers = self.numbers or range(self.first, self.first + len(self.events))
         return list(zip(numbers, self.events, strict=True))
 
 

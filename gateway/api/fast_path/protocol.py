@@ -43,6 +43,7 @@ class FastPath:
         self.processor = processor
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
+        self._splits_first = False
         self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
@@ -52,7 +53,7 @@ class FastPath:
 
         `None` where there was none; see `MemoryHits.replay`.
         """
-        parsed = self.heads.find_replayable(request)
+        parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
             parsed, _ = self._find_without_context(request)
             if parsed is None:
@@ -113,7 +114,10 @@ class FastPath:
     def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
         """Return what is known of a request but for its trace context, and that."""
         context, rest = self._split(request)
-        if rest is request:
+        was_looked_up = not self._splits_first
+        # The next request is most likely of this kind, too: one look-up for each suffices.
+        self._splits_first = rest is not request
+        if rest is request and was_looked_up:
             return None, ""
         return self.heads.find_replayable(rest), context
 
