@@ -1,9 +1,10 @@
-"""Tests clients generated from the OpenAPI documents against the running product.
+"""Tests generated clients, and programs in the documentation, against the running product.
 
 Every example of the customers' document is sent as it stands there.
 """
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import httpx
 import pytest
 
 from loadtests.harness.system import ADMIN_KEY, System
+from tests.docs.tables import page
 from tests.support.documents import conforms, operations, resolved
 
 pytestmark = pytest.mark.e2e
@@ -28,6 +30,7 @@ content_type_overrides:
 """
 _PATIENT = httpx.Timeout(60.0)
 _OF_EVERY_SERVER = {"content-length", "content-type", "date"}
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", page("docs/clients.md"), re.MULTILINE | re.DOTALL)
 Modules = Callable[[str], Any]
 
 
@@ -168,3 +171,13 @@ def test_every_example_of_the_customers_document_is_answered(system: System) -> 
                 conforms(document, told["content"]["application/json"]["schema"], answer.json())
                 sent = {name.lower() for name in answer.headers} - _OF_EVERY_SERVER
                 assert sent <= {name.lower() for name in told["headers"]}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_of_the_page_on_clients_runs(
+    program: str, system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICEGATE_URL", system.url)
+    monkeypatch.setenv("SLUICEGATE_KEY", system.key)
+
+    exec(program, {})  # noqa: S102 - a program of this project
