@@ -93,6 +93,7 @@ def customers_document(version: str, dependencies: frozenset[str]) -> bytes:
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
         tags=_TAGS,
+        has_samples=True,
     )
 
 
