@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
 	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis chaos-sentinel bench-dispatch parity clean
 
 help: ## List the targets
@@ -83,6 +83,9 @@ fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to 
 
 check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
 	$(BIN)/python -m pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
+
+check-wheel: install-dev ## Install the wheel into an empty environment, start it without the clone and call it (2 minutes, 350 MB)
+	$(BIN)/python -m tools.check_wheel
 
 fuzz-api: install-dev ## Compare the answers of both listeners with their OpenAPI documents (10 minutes)
 	$(BIN)/python -m loadtests fuzz-api $(ARGS)
