@@ -7,6 +7,7 @@ PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 CHECKED := gateway backends sluicegate loadtests tools tests
 TYPESCRIPT := tests/clients/typescript
+CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer
 ARGS ?=
 PYTEST_ARGS ?=
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
 	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis chaos-sentinel bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -117,13 +118,19 @@ bench-shares: install-dev ## Measure how two models share a saturated device
 bench-overload: install-dev ## Measure a backend at twice its capacity
 	$(BIN)/python -m loadtests overload $(ARGS)
 
+bench-hostile: install-dev ## Measure a model beside algorithms that loop, fork, grow and crash
+	$(BIN)/python -m loadtests hostile $(ARGS)
+
 bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
 	$(BIN)/python -m loadtests memory $(ARGS)
 
-bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (4 GB)
+bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (14 GB)
 	@# What cannot be installed here is named in the tables, and left out.
 	-@$(MAKE) --no-print-directory --keep-going $(PEERS:%=.venv-peers/%/.installed)
 	$(BIN)/python -m loadtests peers $(ARGS)
+
+check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products; ARGS="openai ..."
+	$(BIN)/python -m tests.clients $(ARGS)
 
 check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
 	$(BIN)/python -m loadtests triton $(ARGS)
@@ -190,7 +197,7 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 $(PARITY)/.installed: requirements/parity.txt
 	@echo 'Installing the reference libraries into $(PARITY) (once, 2 to 5 GB)'
 	@$(PYTHON) -m venv $(PARITY)
-	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= $(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r requirements/parity.txt
 	@touch $@
 
@@ -199,10 +206,19 @@ $(TYPESCRIPT)/node_modules/.package-lock.json: $(TYPESCRIPT)/package-lock.json
 	-@command -v npm >/dev/null || { echo 'left out: a TypeScript client, which needs npm' >&2; exit 1; }; \
 		cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
 
+# The clients of `make check-clients`, each with its own packages and apart from ours.
+.venv-clients/%/.installed: tests/clients/%/requirements.txt
+	@echo 'Installing packages into .venv-clients/$*'
+	@$(PYTHON) -m venv .venv-clients/$*
+	@.venv-clients/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@
+
 # The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
+# From the index alone: another build of torch has another hash.
 .venv-peers/%/.installed: loadtests/peers/%/requirements.txt
 	@echo 'Installing packages into .venv-peers/$*'
 	@$(PYTHON) -m venv .venv-peers/$*
-	@.venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= .venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r $<
 	@touch $@

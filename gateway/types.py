@@ -184,6 +184,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     known_rows: int = 0
     """Rows of a computed item that were not run: in the row cache, or joined to one in flight."""
+    input_tokens: int = 0
+    """Tokens of all rows of the item, whether computed, known or cached."""
     truncated_from: int = 0
     """The tokens of the longest text that the model truncated; 0 if it truncated none."""
     age: float = 0.0

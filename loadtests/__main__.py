@@ -8,6 +8,7 @@ from loadtests import (
     chaos_sentinel,
     dispatch,
     hit,
+    hostile,
     latency,
     limits,
     memory,
@@ -238,6 +239,15 @@ def peers_command(
         rounds=1 if tune else rounds,
         tuned=tune,
     )
+
+
+@main.command("hostile")
+@click.option("--rate", default=100.0, show_default=True, help="Requests a second.")
+@click.option("--seconds", default=10.0, show_default=True, help="Of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each kind.")
+def hostile_command(*, rate: float, seconds: float, rounds: int) -> None:
+    """Measure a model beside hostile algorithms in the same backend."""
+    hostile.measure(rate=rate, seconds=seconds, rounds=rounds)
 
 
 @main.command("triton")

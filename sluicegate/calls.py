@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 import msgspec
 
-from sluicegate.errors import NoAnswer, SluicegateError, error_of
+from sluicegate.errors import ApiError, NoAnswer, SluicegateError, error_of
 from sluicegate.options import Options
 from sluicegate.results import Answer
 
@@ -25,6 +25,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 # The gateway's own answer that the time ran out is better than none.
 _GRACE = 1.0
 _LONGEST_CONNECT = 5.0
+_KEY, _STORE_AWAY = "Idempotency-Key", "dependency_unavailable"
 _PROBLEM = "application/problem+json"
 _jitter = random.SystemRandom().uniform
 
@@ -57,6 +58,7 @@ def exchange(
     deadline = clock() + options.timeout
     headers = _headers(call, options)
     left = options.timeout
+    is_settled = True  # nothing that was sent may have been answered and billed
     for attempt in range(options.retries + 1):
         # Heads that are equal to the byte are parsed once by the gateway: no clock in the first.
         headers["X-Request-Timeout"] = f"{left:.6g}"
@@ -75,6 +77,11 @@ def exchange(
         left = deadline - clock() - pause
         if not reply.is_retryable or attempt == options.retries or left <= 0:
             raise reply
+        if not isinstance(reply, ApiError):
+            is_settled = False
+        elif is_settled and reply.code == _STORE_AWAY:
+            # The gateway knows no keys now, and none is needed: it answers without.
+            headers.pop(_KEY, None)
         yield pause
         left = min(left, deadline - clock())
     raise AssertionError  # the last attempt raised
@@ -89,7 +96,7 @@ def _headers(call: Call[Any], options: Options) -> dict[str, str]:
     if call.body is not None:
         headers["Content-Type"] = "application/json"
         if options.idempotency and options.retries:
-            headers.setdefault("Idempotency-Key", uuid.uuid4().hex)
+            headers.setdefault(_KEY, uuid.uuid4().hex)
     return headers
 
 

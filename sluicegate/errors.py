@@ -17,13 +17,13 @@ SluicegateError
     └── NotCached            504  `only-if-cached`, and it is not
 """
 
-from http import HTTPStatus
 from types import MappingProxyType
 
 import httpx
 import msgspec
 from typing_extensions import override
 
+_UNDER_WAY = "idempotency_key_in_use"
 _RETRIED = frozenset({408, 429, 502, 503, 504})
 
 
@@ -61,7 +61,7 @@ class ApiError(SluicegateError):
     @override
     def is_retryable(self) -> bool:
         """Whether the same call may succeed later: never where the gateway says that it cannot."""
-        is_running = self.status == HTTPStatus.CONFLICT and self.retry_after is not None
+        is_running = self.code == _UNDER_WAY
         return self._should_retry and (self.status in _RETRIED or is_running)
 
 
@@ -90,7 +90,7 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """An equal request is under way, or another had the same `Idempotency-Key`."""
+    """The request of this `Idempotency-Key` is still under way, or a thing is in another state."""
 
 
 class RateLimited(ApiError):

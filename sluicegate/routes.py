@@ -25,6 +25,7 @@ from sluicegate.results import (
     UsageReport,
 )
 
+NumberType = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
 OnError = Literal["fail", "continue"]
 
 
@@ -122,11 +123,18 @@ def embed(
     *,
     normalize: bool | None = None,
     dimensions: int | None = None,
+    output_dtype: NumberType | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Embedding]]:
     """Turn texts into vectors."""
-    fields = {"model": model, "input": texts, "normalize": normalize, "dimensions": dimensions}
+    fields = {
+        "model": model,
+        "input": texts,
+        "normalize": normalize,
+        "dimensions": dimensions,
+        "output_dtype": output_dtype,
+    }
     return _infer("/v1/embed", Answer[Embedding], fields, truncate, on_error)
 
 
@@ -155,13 +163,20 @@ def get_model(model: str) -> Call[Model]:
 
 
 def get_usage(
-    *, since: str | None = None, until: str | None = None, group_by: Sequence[str] = ()
+    *,
+    since: str | None = None,
+    until: str | None = None,
+    group_by: Sequence[str] = (),
+    bucket: Literal["day", "hour"] | None = None,
 ) -> Call[UsageReport]:
     """Return the tenant's usage and cost between two dates or times; this month by default.
 
     `group_by`: `model` (the default), `day`, `key`, `task`.
     """
-    query = [("from", since), ("to", until), ("group_by", ",".join(group_by))]
+    query = [
+        *(("from", since), ("to", until)),
+        *(("group_by", ",".join(group_by)), ("bucket", bucket)),
+    ]
     given = tuple((name, value) for name, value in query if value)
     return Call(method="GET", path="/v1/usage", query=given, kind=UsageReport)
 

@@ -69,6 +69,7 @@ class HostedItems(msgspec.Struct):
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     """Identifies the item that rows are for, and counts the rows computed or cached for it.
 
+    `tokens` are those of computed rows, `input_tokens` those of all rows that it asked for.
     `truncate` says whether texts may be truncated, `truncated_from` the tokens of the longest that
     was. `work` is the predicted seconds of rows that it queued at the batcher of its reservation;
     `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
@@ -90,6 +91,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     rows: int = 0
     cached: int = 0
     tokens: int = 0
+    input_tokens: int = 0
     rows_left: float = math.inf
     hosted: HostedItems = msgspec.field(default_factory=HostedItems)
     arm: tuple[str, str] | None = None
@@ -155,6 +157,7 @@ class SharedRows:
             BackendError: the rows are too many for the item, would be late, or cannot run.
         """
         caller.spend(len(encodings))
+        caller.input_tokens += sum([len(each.ids) for each in encodings])
         waiter = RowWaiter(len(encodings), deadline=caller.deadline, on_end=on_end)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):

@@ -8,7 +8,6 @@ from functools import partial
 
 from litestar.types import HTTPScope, Receive, Send
 
-from backends.protocol import Task
 from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.http import (
@@ -20,6 +19,7 @@ from gateway.api.http import (
     read_body,
     respond,
 )
+from gateway.api.inference_route import RouteMatch
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.write_coalescing import BufferedHttpExtension
@@ -34,16 +34,16 @@ class InferenceHandler:
         self._body_budget = BodyMemoryBudget()
 
     async def handle(
-        self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
+        self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
-        """Answer one request to the route of `task`; `model` is that of the path, where one is."""
+        """Answer one request to the route of `match`."""
         server = buffered_http(scope)
-        state = self._processor.new_state(task)
+        state = self._processor.new_state(match)
         fields = list(scope["headers"])
         headers = headers_by_name(fields)
         self._processor.start_span(state, self._processor.tracer.contexts.read(fields))
         try:
-            reply = await self._reply(state, model, scope["method"], headers, server, receive)
+            reply = await self._reply(state, scope["method"], headers, server, receive)
         except ClientDisconnected:
             state.span.fail("client_gone")
             state.span.end()
@@ -55,7 +55,6 @@ class InferenceHandler:
     async def _reply(
         self,
         state: RequestState,
-        model: str,
         method: str,
         headers: dict[bytes, bytes],
         server: BufferedHttpExtension | None,
@@ -75,10 +74,10 @@ class InferenceHandler:
                 bounded(raw, limit=limit)
             # Large ones are read in a thread. A read of the fast path is never as large.
             if len(raw) > LARGE:
-                await self._processor.read_large(state, model, raw)
+                await self._processor.read_large(state, raw)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
             return self._processor.failed(state, error)
-        reply = self._processor.reply_now(state, model, raw)
+        reply = self._processor.reply_now(state, raw)
         return await self._processor.reply_later(state) if reply is None else reply

@@ -8,7 +8,7 @@ from gateway.api.openapi_parts import (
     Operation,
     request_header,
 )
-from gateway.api.schemas import BODIES, Body, InferBody
+from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody
 from gateway.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -27,7 +27,7 @@ from gateway.errors import (
 )
 from gateway.types import Criticality, Usage
 
-_INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
+INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     TaskNotSupported,
     PermissionDenied,
     ModelNotFound,
@@ -41,7 +41,7 @@ _INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     DeadlineExceeded,
     NotCached,
 )
-_INFERENCE_HEADERS = (
+INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
     request_header(
         "Sluicegate-Criticality",
@@ -64,6 +64,11 @@ _INFERENCE_HEADERS = (
         {"type": "string"},
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
+)
+_VECTORS = Content(
+    media="application/octet-stream",
+    schema={"type": "string", "format": "binary"},
+    summary="With `encoding_format: bytes`: vectors, little-endian, one after another",
 )
 _MODEL: Json = {
     "name": "model",
@@ -91,12 +96,16 @@ def _operation(body: type[Body]) -> Operation:
         summary=body.summary,
         tag="inference",
         kind=Kind.INFERENCE,
-        errors=(*_INFERENCE_ERRORS, NotFound) if is_named else _INFERENCE_ERRORS,
+        errors=(*INFERENCE_ERRORS, NotFound) if is_named else INFERENCE_ERRORS,
         body=(Content(type=body, summary="With a demo model", example=body.example),),
         answers={
-            200: (Content(type=body.answer, summary="A result for each item", example=answer),)
+            200: (
+                Content(type=body.answer, summary="A result for each item", example=answer),
+                *([_VECTORS] if body is EmbedBody else []),
+            )
         },
-        parameters=(*_INFERENCE_HEADERS, _MODEL) if is_named else _INFERENCE_HEADERS,
+        headers=("Sluicegate-Vectors",) if body is EmbedBody else (),
+        parameters=(*INFERENCE_HEADERS, _MODEL) if is_named else INFERENCE_HEADERS,
     )
 
 

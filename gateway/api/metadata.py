@@ -40,6 +40,7 @@ _GROUPS = ("model", "day", "key", "task")
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
 _DEFAULT_ENTRY = ModelConfig()
+_OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _YEARS = range(1970, 2262)
 _ERRORS = (RateLimited, DependencyUnavailable)
@@ -55,6 +56,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     """The same as `name`."""
     object: Literal["model"]
+    """For clients of other APIs that look for it."""
+    created: int
+    """For clients of other APIs that look for it; always 0."""
+    owned_by: str
     """For clients of other APIs that look for it."""
     name: str
     """What requests name it by."""
@@ -78,6 +83,17 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where backends serve it."""
 
 
+class ModelEndpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as Cohere's clients list it."""
+
+    name: str
+    """What requests name it by."""
+    endpoints: list[str]
+    """The tasks that Cohere's clients know."""
+    context_length: int
+    """Tokens that it reads of a text."""
+
+
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """The models a key may use."""
 
@@ -85,6 +101,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """For clients of other APIs that look for it."""
     data: list[ModelCard]
     """The models, by name."""
+    models: list[ModelEndpoints]
+    """The same, for Cohere's clients."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +205,9 @@ class MetadataController(Controller):
             for model in models.models()
             if _visible(model, document, _principal(request))
         ]
-        return with_etag(request, ModelList(data=cards))
+        return with_etag(
+            request, ModelList(data=cards, models=[_endpoints(card) for card in cards])
+        )
 
     @get(
         "/models/{model:str}",
@@ -282,6 +302,8 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(
         id=info.name,
         object="model",
+        created=0,
+        owned_by="sluicegate",
         name=info.name,
         tasks=info.tasks,
         revision=info.revision,
@@ -293,6 +315,11 @@ def _card(model: ServedModel) -> ModelCard:
         demonstration=info.demonstration,
         regions=list(model.regions),
     )
+
+
+def _endpoints(card: ModelCard) -> ModelEndpoints:
+    endpoints = [task.value for task in card.tasks if task in _OF_COHERE]
+    return ModelEndpoints(name=card.name, endpoints=endpoints, context_length=card.max_tokens)
 
 
 def _shown(moment: datetime) -> str:

@@ -162,6 +162,7 @@ def _typed(content: Content, annotation: Any) -> Content:
 
 def _types(routes: list[_Route]) -> Iterator[Any]:
     for route in routes:
+        yield route.operation.error_format.type
         for contents in (route.bodies, *route.answers.values()):
             yield from (one.type for one in contents if one.type is not None)
 
@@ -188,7 +189,9 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
         found["security"] = []
     else:
         errors.append(AuthenticationFailed)
-    references, problems = problem_responses(errors, operation.kind)
+    written = operation.error_format
+    schema = schemas.reference(written.type)
+    references, problems = problem_responses(errors, operation.kind, written, schema)
     responses |= problems
     found["responses"] = references | {
         str(status): _answer(status, contents, operation, schemas, references.get(str(status)))

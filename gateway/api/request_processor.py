@@ -9,14 +9,11 @@ answered by `gateway.api.memory_hits`.
 import asyncio
 from collections.abc import Callable, Mapping
 
-from backends.protocol import Task
 from gateway.api.answers import (
-    JSON,
     PRIVATE,
     cache_lines,
     count_arms,
     count_usage,
-    encode_answer,
     failed_usage,
     first_failure,
     row_lines,
@@ -24,6 +21,7 @@ from gateway.api.answers import (
 from gateway.api.body_reader import BodyReader
 from gateway.api.error_handling import gateway_error
 from gateway.api.http import HttpReply, check_length
+from gateway.api.inference_route import RouteMatch
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
@@ -38,9 +36,10 @@ from gateway.errors import (
     PermissionDenied,
     UpstreamUnavailable,
 )
-from gateway.http.problem_details import encode_problem, problem_lines
+from gateway.http.problem_details import problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
+from gateway.inference.interfaces import ModelTable
 from gateway.inference.outcomes import describe_lookup
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
@@ -58,8 +57,6 @@ from gateway.types import (
 
 _FAULT = 500
 MEMORY = {"sluicegate.cache.tier": "memory"}
-SPAN_NAMES = {task: f"POST /v1/{task}" for task in Task}
-ATTRIBUTES = {task: {"http.request.method": "POST", "http.route": f"/v1/{task}"} for task in Task}
 
 
 class RequestProcessor:
@@ -72,6 +69,7 @@ class RequestProcessor:
         keys: KeyRing,
         limiter: RateLimiter,
         inference: Inference,
+        models: ModelTable,
         events: RequestEvents,
         metrics: GatewayMetrics,
         tracer: Tracer,
@@ -84,22 +82,28 @@ class RequestProcessor:
         self._metrics = metrics
         self.tracer = tracer
         self._now = events.now
-        self._bodies = BodyReader()
+        self._bodies = BodyReader(models)
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
             runtimes=runtimes, inference=inference, limiter=limiter, events=events
         )
 
-    def new_state(self, task: Task) -> RequestState:
+    def new_state(self, match: RouteMatch) -> RequestState:
         """Return the state of a new request, with the current runtime and a new id."""
-        return RequestState(
-            self._events.ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
+        state = RequestState(
+            self._events.ids.new(),
+            route=match.route,
+            runtime=self._runtimes.current,
+            started=self._now(),
         )
+        if match.parameters:
+            state.parameters = match.parameters
+        return state
 
     def start_span(self, state: RequestState, context: str) -> None:
         """Decide whether the request, which came with a trace context, is recorded."""
-        state.span = self.tracer.request(SPAN_NAMES[state.task], context, ATTRIBUTES[state.task])
+        state.span = self.tracer.request(state.route.span_name, context, state.route.attributes)
 
     def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Find out who asks and for what, by the request's headers (names in lower case).
@@ -118,8 +122,10 @@ class RequestProcessor:
             raise self._keys.refusal(key)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
+        if state.route.headers:
+            state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
-    async def read_large(self, state: RequestState, model: str, raw: bytes) -> None:
+    async def read_large(self, state: RequestState, raw: bytes) -> None:
         """Read a body that would hold the event loop, before `reply_now` is given it.
 
         Raises:
@@ -127,20 +133,20 @@ class RequestProcessor:
         """
         try:
             async with asyncio.timeout_at(state.deadline):
-                state.parsed = await self._bodies.read_large(state, model, raw)
+                state.parsed = await self._bodies.read_large(state, raw)
         except TimeoutError as error:
             raise DeadlineExceeded.during("the reading of the body") from error
 
-    def reply_now(self, state: RequestState, model: str, raw: bytes) -> HttpReply | None:
+    def reply_now(self, state: RequestState, raw: bytes) -> HttpReply | None:
         """Return the whole answer, its event published, or `None` where it has to be waited for.
 
-        `model` is that of the path, where one is; `raw` the request's body.
+        `raw` is the request's body.
         """
         try:
             parsed = state.parsed
             if parsed is None:
-                parsed = state.parsed = self._bodies.read(state, model, raw)
-            state.usage = parsed.failed
+                parsed = state.parsed = self._bodies.read(state, raw)
+            state.task, state.usage = parsed.request.task, parsed.failed
             # A recorded request is not replayed: each of its steps has a span.
             body = None if state.span.is_recorded else self.hits.answer(state, parsed)
             if body is not None:
@@ -178,10 +184,10 @@ class RequestProcessor:
         span = state.span.child("cache lookup")
 
         def found(entries: list[CacheHit | None]) -> None:
-            describe_lookup(span, entries)
-            span.end()
             reply = None
             try:
+                describe_lookup(span, entries)
+                span.end()
                 reply = self._found(state, prepared, entries)
             finally:
                 on_done(reply)
@@ -222,8 +228,9 @@ class RequestProcessor:
             known = unpublished
             state.fail(known, state.usage)
             self._events.count_request(state)
-        state.lines = problem_lines(known)
-        return self._reply(state, encode_problem(known, state.id))
+        state.lines, errors = problem_lines(known), state.route.errors
+        state.content = b"content-type: %b\r\n" % errors.media.encode()
+        return self._reply(state, errors.encode(known, state.id))
 
     async def _ask_limiter(self, state: RequestState) -> Decision:
         _, parsed = state.caller_and_body()
@@ -280,11 +287,11 @@ class RequestProcessor:
             raise failure
         state.usage = count_usage(answer.outcomes)
         state.arms = count_arms(answer.outcomes)
-        lines = JSON + cache_lines(answer, state.options.directives) + row_lines(answer)
-        body = encode_answer(parsed.body, answer, state.usage)
+        lines = cache_lines(answer, state.options.directives) + row_lines(answer)
+        content, body = parsed.route.encode(parsed.body, answer, state.usage, state.id)
         # Last: what fails before has an event of its own.
         self._events.publish(state)
-        state.lines = lines
+        state.lines, state.content = lines, content
         return self._reply(state, body)
 
     def _found(
@@ -312,11 +319,12 @@ class RequestProcessor:
 
     def _reply(self, state: RequestState, body: bytes) -> HttpReply:
         """Return the answer with the headers that every answer has."""
-        lines = b"%bx-request-id: %b%b%b" % (
+        lines = b"%bx-request-id: %b%b%b%b" % (
             state.lines,
             state.id.encode(),
             PRIVATE,
             state.limit_lines,
+            state.content,
         )
         if state.is_body_due and state.expects:
             # What comes next may be the body or another request; nobody can tell.
@@ -331,7 +339,7 @@ class RequestProcessor:
         """End the span of a request; a fault of ours has one although it is not sampled."""
         span = state.span
         if not span.is_recorded:
-            name, age = SPAN_NAMES[state.task], self._now() - state.started
+            name, age = state.route.span_name, self._now() - state.started
             span = self.tracer.failure(name, span.traceparent, age=age)
         span.set("http.response.status_code", state.status)
         span.set("sluicegate.request_id", state.id)

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.protocol import Task
+from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
-from gateway.api.schemas import Body
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
 from gateway.events.hit_run import HitRun
@@ -40,8 +39,10 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     usage: Usage
     body: bytes
+    content: bytes
+    """The header lines that say what the body is."""
     tail: bytes
-    """The constant end of the answer: `content-length` and the body."""
+    """The constant end of the answer: those lines, `content-length` and the body."""
     run: HitRun
     charge: RepeatedCharge
 
@@ -52,7 +53,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     `prepared` and `replay` are set later, and cleared when they are no longer valid.
     """
 
-    body: Body
+    route: InferenceRoute
+    body: RequestBody
     request: InferenceRequest
     charges: tuple[Charge, ...]
     failed: Usage
@@ -114,12 +116,19 @@ class RequestState:
     usage = _NOTHING
     arms: tuple[ArmUsage, ...] = ()
     lines = b""
+    content = JSON
+    """The header lines that say what the body of the answer is."""
+    parameters: tuple[str, ...] = ()
+    """Those of the path."""
+    fields: tuple[bytes, ...] = ()
+    """The values of the route's `headers`."""
 
     def __init__(
-        self, request_id: RequestId, *, task: Task, runtime: Runtime, started: float
+        self, request_id: RequestId, *, route: InferenceRoute, runtime: Runtime, started: float
     ) -> None:
         self.id = request_id
-        self.task = task
+        self.route = route
+        self.task = route.task
         self.runtime = runtime
         self.started = self.admitted = self.deadline = started
 
@@ -136,7 +145,7 @@ class RequestState:
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
-        self.status = error.status
+        self.status = self.route.errors.status(error)
         self.code = error.code
         self.usage = usage
 

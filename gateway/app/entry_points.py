@@ -17,10 +17,11 @@ from gateway.api.inference_router import InferenceRouter
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage
 from gateway.auth.key_ring import KeyRing
+from gateway.dialects.registry import DIALECTS
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.write_coalescing import WriteCoalescingProtocol
@@ -68,6 +69,7 @@ def build_listeners(
         keys=parts.keys,
         limiter=parts.limiter,
         inference=parts.inference,
+        models=parts.fleet,
         events=RequestEvents(
             ids=ids,
             events=parts.events,
@@ -101,13 +103,19 @@ def _build_application(
         runtimes=runtimes,
         usage=LedgerUsage(parts.stores.ledger, runtimes),
         health=readiness,
+        dialects=DIALECTS,
     )
-    return InferenceRouter(api, handler)
+    return InferenceRouter(api, handler, inference_routes(DIALECTS))
 
 
 def _build_fast_path(
     parts: EntryPointParts, processor: RequestProcessor, draining: Draining
 ) -> FastPath:
-    heads = RequestHeadCache(processor=processor, keys=parts.keys, runtimes=parts.stores.runtimes)
+    heads = RequestHeadCache(
+        processor=processor,
+        keys=parts.keys,
+        runtimes=parts.stores.runtimes,
+        routes=inference_routes(DIALECTS),
+    )
     draining.on_close(heads.close)
     return build_fast_path(processor, heads)

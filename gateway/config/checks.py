@@ -21,6 +21,7 @@ _LARGEST_NUMBER = 2**63 - 1
 # A price of a million for one item is a slip; what it multiplies to must fit an invoice.
 _LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
+_DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -30,7 +31,7 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     yield from _regions(document.regions)
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
-        for field in ("cache_ttl", "stale_while_revalidate", "stale_if_error"):
+        for field in (*_DURATIONS, "moderation_threshold"):
             yield from _at_least(getattr(entry, field), 0, ("models", name, field))
         yield from _model_limits(entry.limits, ("models", name, "limits"))
     yield from _deadline(document)

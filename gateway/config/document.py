@@ -58,6 +58,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Accepts the name although no backend serves the model yet."""
     limits: tuple[Rule, ...] = ()
     """Limits on what is computed for the model, over all tenants."""
+    moderation: dict[str, str] = {}
+    """The category of `POST /v1/moderations` that a label is part of; others are ignored."""
+    moderation_threshold: float = 0.5
+    """The score from which a category applies to a text."""
 
 
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -79,8 +79,11 @@ def problem_headers(error: GatewayError) -> Headers:
 
 
 def problem_lines(error: GatewayError) -> bytes:
-    """Return the header lines of an inference route's response to a request that failed."""
-    headers = [(b"content-type", MEDIA_TYPE), *problem_headers(error)]
+    """Return the header lines of an inference route's response to a request that failed.
+
+    What the body is, each route says for itself.
+    """
+    headers = problem_headers(error)
     headers.append((b"cache-status", b"sluicegate; fwd=bypass"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))

@@ -54,6 +54,7 @@ class ItemWaits:
         self._is_whole = is_whole
         self._ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._open = 0
+        self._own: set[Flight] = set()
 
     async def wait(self) -> bool:
         """Wait until every item has ended, at the latest a little after the caller's deadline.
@@ -63,6 +64,7 @@ class ItemWaits:
         """
         flights = dict.fromkeys((*self.led.values(), *self.joined.values()))
         self._open = len(flights)
+        self._own = set(self.led.values())
         ended = self._flight_ended
         for flight in flights:
             if flight.outcome is None:
@@ -106,15 +108,16 @@ class ItemWaits:
         """
         if not self.joined or asyncio.get_running_loop().time() >= self._caller.deadline:
             return []
-        own = self.led.values()
         return [
             index
             for index, flight in self.joined.items()
-            if self._is_leaders_own(flight) and flight not in own
+            if self._is_leaders_own(flight) and flight not in self._own
         ]
 
     def _flight_ended(self, flight: Flight) -> None:
         self._open -= 1
+        if self._ended.done():
+            return
         if self._is_whole and self._has_failed(flight):
             self._end(True)
         elif not self._open:
@@ -128,7 +131,7 @@ class ItemWaits:
         """Tell whether an item has ended in a way that the whole request does."""
         if flight.outcome is None or flight.outcome.failure is None:
             return False
-        return flight in self.led.values() or not self._is_leaders_own(flight)
+        return flight in self._own or not self._is_leaders_own(flight)
 
     def _is_leaders_own(self, flight: Flight) -> bool:
         """Tell whether the leader's failure has reasons that do not hold for who joined it."""

@@ -18,7 +18,7 @@ from gateway.supervisor.bootstrap import bootstrap
 from loadtests.gpu.client import LoadResult, LoadSpec
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.engine import backend_settings
-from loadtests.gpu.models import write_repository
+from loadtests.gpu.imported import chosen_form, import_classifier
 from loadtests.gpu.plan import (
     Candidate,
     Journal,
@@ -40,7 +40,7 @@ _ITEMS = (1, 16)
 def http(options: Options) -> SectionResult:
     """Send single texts, then several in a request, through the gateway."""
     candidate = best_candidate(options)
-    models = write_repository(options, candidate)
+    models = import_classifier(options, candidate)
     journal = Journal(options, "http")
     with contextlib.ExitStack() as stack:
         backends = [
@@ -54,7 +54,9 @@ def http(options: Options) -> SectionResult:
                 answers = _load(
                     options, port, items=items, seed=200 + 100 * place, seconds=options.seconds
                 )
-            journal.end(_line(options, answers, items, busy.share, _states(backends)))
+            line = _line(options, answers, items, busy.share, _states(backends))
+            note = f"{line.note}; {options.served} imported: {chosen_form(models)}"
+            journal.end(msgspec.structs.replace(line, note=note))
     return SectionResult(section="http", status="done", lines=journal.lines, best=candidate.name)
 
 

@@ -19,10 +19,11 @@ from gateway.api.metadata import UsageLine
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsConfig
+from gateway.dialects.registry import DIALECTS
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
@@ -106,6 +107,7 @@ class Api:
             keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
+            models=self.scene.models,
             events=RequestEvents(
                 ids=ids,
                 events=self.events,
@@ -116,7 +118,10 @@ class Api:
             metrics=self.metrics,
             tracer=self.tracer,
         )
-        heads = RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes)
+        self.routes = inference_routes(DIALECTS)
+        heads = RequestHeadCache(
+            processor=processor, keys=self.keys, runtimes=self.runtimes, routes=self.routes
+        )
         self.fast_path = build_fast_path(processor, heads)
         self.handler = handler = InferenceHandler(processor=processor)
         return build_api(
@@ -134,6 +139,7 @@ class Api:
             runtimes=self.runtimes,
             usage=self.usage,
             health=self,
+            dialects=DIALECTS,
         )
 
     def document(self) -> Document:

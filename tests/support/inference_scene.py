@@ -125,6 +125,8 @@ class GatedRunner:
         self.works: list[Work] = []
         self.failure: ItemFailure | None = None
         self.bug: Exception | None = None
+        self.result: Callable[[bytes], bytes] = msgspec.json.encode
+        """Makes the result of an item's body."""
 
     async def run(
         self,
@@ -158,7 +160,7 @@ class GatedRunner:
         if self.failure is not None:
             return ItemOutcome(source=Source.FAILED, failure=self.failure)
         return ItemOutcome(
-            source=Source.COMPUTED, result=msgspec.json.encode(body), rows=1, tokens=5
+            source=Source.COMPUTED, result=self.result(body), rows=1, tokens=5, input_tokens=5
         )
 
 

@@ -4,12 +4,15 @@ import asyncio
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
+from backends.protocol import Call, Done
 from gateway.errors import ConfigurationError
 from gateway.regional_limits.follower import limits_of_region
 from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
-from loadtests.harness.stub_backend import answer_when, fail_items
+from loadtests.harness.raw_http import KEY, post
+from loadtests.harness.stub_backend import Reply, StubBackend, answer_when, fail_items
 from loadtests.harness.waiting import eventually, until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
 
@@ -278,3 +281,40 @@ async def _(scene: ReloadScene) -> None:
         for lease in (50.0, 70.0):
             await scene.put(limits={"share_lease": lease})
             await until(lambda expected=lease: leases.seen == expected)  # type: ignore[misc]
+
+
+async def _labels_of(stub: StubBackend, call: Call, reply: Reply) -> None:
+    labels = b'{"labels":[{"label":"a","score":0.6},{"label":"b","score":0.4}]}'
+    for index in range(len(call.items)):
+        await reply.send(Done(index=index, result=labels, rows=1, tokens=4))
+    await reply.end(stub.report)
+
+
+async def _moderation(scene: ReloadScene) -> tuple[int, bool | None]:
+    """Return the status of a moderation, and whether the text is flagged."""
+    scene.eu.behaviour = scene.us.behaviour = _labels_of
+    body = msgspec.json.encode({"model": scene.name, "input": "a text"})
+    response = await scene.exchange(post("/v1/moderations", body, key=KEY))
+    results = response.json().get("results")
+    return response.status, results[0]["flagged"] if results else None
+
+
+@case_of(CASES, "models.*.moderation.*")
+async def _(scene: ReloadScene) -> None:
+    found = await scene.both(
+        {}, {"entry": {"moderation": {"a": "hate"}}}, partial(_moderation, scene)
+    )
+
+    assert found == ((400, None), (200, True))
+
+
+@case_of(CASES, "models.*.moderation_threshold")
+async def _(scene: ReloadScene) -> None:
+    entry = {"moderation": {"a": "hate", "b": "violence"}}
+    found = await scene.both(
+        {"entry": entry | {"moderation_threshold": 0.7}},
+        {"entry": entry | {"moderation_threshold": 0.5}},
+        partial(_moderation, scene),
+    )
+
+    assert found == ((200, False), (200, True))

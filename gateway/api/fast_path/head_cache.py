@@ -10,12 +10,11 @@ from hashlib import blake2b
 import httptools
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.http import Headers, headers_by_name
+from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
-from gateway.api.schemas import TASKS_BY_PATH
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_valid_host
@@ -32,7 +31,8 @@ _UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The decisions about a request by its head; `length` is that of its body."""
 
-    task: Task
+    match: RouteMatch
+    fields: tuple[bytes, ...]
     length: int
     principal: Principal
     options: RequestOptions
@@ -47,7 +47,12 @@ class RequestHeadCache:
     """The heads a worker has seen lately, of requests that the fast path may answer."""
 
     def __init__(
-        self, *, processor: RequestProcessor, keys: KeyRing, runtimes: RuntimeStore
+        self,
+        *,
+        processor: RequestProcessor,
+        keys: KeyRing,
+        runtimes: RuntimeStore,
+        routes: InferenceRoutes,
     ) -> None:
         self._processor = processor
         self._keys = keys
@@ -59,7 +64,7 @@ class RequestHeadCache:
         self._runtime: Runtime | None = None
         self._generation = -1
         self._is_closed = False
-        self._tasks = {path.encode(): task for path, task in TASKS_BY_PATH.items()}
+        self._routes = routes
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -116,13 +121,13 @@ class RequestHeadCache:
         if self._is_closed:
             return None
         reader = _HeadReader()
-        task = self._tasks.get(reader.read(head))
+        match = self._routes.find_target(reader.read(head))
         headers = headers_by_name(reader.headers)
         length = headers.get(b"content-length", b"")
-        if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
+        if match is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
         context = self._processor.tracer.contexts.read(reader.headers)
-        state = self._processor.new_state(task)
+        state = self._processor.new_state(match)
         try:
             self._processor.read_head(state, "POST", headers)
         except GatewayError:
@@ -130,7 +135,8 @@ class RequestHeadCache:
         if state.principal is None:
             return None
         return CachedHead(
-            task=task,
+            match=match,
+            fields=state.fields,
             length=int(length),
             principal=state.principal,
             options=state.options,

@@ -72,13 +72,15 @@ class FastPath:
         A plain memory hit is replayed to equal requests from now on.
         """
         head = found.known
-        state = self.processor.new_state(head.task)
+        state = self.processor.new_state(head.match)
         state.principal = head.principal
         state.options = head.options
         state.wants_timing = head.wants_timing
+        if head.fields:
+            state.fields = head.fields
         self.processor.start_span(state, found.context)
         state.on_head_read()
-        reply = self.processor.reply_now(state, "", body)
+        reply = self.processor.reply_now(state, body)
         parsed = state.parsed
         if head.is_plain and parsed is not None and parsed.replay is not None:
             self.heads.add_replayable(found.head + body, parsed)

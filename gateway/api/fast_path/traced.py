@@ -8,7 +8,7 @@ from typing_extensions import override
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath
 from gateway.api.http import Headers
-from gateway.api.request_processor import ATTRIBUTES, MEMORY, SPAN_NAMES, RequestProcessor
+from gateway.api.request_processor import MEMORY, RequestProcessor
 from gateway.api.request_state import ParsedBody
 from gateway.telemetry.tracing import OtelTracer
 
@@ -56,9 +56,9 @@ class TracedFastPath(FastPath):
         answer = self._hits.replay(parsed, self._hit_lines, times)
         if answer is None or replay is None:
             return None  # it is answered in another way, and decided about again
-        task = parsed.request.task
+        route = parsed.route
         span = self._tracer.sampled_request(
-            SPAN_NAMES[task], context, ATTRIBUTES[task], started=times[0]
+            route.span_name, context, route.attributes, started=times[0]
         )
         span.record("cache lookup", times[0], times[1], MEMORY)
         span.record("admission", times[1], times[2])

@@ -126,6 +126,20 @@ def test_each_call_has_an_idempotency_key_of_its_own_unless_nothing_is_sent_agai
     assert without == [None, None]
 
 
+def test_without_a_store_of_keys_the_gateway_is_asked_without_one() -> None:
+    away = problem(503, "dependency_unavailable", retry_after_ms="10")
+    settled, lost = Run(away, response(200, ANSWER)), Run(LOST, away, response(200, ANSWER))
+
+    settled.answer()
+    lost.answer()
+
+    first, second = settled.sent("idempotency-key")
+    assert first is not None
+    assert second is None
+    # What was lost may have been billed: the key is kept.
+    assert len(set(lost.sent("idempotency-key"))) == 1
+
+
 def test_a_pause_is_as_long_as_the_gateway_asks_for() -> None:
     run = Run(BUSY, problem(429, "rate_limited", retry_after="2"), response(200, ANSWER))
 
@@ -180,9 +194,9 @@ def test_what_cannot_pass_is_sent_once(refusal: httpx.Response, kind: type[Excep
 
 
 def test_an_equal_request_under_way_is_waited_for_and_another_is_not() -> None:
-    waited = Run(problem(409, "conflict", retry_after="1"), response(200, ANSWER))
+    under_way = problem(409, "idempotency_key_in_use", retry_after="1")
 
-    assert waited.answer().model == "sentiment"
+    assert Run(under_way, response(200, ANSWER)).answer().model == "sentiment"
     with pytest.raises(Exception, match="Why"):
         Run(problem(409, "conflict")).answer()
 
