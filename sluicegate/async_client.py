@@ -10,7 +10,7 @@ import httpx
 import msgspec
 
 from sluicegate import routes
-from sluicegate.base_client import BaseClient, described
+from sluicegate.base_client import BaseClient, described, has_certificate
 from sluicegate.calls import Call, Outcome, exchange
 from sluicegate.errors import InvalidItem
 from sluicegate.options import Options
@@ -47,7 +47,7 @@ class AsyncSluicegate(BaseClient):
         options: Options | None = None,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        self._http = http or httpx.AsyncClient()
+        self._http = http or httpx.AsyncClient(verify=has_certificate(url))
         super().__init__(self._http, is_own=http is None, url=url, key=key, options=options)
 
     async def __aenter__(self) -> Self:

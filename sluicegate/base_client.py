@@ -46,6 +46,14 @@ class BaseClient:
         return self._build_request(method, self.url + path, headers=headers, **parts)
 
 
+def has_certificate(url: str) -> bool:
+    """Return whether the gateway shows a certificate: else none of the authorities need be read.
+
+    Reading them takes longer than a hundred requests.
+    """
+    return not (url or default_url()).startswith("http://")
+
+
 def described(method: M, make: Callable[..., Any]) -> M:
     """Give `method` the name, the words and the parameters of the route `make`."""
     own = inspect.signature(make)

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from sluicegate import routes
-from sluicegate.base_client import BaseClient, described
+from sluicegate.base_client import BaseClient, described, has_certificate
 from sluicegate.calls import Call, Outcome, exchange
 from sluicegate.errors import InvalidItem
 from sluicegate.options import Options
@@ -46,7 +46,7 @@ class Sluicegate(BaseClient):
         options: Options | None = None,
         http: httpx.Client | None = None,
     ) -> None:
-        self._http = http or httpx.Client()
+        self._http = http or httpx.Client(verify=has_certificate(url))
         super().__init__(self._http, is_own=http is None, url=url, key=key, options=options)
 
     def __enter__(self) -> Self:

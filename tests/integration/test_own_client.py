@@ -10,6 +10,7 @@ import pytest
 
 from backends.protocol import Call, Failed
 from gateway.types import Rule
+from loadtests.harness.certificates import Authority, server_context
 from loadtests.harness.raw_http import KEY
 from loadtests.harness.stub_backend import Reply, StubBackend, answer, echo, hang
 from sluicegate import (
@@ -136,6 +137,19 @@ async def test_a_gateway_that_is_not_there_is_an_error_that_says_so() -> None:
     async with AsyncSluicegate("http://127.0.0.1:1", key=KEY, options=Options(retries=1)) as nobody:
         with pytest.raises(NoAnswer, match="did not answer"):
             await nobody.list_models()
+
+
+async def test_a_gateway_whose_certificate_nobody_vouches_for_is_told_no_key(
+    tmp_path: Path,
+) -> None:
+    tls = server_context(Authority(tmp_path).server())
+    once = Options(retries=0)
+    async with StubBackend(tls=tls) as imposter:
+        async with AsyncSluicegate(imposter.url, key=KEY, options=once) as client:
+            with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
+                await client.list_models()
+
+        assert imposter.headers == []
 
 
 async def test_a_long_list_is_answered_in_its_order(
