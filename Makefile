@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
 CHECKED := gateway backends sluicegate loadtests tools tests
 TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
@@ -22,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
 	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-idempotency bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -159,6 +160,9 @@ chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or 
 chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
 	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
 
+chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
+	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)
+
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
@@ -188,8 +192,10 @@ $(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
 # All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
 $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
-	@# Modules are compiled when they are imported: tests import a part of them.
-	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.txt
+	@# Modules are compiled when they are imported: tests import a part of them. One pip keeps one
+	@# core busy: each of two installs every other package.
+	@awk '/^[a-z]/ { n++ } { print > ("$(VENV)/packages-" n % 2 ".txt") }' requirements/dev.txt
+	@$(INSTALL_HALF)-0.txt & first=$$!; $(INSTALL_HALF)-1.txt; second=$$?; wait $$first && exit $$second
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
 

@@ -120,6 +120,8 @@ class AsyncSluicegate(BaseClient):
     list_models = _method(routes.list_models)
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)
+    get_request = _method(routes.get_request)
+    rotate_key = _method(routes.rotate_key)
     is_live = _method(routes.is_live)
     is_ready = _method(routes.is_ready)
 

@@ -5,6 +5,7 @@ an `error`, and the other fields of its result are empty.
 """
 
 import math
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -162,6 +163,35 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     since: str
     until: str
     data: list[UsageLine]
+
+
+class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a request of the tenant."""
+
+    id: str
+    time: datetime
+    """When it was answered."""
+    key: str
+    """The id of the key that it came with."""
+    model: str
+    task: str
+    status: int
+    code: str
+    """That of the error, if it was one."""
+    region: str
+    revision: str
+    usage: Usage | None
+    """`None` where it was recorded together with others."""
+
+
+class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key with its new text, this once."""
+
+    id: str
+    key: str
+    """The new text; the client goes on with the former one."""
+    former_expires: datetime
+    """Until when the former text is valid."""
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

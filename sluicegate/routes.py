@@ -20,8 +20,10 @@ from sluicegate.results import (
     Liveness,
     Model,
     ModelList,
+    PastRequest,
     RankedDocument,
     Readiness,
+    RotatedKey,
     UsageReport,
 )
 
@@ -179,6 +181,22 @@ def get_usage(
     ]
     given = tuple((name, value) for name, value in query if value)
     return Call(method="GET", path="/v1/usage", query=given, kind=UsageReport)
+
+
+def get_request(request_id: str) -> Call[PastRequest]:
+    """Return what became of a request, by the `request_id` of its answer or error."""
+    path = f"/v1/requests/{quote(request_id, safe='')}"
+    return Call(method="GET", path=path, kind=PastRequest)
+
+
+def rotate_key(*, former_valid_for: float | None = None) -> Call[RotatedKey]:
+    """Give the key another text; the present one stays valid for so many seconds, or a day.
+
+    Where the answer was lost, call it again: only the newest text and the present one are valid.
+    """
+    given = {} if former_valid_for is None else {"former_valid_for": former_valid_for}
+    body = msgspec.json.encode(given)
+    return Call(method="POST", path="/v1/keys/rotate", body=body, kind=RotatedKey)
 
 
 def is_live() -> Call[Liveness]:

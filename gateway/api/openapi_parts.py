@@ -92,6 +92,12 @@ TIMEOUT_HEADER = request_header(
     {"type": "number", "exclusiveMinimum": 0},
     2.5,
 )
+IDEMPOTENCY_HEADER = request_header(
+    "Idempotency-Key",
+    "A request that is sent again with this key is billed and answered once; new for each request.",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    "8e03978e-40d5-43dd-bc93-6894a57f9324",
+)
 MOMENT: Json = {
     "description": "A date, or a time of RFC 3339; without a zone it is UTC.",
     "schema": {"anyOf": [{"type": "string", "format": form} for form in ("date", "date-time")]},
@@ -231,6 +237,7 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     yield "Sluicegate-Rows", "Rows that the model ran for the items, and rows it knew.", text
     yield "Sluicegate-Vectors", "How many vectors the bytes are, all of one length.", number
     yield "Server-Timing", "Where the time went, in milliseconds; on request.", text
+    yield "Idempotency-Replayed", "`true`: it was given to an earlier request.", {"enum": ["true"]}
     yield "ETag", "Names this state; send it as `If-None-Match` or `If-Match`.", text
     yield "RateLimit-Policy", "The limits: name, quota (`q`), window in seconds (`w`).", text
     yield "RateLimit", "What remains of each limit (`r`), and when it is whole (`t`).", text

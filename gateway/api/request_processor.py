@@ -19,8 +19,9 @@ from gateway.api.answers import (
     row_lines,
 )
 from gateway.api.body_reader import BodyReader
+from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import gateway_error
-from gateway.api.http import HttpReply, check_length
+from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
@@ -49,14 +50,11 @@ from gateway.rate_limit.repeated_charges import RepeatedCharges
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
-from gateway.types import (
-    Answer,
-    Caller,
-)
+from gateway.types import Answer, Caller, RequestId
 
 _FAULT = 500
-MEMORY = {"sluicegate.cache.tier": "memory"}
 
 
 class RequestProcessor:
@@ -120,8 +118,11 @@ class RequestProcessor:
         state.principal = self._keys.find(key)
         if state.principal is None:
             raise self._keys.refusal(key)
+        if REQUEST_ID_FIELD in headers:
+            state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
+        state.coding = accepted_coding(headers.get(b"accept-encoding", b""))
         if state.route.headers:
             state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
@@ -329,6 +330,10 @@ class RequestProcessor:
         if state.is_body_due and state.expects:
             # What comes next may be the body or another request; nobody can tell.
             lines += CLOSE
+        if len(body) >= SMALLEST:
+            lines += VARY
+        if state.cross_origin:
+            lines += state.cross_origin
         if state.wants_timing:
             lines += _server_timing(state, self._now())
         if state.span.is_recorded or state.status >= _FAULT:
@@ -340,7 +345,7 @@ class RequestProcessor:
         span = state.span
         if not span.is_recorded:
             name, age = state.route.span_name, self._now() - state.started
-            span = self.tracer.failure(name, span.traceparent, age=age)
+            span = self.tracer.failure(name, span, age=age)
         span.set("http.response.status_code", state.status)
         span.set("sluicegate.request_id", state.id)
         span.set("sluicegate.items", state.usage.items)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
@@ -94,10 +95,18 @@ class RequestState:
     """
 
     principal: Principal | None = None
+    attempt: RequestId | None = None
+    """The id that it gets when it fails, where `id` is that of all attempts at the request."""
     options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
+    coding = ""
+    """How a large answer is to be compressed; empty: not at all."""
+    reply: HttpReply | None = None
+    """An answer that is compressed before it is sent."""
+    cross_origin = b""
+    """Header lines that let a page read the answer."""
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""
@@ -137,6 +146,10 @@ class RequestState:
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed
 
+    def record_under(self, id_: RequestId) -> None:
+        """Have its answer recorded under `id_`, under which the ledger counts one answer."""
+        self.attempt, self.id = self.id, id_
+
     def caller_and_body(self) -> tuple[Principal, ParsedBody]:
         """Return the caller and the body, both of which must have been read."""
         if self.principal is None or self.parsed is None:
@@ -145,6 +158,8 @@ class RequestState:
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
+        if self.attempt is not None:
+            self.id = self.attempt
         self.status = self.route.errors.status(error)
         self.code = error.code
         self.usage = usage

@@ -11,7 +11,7 @@ from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
 PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-_WORKERS = ("shipper", "billing", "request-log")
+_WORKERS = ("shipper", "billing", "request-log", "batches")
 
 
 @click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)

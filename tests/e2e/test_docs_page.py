@@ -1,6 +1,7 @@
 """Tests the documentation page in a real browser: all operations, no foreign host."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +37,13 @@ _LAST = "Whether requests can be answered"
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system of few models: the page shows the same of any."""
+    with System(tmp_path_factory.mktemp("docs") / "data", models=light_models) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

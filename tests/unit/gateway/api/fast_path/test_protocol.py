@@ -380,3 +380,19 @@ async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(
 
     assert re.findall(rb"HTTP/1.1 (\d+)", refused.written) == [b"400"]
     assert answers(entry_point) == [b"hit; detail=memory"]
+
+
+async def test_a_request_with_an_idempotency_key_is_the_applications_and_leaves_no_head_behind(
+    entry_point: EntryPoint,
+) -> None:
+    head, _, body = ask("known").partition(b"\r\n\r\n")
+    heads = entry_point.api.fast_path.heads
+    await entry_point.send(ask("known"))
+    before = len(heads)
+
+    for number in range(3):
+        keyed = b"%b\r\nIdempotency-Key: %d\r\n\r\n%b" % (head, number, body)
+        answer = await entry_point.send(keyed)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+
+    assert len(heads) == before

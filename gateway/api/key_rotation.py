@@ -1,0 +1,82 @@
+"""Serves the route by which the owner of a key gives it another text."""
+
+from datetime import datetime
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.params import JSONBody, SkipValidation
+
+from gateway.api.http import NOT_REPLAYED
+from gateway.api.openapi_parts import Content, Kind, Operation
+from gateway.auth.bearer import find_bearer_token
+from gateway.errors import DependencyUnavailable, RateLimited
+from gateway.middleware.admission import PRINCIPAL
+from gateway.types import Principal
+
+_DAY = 86_400.0
+
+
+class RotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Says how long the present text of the key stays valid."""
+
+    former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=7 * _DAY)] = _DAY
+    """Seconds, up to seven days; 0 ends it at once."""
+
+
+class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key with its new text, this once."""
+
+    id: str
+    """The id of the key, which stays the same, as do its limits and rights."""
+    key: str
+    """The new text."""
+    former_expires: datetime
+    """Until when the text that the request came with is valid."""
+
+
+class KeyRotation(Protocol):
+    """Gives keys other texts."""
+
+    async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
+        """Give the caller's key another text; `former`, its own, stays valid for `keep` seconds.
+
+        Raises:
+            DependencyUnavailable: the ledger cannot be reached; nothing has changed.
+        """
+        ...
+
+
+class KeyRotationController(Controller):
+    """Rotates the key that a request comes with."""
+
+    path = "/v1/keys"
+
+    @post(
+        "/rotate",
+        status_code=200,
+        opt={
+            "operation": Operation(
+                id="rotate_key",
+                summary="Give the calling key another text",
+                tag="metadata",
+                kind=Kind.LIMITED,
+                errors=(RateLimited, DependencyUnavailable),
+                body=(Content(example={"former_valid_for": 3600}),),
+            )
+        },
+    )
+    async def rotate(
+        self,
+        data: JSONBody[RotationRequest],
+        request: Request[Any, Any, Any],
+        rotation: NamedDependency[SkipValidation[KeyRotation]],
+    ) -> RotatedKey:
+        """Return the key's new text, which is shown this once."""
+        request.scope["state"][NOT_REPLAYED] = True
+        return await rotation.rotate(
+            request.scope["state"][PRINCIPAL],
+            former=find_bearer_token(request.scope["headers"]),
+            keep=data.former_valid_for,
+        )
