@@ -4,12 +4,14 @@ import click
 
 from backends.protocol import Task
 from loadtests import (
+    batches,
     chaos_redis,
     chaos_sentinel,
     dialect_hits,
     dispatch,
     hit,
     hostile,
+    idempotency,
     latency,
     limits,
     memory,
@@ -216,6 +218,23 @@ def chaos_redis_command(
 def chaos_sentinel_command(*, kills: int) -> None:
     """Kill the primary of the state Redis under load, and compare answers, ledger and limits."""
     chaos_sentinel.measure(kills=kills)
+
+
+@main.command("chaos-batches")
+@click.option("--lines", default=100_000, show_default=True)
+@click.option("--kill/--no-kill", default=True, help="Kill every process in turn.")
+@click.option("--seconds", default=30.0, show_default=True, help="Of each load to compare.")
+def chaos_batches_command(*, lines: int, kill: bool, seconds: float) -> None:
+    """Kill every process while a batch runs; look for each line in output and ledger."""
+    batches.measure(lines=lines, kill=kill, seconds=seconds)
+
+
+@main.command("chaos-idempotency")
+@click.option("--requests", default=1000, show_default=True, help="Keys, each sent twice or more.")
+@click.option("--callers", default=16, show_default=True)
+def chaos_idempotency_command(*, requests: int, callers: int) -> None:
+    """Kill workers and Redis while requests with idempotency keys are repeated."""
+    idempotency.measure(requests=requests, callers=callers)
 
 
 @main.command("memory")

@@ -21,7 +21,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import httpx
 import msgspec
 
 from backends.executors.dummy import SimulatedExecutor
@@ -30,6 +29,7 @@ from backends.model_tools.demo.build import build_demo_models
 from backends.types import OutputKind
 from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
@@ -290,7 +290,11 @@ def bare_server() -> Iterator[tuple[Target, int]]:
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(_ANSWER_BYTES)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
+        wait_until(
+            lambda: is_answered(f"http://127.0.0.1:{port}/"),
+            within=10,
+            what="the bare server answers",
+        )
         yield Target(host="127.0.0.1", port=port, path="/"), child.pid
     finally:
         child.terminate()
@@ -363,10 +367,3 @@ def _send(target: Target, bodies: Sequence[bytes], connections: int) -> tuple[Ou
     load = closed_loop(target, iter(bodies), connections=connections, duration=60)
     outcome = asyncio.run(load)
     return outcome, time.process_time() - used
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/").is_success
-    except httpx.TransportError:
-        return False

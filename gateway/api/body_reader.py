@@ -102,7 +102,7 @@ class BodyReader:
 def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
     """Return the error of a body that the decoder, or the encoder of items, refused."""
     if raw.startswith(_GZIP):
-        return InvalidRequest("The body is compressed; send it without a `Content-Encoding`.")
+        return InvalidRequest("The body is compressed; say so with `Content-Encoding`: `gzip`.")
     is_misfit = isinstance(error, msgspec.ValidationError)
     # For these errors the decoder names a byte offset at most.
     is_unnamed = not is_misfit or "out of range" in str(error)

@@ -27,7 +27,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def error_format(dialects: Sequence[Dialect], path: str) -> ErrorFormat:
-    """Return how errors of a path that is no inference route are written."""
+    """Return how errors of a path are written."""
+    for dialect in dialects:
+        for route in dialect.routes:
+            if route.answers(path):
+                return route.errors
     for dialect in dialects:
         if dialect.paths and path.startswith(dialect.paths):
             return dialect.errors

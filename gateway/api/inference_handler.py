@@ -10,6 +10,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
@@ -31,7 +32,7 @@ class InferenceHandler:
     def __init__(self, *, processor: RequestProcessor) -> None:
         self._processor = processor
         self._body_timeouts = BodyTimeouts()
-        self._body_budget = BodyMemoryBudget()
+        self.body_budget = BodyMemoryBudget()
 
     async def handle(
         self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
@@ -49,7 +50,9 @@ class InferenceHandler:
             state.span.end()
             return
         finally:
-            self._body_budget.release(state)
+            self.body_budget.release(state)
+        if len(reply.body) >= SMALLEST:
+            reply = await compressed(reply, state.coding)
         await (respond(send, reply) if server is None else server.send(*reply))
 
     async def _reply(
@@ -67,7 +70,7 @@ class InferenceHandler:
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                on_progress = partial(self._body_budget.reserve, state)
+                on_progress = partial(self.body_budget.reserve, state)
                 arriving = read_body(receive, limit=limit, on_progress=on_progress)
                 raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:

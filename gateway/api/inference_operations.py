@@ -1,6 +1,7 @@
 """Describes the inference routes for the OpenAPI document; others stand beside their handlers."""
 
 from gateway.api.openapi_parts import (
+    IDEMPOTENCY_HEADER,
     TIMEOUT_HEADER,
     Content,
     Json,
@@ -14,6 +15,8 @@ from gateway.errors import (
     DependencyUnavailable,
     EventLogUnavailable,
     GatewayError,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
     InvalidItem,
     ModelNotFound,
     NotCached,
@@ -22,6 +25,7 @@ from gateway.errors import (
     PermissionDenied,
     RateLimited,
     TaskNotSupported,
+    UnsupportedContentCoding,
     UpstreamFailed,
     UpstreamUnavailable,
 )
@@ -32,6 +36,9 @@ INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     PermissionDenied,
     ModelNotFound,
     PayloadTooLarge,
+    UnsupportedContentCoding,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
     InvalidItem,
     RateLimited,
     UpstreamFailed,
@@ -43,6 +50,7 @@ INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
 )
 INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
+    IDEMPOTENCY_HEADER,
     request_header(
         "Sluicegate-Criticality",
         "What is refused first while backends are full.",
@@ -104,7 +112,7 @@ def _operation(body: type[Body]) -> Operation:
                 *([_VECTORS] if body is EmbedBody else []),
             )
         },
-        headers=("Sluicegate-Vectors",) if body is EmbedBody else (),
+        headers=("Idempotency-Replayed", *(["Sluicegate-Vectors"] if body is EmbedBody else [])),
         parameters=(*INFERENCE_HEADERS, _MODEL) if is_named else INFERENCE_HEADERS,
     )
 

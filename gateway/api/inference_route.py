@@ -72,6 +72,10 @@ class InferenceRoute:
         self.span_name = f"POST {self.template}"
         self.attributes = {"http.request.method": "POST", "http.route": self.template}
 
+    def answers(self, path: str) -> bool:
+        """Tell whether a decoded path is its own."""
+        return re.fullmatch(_pattern(self.path), path) is not None
+
     def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
         """Return what of a body is JSON: its values are counted before any is made."""
         return raw

@@ -36,9 +36,10 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 
 AnyRequest = Request[Any, Any, Any]
-_GROUPS = ("model", "day", "key", "task")
+_GROUPS = ("model", "day", "hour", "key", "task")
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
+_BUCKET = "Adds lines for each day or hour (UTC) to those of `group_by`."
 _DEFAULT_ENTRY = ModelConfig()
 _OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
@@ -246,6 +247,7 @@ class MetadataController(Controller):
                     "from": MOMENT,
                     "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
                     "group_by": {"description": _GROUP_BY, "example": ["model", "day"]},
+                    "bucket": {"description": _BUCKET, "example": "hour"},
                 },
             )
         },
@@ -260,6 +262,7 @@ class MetadataController(Controller):
         ] = None,
         until: Annotated[str | None, QueryParameter(name="to", description="Date or time")] = None,
         group_by: FromQuery[list[str] | None] = None,
+        bucket: FromQuery[Literal["day", "hour"] | None] = None,
     ) -> UsageReport:
         """Return usage between two moments (this month so far by default), grouped by model.
 
@@ -273,6 +276,8 @@ class MetadataController(Controller):
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
         groups = parse_group_by(group_by, _GROUPS, default="model")
+        if bucket is not None and bucket not in groups:
+            groups = [bucket, *groups]
         value = request.headers.get("x-request-timeout")
         header = None if value is None else value.encode()
         try:

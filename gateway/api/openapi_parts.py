@@ -92,6 +92,12 @@ TIMEOUT_HEADER = request_header(
     {"type": "number", "exclusiveMinimum": 0},
     2.5,
 )
+IDEMPOTENCY_HEADER = request_header(
+    "Idempotency-Key",
+    "A request that is sent again with this key is billed and answered once; new for each request.",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    "8e03978e-40d5-43dd-bc93-6894a57f9324",
+)
 MOMENT: Json = {
     "description": "A date, or a time of RFC 3339; without a zone it is UTC.",
     "schema": {"anyOf": [{"type": "string", "format": form} for form in ("date", "date-time")]},
@@ -107,7 +113,7 @@ def header_components() -> Json:
 
 def header_references(status: int, kind: Kind, more: Iterable[str] = ()) -> Json:
     """Return the headers of an answer with `status` on a route of `kind`."""
-    names = ["X-Request-Id", "Cache-Control"]
+    names = ["X-Request-Id", "X-Client-Request-Id", "Cache-Control"]
     if status == AuthenticationFailed.status:
         names.append("WWW-Authenticate")
     if status in (_TOO_MANY, _UNAVAILABLE):
@@ -221,6 +227,7 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     text: Json = {"type": "string"}
     number: Json = {"type": "integer", "minimum": 0}
     yield "X-Request-Id", "Names the request in logs, traces, the ledger and problems.", text
+    yield "X-Client-Request-Id", "What the caller named the request by.", text
     yield "Cache-Control", "Answers are for the caller alone.", text
     yield "WWW-Authenticate", "The scheme to authenticate with.", text
     yield "Retry-After", "Seconds after which trying again makes sense.", number
@@ -231,6 +238,7 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     yield "Sluicegate-Rows", "Rows that the model ran for the items, and rows it knew.", text
     yield "Sluicegate-Vectors", "How many vectors the bytes are, all of one length.", number
     yield "Server-Timing", "Where the time went, in milliseconds; on request.", text
+    yield "Idempotency-Replayed", "`true`: it was given to an earlier request.", {"enum": ["true"]}
     yield "ETag", "Names this state; send it as `If-None-Match` or `If-Match`.", text
     yield "RateLimit-Policy", "The limits: name, quota (`q`), window in seconds (`w`).", text
     yield "RateLimit", "What remains of each limit (`r`), and when it is whole (`t`).", text

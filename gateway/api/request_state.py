@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
@@ -94,10 +95,20 @@ class RequestState:
     """
 
     principal: Principal | None = None
+    attempt: RequestId | None = None
+    """The id that it gets when it fails, where `id` is that of all attempts at the request."""
     options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
+    coding = ""
+    """How a large answer is to be compressed; empty: not at all."""
+    reply: HttpReply | None = None
+    """An answer that is compressed before it is sent."""
+    own_lines = b""
+    """Header lines for this caller: that a page may read the answer, and its own id."""
+    client_id = ""
+    """What the caller names the request by."""
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""
@@ -137,14 +148,25 @@ class RequestState:
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed
 
+    def record_under(self, id_: RequestId) -> None:
+        """Have its answer recorded under `id_`, under which the ledger counts one answer."""
+        self.attempt, self.id = self.id, id_
+
     def caller_and_body(self) -> tuple[Principal, ParsedBody]:
         """Return the caller and the body, both of which must have been read."""
         if self.principal is None or self.parsed is None:
             raise RuntimeError("the request has not been read yet")
         return self.principal, self.parsed
 
+    def name(self, client_id: str) -> None:
+        """Note what the caller names the request by, which its answer repeats."""
+        self.client_id = client_id
+        self.own_lines = b"x-client-request-id: %b\r\n" % client_id.encode()
+
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
+        if self.attempt is not None:
+            self.id = self.attempt
         self.status = self.route.errors.status(error)
         self.code = error.code
         self.usage = usage
@@ -169,4 +191,5 @@ class RequestState:
             revision=self.revision,
             code=self.code,
             arms=self.arms,
+            client_id=self.client_id,
         )

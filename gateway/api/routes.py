@@ -1,7 +1,7 @@
 """Builds the Litestar application of the customers' API."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -13,21 +13,30 @@ from litestar.types import HTTPScope, Receive, Scope, Send
 
 from gateway.api.application import Application
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.docs import docs_page, docs_script, openapi_document
+from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
+from gateway.api.home import home_page
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import InferenceRoute, InferenceRoutes, RouteMatch
+from gateway.api.key_rotation import KeyRotation, KeyRotationController
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
 from gateway.api.native_routes import INFER, NATIVE_ROUTES
 from gateway.api.openapi import build_document, described_by_litestar
+from gateway.api.past_requests import PastRequestController, RequestSource
+from gateway.batches.batch_access import BatchParts
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
-CONTROLLERS = (MetadataController, HealthController)
+CONTROLLERS = (
+    MetadataController,
+    KeyRotationController,
+    PastRequestController,
+    HealthController,
+)
 _RAW = {"raw": True}
 _TAGS = {
     "inference": "Answers of models; a task each.",
@@ -45,7 +54,10 @@ def build_api(
     models: ModelCatalog,
     runtimes: RuntimeStore,
     usage: UsageSource,
+    requests: RequestSource,
+    rotation: KeyRotation,
     health: ReadinessSource,
+    batches: BatchParts,
     dialects: Sequence[Dialect] = (),
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
@@ -62,21 +74,29 @@ def build_api(
         "models": models,
         "runtimes": runtimes,
         "usage": usage,
+        "requests": requests,
+        "rotation": rotation,
         "health": health,
+        "files": batches.files,
+        "batches": batches.batches,
+        "endpoints": InferenceRoutes(
+            [*NATIVE_ROUTES, *(route for one in dialects for route in one.routes)]
+        ),
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
-    document = customers_document(version, frozenset(dependencies), tuple(dialects))
+    document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
     raw = [*NATIVE_ROUTES, *(r for one in dialects for r in one.routes if "{" not in r.path)]
     return Application(
         route_handlers=[
             *(_raw_route(handler, route) for route in raw),
             *CONTROLLERS,
             *(each for dialect in dialects for each in dialect.handlers),
+            home_page,
             openapi_document,
             docs_page,
             docs_script,
         ],
-        dependencies=dependencies | {"openapi": _provide(document)},
+        dependencies=dependencies | {"openapi": provide_document(document)},
         middleware=[admission],
         exception_handlers={Exception: problem_of, HTTPException: problem_of},
         openapi_config=None,
@@ -114,6 +134,7 @@ def customers_document(
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
+        has_samples=True,
     )
 
 

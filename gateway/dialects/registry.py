@@ -4,5 +4,6 @@ from typing import Final
 
 from gateway.api.dialect import Dialect
 from gateway.dialects.openai import OPENAI
+from gateway.dialects.openai_batches import OPENAI_BATCHES
 
-DIALECTS: Final[tuple[Dialect, ...]] = (OPENAI,)
+DIALECTS: Final[tuple[Dialect, ...]] = (OPENAI, OPENAI_BATCHES)

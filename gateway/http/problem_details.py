@@ -13,6 +13,7 @@ from gateway.errors import (
     InvalidItem,
     MethodNotAllowed,
     RequestTimeout,
+    UnsupportedContentCoding,
 )
 from gateway.http.server_internals import STATUS_LINE
 
@@ -73,6 +74,8 @@ def problem_headers(error: GatewayError) -> Headers:
         seconds = min(max(0.0, error.retry_after), MAX_RETRY_AFTER)
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
         headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
+    if isinstance(error, UnsupportedContentCoding):
+        headers.append((b"accept-encoding", b"gzip, zstd"))
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b'Bearer realm="sluicegate"'))
     return headers

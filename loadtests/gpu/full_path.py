@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from backends.protocol import ServingState
@@ -27,6 +26,7 @@ from loadtests.gpu.plan import (
     SectionResult,
     best_candidate,
 )
+from loadtests.harness.loopback import get, is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
@@ -173,7 +173,7 @@ def _line(
 def _states(backends: list[int]) -> list[ServingState]:
     states = []
     for port in backends:
-        answer = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=10)
+        answer = get(f"http://127.0.0.1:{port}/v1/state", timeout=10)
         states.append(msgspec.msgpack.decode(answer.content, type=ServingState))
     return states
 
@@ -202,7 +202,4 @@ def _process(
 def _ready(child: subprocess.Popen[bytes], url: str) -> bool:
     if child.poll() is not None:
         raise RuntimeError(f"it ended with {child.returncode}; see its log in the output folder")
-    try:
-        return httpx.get(f"{url}/health/ready", timeout=1).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+    return is_answered(f"{url}/health/ready", timeout=1)

@@ -236,9 +236,9 @@ def test_a_text_longer_than_the_model_is_read_up_to_its_length(system: System) -
 
 
 def test_a_wrong_key_is_refused(system: System) -> None:
-    response = httpx.post(
-        system.url + CLASSIFY, json={}, headers={"authorization": "Bearer sk-wrong-wrong-wrong"}
-    )
+    with system.client() as client:
+        wrong = {"authorization": "Bearer sk-wrong-wrong-wrong"}
+        response = client.post(CLASSIFY, json={}, headers=wrong)
 
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")

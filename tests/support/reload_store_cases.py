@@ -1,6 +1,7 @@
 """Changes fields of the document and finds the effect of each: the result cache and limits."""
 
 import asyncio
+import uuid
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,76 @@ from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, c
 
 CASES: dict[str, ReloadCase] = {}
 HOUR = 3_600.0
+
+
+# Origins of pages
+
+
+async def _allowed(scene: ReloadScene) -> tuple[str | None, str | None]:
+    """Return the origin that an answer allows, and how long a preflight is kept."""
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    answer = await scene.ask("a", headers={"origin": "https://a.example"})
+    async with scene.worker.connect() as connection:
+        await connection.send(post("/v1/classify", None, method="OPTIONS", headers=asked))
+        _, preflight = await connection.head()
+    allowed = answer.headers.get("access-control-allow-origin")
+    return allowed, preflight.get("access-control-max-age")
+
+
+async def _origin_is_allowed(
+    scene: ReloadScene, before: Section, after: Section, expected: object
+) -> None:
+    found = await scene.both({"cors": before}, {"cors": after}, partial(_allowed, scene))
+    assert found == expected
+
+
+_ORIGIN = "https://a.example"
+for _field, _before, _after, _seen in (
+    ("origins[]", {}, {"origins": [_ORIGIN]}, ((None, None), (_ORIGIN, "7200"))),
+    ("tenants.*[]", {}, {"tenants": {"acme": [_ORIGIN]}}, ((None, None), (_ORIGIN, "7200"))),
+    ("max_age", {"origins": ["*"]}, {"origins": ["*"], "max_age": 5}, (("*", "7200"), ("*", "5"))),
+):
+    CASES[f"cors.{_field}"] = partial(
+        _origin_is_allowed, before=_before, after=_after, expected=_seen
+    )
+
+
+# Idempotency keys
+
+
+async def _is_replayed_after_another(scene: ReloadScene) -> bool:
+    """Use two keys, and tell whether the answer of the first is still there."""
+    first, second = ({"idempotency-key": str(uuid.uuid4())} for _ in range(2))
+    await scene.ask("a", headers=first)
+    await scene.ask("a", headers=second)
+    return "idempotency-replayed" in (await scene.ask("a", headers=first)).headers
+
+
+async def _room_is_made(scene: ReloadScene, field: str, little: int) -> None:
+    found = await scene.both(
+        {"idempotency": {field: little}},
+        {"idempotency": {field: 100_000}},
+        partial(_is_replayed_after_another, scene),
+    )
+    assert found == (False, True)
+
+
+for _field, _little in (("max_keys", 1), ("max_bytes", 1_024)):
+    CASES[f"idempotency.{_field}"] = partial(_room_is_made, field=_field, little=_little)
+
+
+@case_of(CASES, "idempotency.lease")
+async def _(scene: ReloadScene) -> None:
+    store = scene.worker.parts.idempotency
+
+    async def interval() -> float:
+        return store.renewal_interval
+
+    found = await scene.both(
+        {"idempotency": {"lease": 3}}, {"idempotency": {"lease": 60}}, interval
+    )
+
+    assert found == (1, 20)
 
 
 # The result cache

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from gateway.api.answers import HIT
+from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.api.http import Headers, HttpReply
 from gateway.api.request_processor import RequestProcessor
@@ -77,6 +78,10 @@ class FastPath:
         state.principal = head.principal
         state.options = head.options
         state.wants_timing = head.wants_timing
+        if head.coding:
+            state.coding = head.coding
+        if head.own_lines:
+            state.own_lines, state.client_id = head.own_lines, head.client_id
         if head.fields:
             state.fields = head.fields
         self.processor.start_span(state, found.context)
@@ -85,6 +90,9 @@ class FastPath:
         parsed = state.parsed
         if head.is_plain and parsed is not None and parsed.replay is not None:
             self.heads.add_replayable(found.head + body, parsed)
+        if reply is not None and head.coding and len(reply.body) >= SMALLEST:
+            state.reply = reply  # it is compressed first, in a thread
+            return state
         return reply or state
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
@@ -261,6 +269,10 @@ class FastPathProtocol(WriteCoalescingProtocol):
         """Start to answer `state`; until then nothing else is answered."""
         self._is_waiting = True
         self._waits_until = state.deadline + self._timeouts.idle
+        if state.reply is not None:
+            self._fast_path.hit_events.commit()  # the answer is written later, if at all
+            self._start(state, state.reply)
+            return
         if not self._fast_path.processor.lookup_nowait(state, partial(self._on_lookup_done, state)):
             self._start(state)
 
@@ -268,7 +280,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         try:
             if reply is None:
                 self._start(state)
-            elif self.flow.write_paused:
+            elif self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
                 self._fast_path.hit_events.commit()  # the answer is written later, if at all
                 self._start(state, reply)
             else:
@@ -287,6 +299,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
         try:
             if reply is None:
                 reply = await self._fast_path.processor.reply_later(state)
+            if len(reply.body) >= SMALLEST:
+                reply = await compressed(reply, state.coding)
             if self.flow.write_paused:
                 await self.flow.drain()
             self._end(reply)

@@ -181,7 +181,7 @@ async def test_every_task_has_a_route_that_takes_posts_only(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/infer", "/v1/infer/", "/v1/inference", "/v1/infersentiment", "/v1/nothing", "/"]
+    "path", ["/v1/infer", "/v1/infer/", "/v1/inference", "/v1/infersentiment", "/v1/nothing", "/v2"]
 )
 async def test_a_path_that_only_looks_like_a_route_is_none(
     client: httpx.AsyncClient, path: str
