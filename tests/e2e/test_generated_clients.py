@@ -14,7 +14,7 @@ from typing import Any  # Any: modules that exist only while this test runs
 import httpx
 import pytest
 
-from loadtests.harness.system import ADMIN_KEY, System
+from loadtests.harness.system import ADMIN_KEY, ONE_REGION, System
 from tests.support.documents import conforms, operations, resolved
 
 pytestmark = pytest.mark.e2e
@@ -41,6 +41,13 @@ def generated(url: str, name: str, folder: Path) -> Modules:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return lambda module: importlib.import_module(f"{name}.{module}")
+
+
+@pytest.fixture(scope="module")
+def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    data = tmp_path_factory.mktemp("clients") / "data"
+    with System(data, models=demo_models, arguments=ONE_REGION) as running:
+        yield running
 
 
 def customer(made: Modules, system: System) -> Any:
