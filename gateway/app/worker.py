@@ -147,11 +147,7 @@ class Worker:
             local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
         )
-        self.idempotency = IdempotencyStore(
-            redis=stores.idempotency,
-            config=lambda: self.runtimes.current.document.idempotency,
-            monotonic=self._clock,
-        )
+        self.idempotency = self._idempotency()
         self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
             runtimes=self.runtimes,
@@ -174,6 +170,13 @@ class Worker:
             clock=self._clock,
             tracer=self._tracer,
             is_bulk=options.is_bulk,
+        )
+
+    def _idempotency(self) -> IdempotencyStore:
+        return IdempotencyStore(
+            redis=self._stores.idempotency,
+            config=lambda: self.runtimes.current.document.idempotency,
+            monotonic=self._clock,
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
