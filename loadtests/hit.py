@@ -23,7 +23,6 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
-from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until

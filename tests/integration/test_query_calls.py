@@ -19,7 +19,8 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import Call, Done, Failed, Task
 from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import QueryCall
-from backends.telemetry.spans import NO_TRACING, OtelTracing
+from backends.telemetry.otel_tracing import OtelTracing
+from backends.telemetry.spans import NO_TRACING
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
