@@ -141,11 +141,7 @@ class Worker:
             local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
         )
-        self.idempotency = IdempotencyStore(
-            redis=stores.idempotency,
-            config=lambda: self.runtimes.current.document.idempotency,
-            monotonic=self._clock,
-        )
+        self.idempotency = self._idempotency()
         self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
             runtimes=self.runtimes,
@@ -176,6 +172,13 @@ class Worker:
             worker=identity(self._settings),
             store=self._stores.ledger.shares,
             document=lambda: self.runtimes.current.document,
+            monotonic=self._clock,
+        )
+
+    def _idempotency(self) -> IdempotencyStore:
+        return IdempotencyStore(
+            redis=self._stores.idempotency,
+            config=lambda: self.runtimes.current.document.idempotency,
             monotonic=self._clock,
         )
 
