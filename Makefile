@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
-CHECKED := gateway backends loadtests tools tests
+CHECKED := gateway backends sluicegate loadtests tools tests
+TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer
 ARGS ?=
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
 	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches chaos-idempotency bench-dispatch parity clean
 
 help: ## List the targets
@@ -81,6 +82,12 @@ fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-api ## Every fuzz run
 
 fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to real gateways (10 minutes)
 	$(BIN)/python -m loadtests fuzz-http $(ARGS)
+
+check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
+	$(BIN)/python -m pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
+
+check-wheel: install-dev ## Install the wheel into an empty environment, start it without the clone and call it (2 minutes, 350 MB)
+	$(BIN)/python -m tools.check_wheel
 
 fuzz-api: install-dev ## Compare the answers of both listeners with their OpenAPI documents (10 minutes)
 	$(BIN)/python -m loadtests fuzz-api $(ARGS)
@@ -202,6 +209,11 @@ $(PARITY)/.installed: requirements/parity.txt
 	@PIP_FIND_LINKS= $(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r requirements/parity.txt
 	@touch $@
+
+# What generates and compiles a TypeScript client; without npm that part of the check is left out.
+$(TYPESCRIPT)/node_modules/.package-lock.json: $(TYPESCRIPT)/package-lock.json
+	-@command -v npm >/dev/null || { echo 'left out: a TypeScript client, which needs npm' >&2; exit 1; }; \
+		cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
 
 # The clients of `make check-clients`, each with its own packages and apart from ours.
 .venv-clients/%/.installed: tests/clients/%/requirements.txt

@@ -1,4 +1,4 @@
-"""Runs `python -m backends`; `sluicegate models` executes this and shows that name in its usage."""
+"""Runs `python -m backends`; `sluicegate` executes this and shows its own name in the usage."""
 
 import gc
 import sys
@@ -12,7 +12,8 @@ def run() -> None:
 
     gc.freeze()
     gc.enable()
-    main(prog_name="sluicegate" if sys.argv[1:2] == ["models"] else "python -m backends")
+    is_command = sys.argv[1:2] in (["models"], ["backend"])
+    main(prog_name="sluicegate" if is_command else "python -m backends")
 
 
 run()

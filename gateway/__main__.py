@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     """Run the entry or the command that `arguments` name; return the exit code."""
     entry = arguments[0] if arguments else ""
     if entry not in ENTRIES and entry != BOOTSTRAP:
-        from gateway.cli import main as command  # noqa: PLC0415 - children do without
+        from gateway.cli.root import main as command  # noqa: PLC0415 - children do without
 
         command(arguments, prog_name="sluicegate")
     try:

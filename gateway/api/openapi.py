@@ -18,6 +18,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.application import Application
+from gateway.api.code_samples import code_samples
 from gateway.api.openapi_parts import (
     ON_EVERY_ROUTE,
     PROBLEM,
@@ -48,11 +49,12 @@ def build_document(
     description: str,
     key: str,
     tags: Mapping[str, str],
+    has_samples: bool = False,
 ) -> bytes:
     """Return the document as JSON.
 
     `application` has the handlers, and Litestar's own description of them; `key` describes the
-    bearer token.
+    bearer token. With `has_samples` each operation has programs that send its example.
     """
     routes = list(_routes(application, operations))
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
@@ -61,7 +63,10 @@ def build_document(
     responses: Json = {}
     for route in routes:
         method, path = route.name
-        paths.setdefault(path, {})[method] = _operation(route, schemas, responses)
+        operation = _operation(route, schemas, responses)
+        if has_samples and (samples := code_samples(method, path, operation)):
+            operation["x-codeSamples"] = samples
+        paths.setdefault(path, {})[method] = operation
     document = {
         "openapi": "3.1.0",
         "info": {

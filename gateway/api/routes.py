@@ -134,6 +134,7 @@ def customers_document(
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
+        has_samples=True,
     )
 
 

@@ -18,7 +18,7 @@ _WORKERS = ("shipper", "billing", "request-log", "batches")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def backend(arguments: tuple[str, ...]) -> None:
     """Run a backend: serves a model repository to gateways."""
-    become("backends", "serve", *arguments)
+    become("backends", "backend", *arguments)
 
 
 @click.command(short_help="Run a process that carries events.")

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.admin.serve import serve_admin
-from gateway.cli import main
+from gateway.cli.root import main
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings

@@ -1,6 +1,7 @@
 """Both OpenAPI documents are whole and true, and the page that shows them names no other host."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from openapi_spec_validator import validate
 from backends.algorithms.questions import MAX_LABELS
 from backends.protocol import Task
 from gateway.admin.app import HANDLERS
+from gateway.api.code_samples import code_samples
 from gateway.api.openapi import described_by_litestar
 from gateway.api.openapi_parts import (
     all_errors,
@@ -264,6 +266,37 @@ async def test_the_examples_are_requests() -> None:
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         for example in content["examples"].values():
             msgspec.convert(example["value"], body)
+
+
+async def test_every_operation_whose_example_is_json_has_a_program_in_each_language() -> None:
+    for _, path, operation in operations(DOCUMENTS["customers"]):
+        content = operation.get("requestBody", {}).get("content", {"application/json": {}})
+
+        found = [sample["label"] for sample in operation.get("x-codeSamples", ())]
+
+        assert found == (["curl", "Python", "JavaScript"] if "application/json" in content else [])
+        for sample in operation.get("x-codeSamples", ()):
+            is_public = operation.get("security") == []
+            assert ("SLUICEGATE_KEY" in sample["source"]) <= (not is_public), path
+
+
+async def test_a_program_of_a_route_that_the_client_lacks_is_written_with_httpx() -> None:
+    media = {"examples": {"example": {"value": {"model": "it's", "on": True}}}}
+    operation = {
+        "operationId": "create",
+        "tags": ["another"],
+        "requestBody": {"content": {"application/json": media}},
+        "parameters": [{"name": "id", "in": "path", "example": "a b"}],
+    }
+
+    shell, python, _ = (one["source"] for one in code_samples("put", "/v2/x/{id}", operation))
+
+    assert "/v2/x/a%20b" in shell
+    assert "-X PUT" in shell
+    assert shlex.split(shell)[-1] == '{"model": "it\'s", "on": true}'
+    compile(python, "sample", "exec")
+    assert "'Authorization': f\"Bearer {os.environ['SLUICEGATE_KEY']}\"" in python
+    assert "'Content-Type': 'application/json'" in python
 
 
 async def test_the_page_loads_nothing_from_other_hosts(client: httpx.AsyncClient) -> None:
