@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
 	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-idempotency bench-dispatch parity clean
+	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches chaos-idempotency bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -159,6 +159,9 @@ chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or 
 
 chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
 	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
+
+chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
+	$(BIN)/python -m loadtests chaos-batches $(ARGS)
 
 chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
 	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)

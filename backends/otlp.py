@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -30,6 +30,11 @@ CLOSE_WITHIN: Final = 2.0
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
 
 
+MakeSpans = Callable[[], Sequence[ReadableSpan | bytes]]
+"""Makes spans, encoded as fields of `ScopeSpans` of the queue's `resource` and `SCOPE` where the
+queue takes that."""
+
+
 class SpanQueue(SpanProcessor):
     """Queues ended spans for a thread that exports them; any thread may add one.
 
@@ -48,14 +53,14 @@ class SpanQueue(SpanProcessor):
     ) -> None:
         self._exporters = exporters
         self.takes_encoded = takes_encoded
-        """Whether spans may be encoded, as fields of `ScopeSpans`, of `resource` and `SCOPE`."""
+        """Whether `MakeSpans` may return encoded spans: every exporter is one of OTLP."""
         self.resource = Resource.get_empty()
         self._room = number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
         batch = number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
         self._batch = min(batch, self._room)
         self._delay = number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000) / 1000
         self._close_within = close_within
-        self._spans: deque[ReadableSpan | bytes] = deque()
+        self._spans: deque[ReadableSpan | MakeSpans | None] = deque()
         self._lock = threading.Lock()
         self._exported = self._failed = self._dropped = 0
         self._is_closing = False
@@ -68,8 +73,13 @@ class SpanQueue(SpanProcessor):
         if span.context is not None and span.context.trace_flags & 1:
             self.add([span])
 
-    def add(self, spans: Sequence[ReadableSpan | bytes]) -> None:
-        """Queue sampled spans; encoded ones where `takes_encoded`."""
+    def add(self, spans: Sequence[ReadableSpan | MakeSpans | None]) -> None:
+        """Queue sampled spans, all or none of them.
+
+        What makes several is called by the thread that exports them, for many of its kind in a row:
+        code that is needed for one request in a hundred is slow where the others are answered. It
+        comes after a `None` for each of its spans but one.
+        """
         queued = len(self._spans) + len(spans)
         if queued > self._room:
             with self._lock:
@@ -105,12 +115,18 @@ class SpanQueue(SpanProcessor):
             exporter.shutdown()
 
     def _export(self) -> None:
-        batch = SpanBatch(self._spans.popleft() for _ in range(min(len(self._spans), self._batch)))
-        if not batch:
-            return
+        taken = [self._spans.popleft() for _ in range(min(len(self._spans), self._batch))]
+        batch = SpanBatch()
         batch.resource = self.resource
+        results = set()
         try:
-            results = {exporter.export(batch) for exporter in self._exporters}
+            for each in taken:
+                if isinstance(each, ReadableSpan):
+                    batch.append(each)
+                elif each is not None:
+                    batch += each()
+            if batch:
+                results = {exporter.export(batch) for exporter in self._exporters}
         except Exception:  # noqa: BLE001 - whatever an exporter raises, the next may succeed
             _log.exception("spans were not exported")
             results = {SpanExportResult.FAILURE}

@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
     keep_alive: _Duration = 75.0
     """Seconds that a connection may be idle between two requests."""
-    files_url: str = ""
+    files: str = ""
     """Where the contents of tenants' files are: a folder that all gateways of a ledger share, or
     `s3://bucket/prefix`; empty: `files` in `data_dir`."""
     files_keep: _Duration = 30 * 86_400.0

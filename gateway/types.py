@@ -315,3 +315,5 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     shadow."""
     batch: int = 0
     """1 if the request is a line of a batch, which has prices of its own."""
+    client_id: str = ""
+    """What the caller named the request by."""

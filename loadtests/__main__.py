@@ -4,6 +4,7 @@ import click
 
 from backends.protocol import Task
 from loadtests import (
+    batches,
     chaos_redis,
     chaos_sentinel,
     dialect_hits,
@@ -217,6 +218,15 @@ def chaos_redis_command(
 def chaos_sentinel_command(*, kills: int) -> None:
     """Kill the primary of the state Redis under load, and compare answers, ledger and limits."""
     chaos_sentinel.measure(kills=kills)
+
+
+@main.command("chaos-batches")
+@click.option("--lines", default=100_000, show_default=True)
+@click.option("--kill/--no-kill", default=True, help="Kill every process in turn.")
+@click.option("--seconds", default=30.0, show_default=True, help="Of each load to compare.")
+def chaos_batches_command(*, lines: int, kill: bool, seconds: float) -> None:
+    """Kill every process while a batch runs; look for each line in output and ledger."""
+    batches.measure(lines=lines, kill=kill, seconds=seconds)
 
 
 @main.command("chaos-idempotency")

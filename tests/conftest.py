@@ -18,7 +18,7 @@ from tests.support.ledgers import ledger_url
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let what chance decides be tried as often as wanted."""
-    parser.addoption("--entry-point-requests", type=int, default=3000, help="requests to both")
+    parser.addoption("--entry-point-requests", type=int, default=2000, help="requests to both")
     parser.addoption("--fuzz-seed", type=int, default=20261121, help="of requests by chance")
     parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
 

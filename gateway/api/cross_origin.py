@@ -22,8 +22,15 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RequestId
 
 EXPOSED: Final = (
-    *("X-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry"),
-    *("RateLimit", "RateLimit-Policy", "Cache-Status", "Age", "Sluicegate-Rows"),
+    *("X-Request-Id", "X-Client-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry"),
+    *(
+        "RateLimit",
+        "RateLimit-Policy",
+        "Cache-Status",
+        "Age",
+        "Sluicegate-Rows",
+        "Sluicegate-Vectors",
+    ),
     *("Idempotency-Replayed", "Server-Timing", "ETag"),
 )
 """The headers of answers that pages may read, beside those that they always may."""

@@ -113,7 +113,7 @@ def header_components() -> Json:
 
 def header_references(status: int, kind: Kind, more: Iterable[str] = ()) -> Json:
     """Return the headers of an answer with `status` on a route of `kind`."""
-    names = ["X-Request-Id", "Cache-Control"]
+    names = ["X-Request-Id", "X-Client-Request-Id", "Cache-Control"]
     if status == AuthenticationFailed.status:
         names.append("WWW-Authenticate")
     if status in (_TOO_MANY, _UNAVAILABLE):
@@ -227,6 +227,7 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     text: Json = {"type": "string"}
     number: Json = {"type": "integer", "minimum": 0}
     yield "X-Request-Id", "Names the request in logs, traces, the ledger and problems.", text
+    yield "X-Client-Request-Id", "What the caller named the request by.", text
     yield "Cache-Control", "Answers are for the caller alone.", text
     yield "WWW-Authenticate", "The scheme to authenticate with.", text
     yield "Retry-After", "Seconds after which trying again makes sense.", number

@@ -37,6 +37,7 @@ from gateway.errors import (
     PermissionDenied,
     UpstreamUnavailable,
 )
+from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
@@ -118,6 +119,8 @@ class RequestProcessor:
         state.principal = self._keys.find(key)
         if state.principal is None:
             raise self._keys.refusal(key)
+        if client_id := parse_client_id(headers):
+            state.name(client_id)
         if REQUEST_ID_FIELD in headers:
             state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
@@ -148,8 +151,10 @@ class RequestProcessor:
             if parsed is None:
                 parsed = state.parsed = self._bodies.read(state, raw)
             state.task, state.usage = parsed.request.task, parsed.failed
-            # A recorded request is not replayed: each of its steps has a span.
-            body = None if state.span.is_recorded else self.hits.answer(state, parsed)
+            # A recorded request is not replayed: each of its steps has a span. Nor is one that the
+            # caller named, which has an event of its own.
+            is_alike = not (state.span.is_recorded or state.client_id)
+            body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
             lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
@@ -300,7 +305,7 @@ class RequestProcessor:
     ) -> HttpReply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
-            if len(found) == 1 and (hit := found[0]) is not None:
+            if len(found) == 1 and (hit := found[0]) is not None and not state.client_id:
                 body = self.hits.answer_stored(state, prepared, hit)
                 if body is not None:
                     return self._reply(state, body)
@@ -315,7 +320,8 @@ class RequestProcessor:
 
     def _hit(self, state: RequestState, answer: Answer) -> HttpReply:
         reply = self._answered(state, answer)
-        self.hits.add(state, answer, reply.body)
+        if not state.client_id:
+            self.hits.add(state, answer, reply.body)
         return reply
 
     def _reply(self, state: RequestState, body: bytes) -> HttpReply:
@@ -332,8 +338,8 @@ class RequestProcessor:
             lines += CLOSE
         if len(body) >= SMALLEST:
             lines += VARY
-        if state.cross_origin:
-            lines += state.cross_origin
+        if state.own_lines:
+            lines += state.own_lines
         if state.wants_timing:
             lines += _server_timing(state, self._now())
         if state.span.is_recorded or state.status >= _FAULT:

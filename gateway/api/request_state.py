@@ -105,8 +105,10 @@ class RequestState:
     """How a large answer is to be compressed; empty: not at all."""
     reply: HttpReply | None = None
     """An answer that is compressed before it is sent."""
-    cross_origin = b""
-    """Header lines that let a page read the answer."""
+    own_lines = b""
+    """Header lines for this caller: that a page may read the answer, and its own id."""
+    client_id = ""
+    """What the caller names the request by."""
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""
@@ -156,6 +158,11 @@ class RequestState:
             raise RuntimeError("the request has not been read yet")
         return self.principal, self.parsed
 
+    def name(self, client_id: str) -> None:
+        """Note what the caller names the request by, which its answer repeats."""
+        self.client_id = client_id
+        self.own_lines = b"x-client-request-id: %b\r\n" % client_id.encode()
+
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
         if self.attempt is not None:
@@ -184,4 +191,5 @@ class RequestState:
             revision=self.revision,
             code=self.code,
             arms=self.arms,
+            client_id=self.client_id,
         )

@@ -24,7 +24,7 @@ from gateway.batches.answering import BUSY, Reply
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.http.draining import Draining
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
@@ -42,7 +42,7 @@ class ApplicationRunner:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def ask(self, batch: Batch, request_id: str, body: bytes) -> Reply:
+    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
         """Return the answer to a line; see `LineRunner`."""
         _request_id.set(request_id)
         status, headers, chunks = 500, list[tuple[bytes, bytes]](), list[bytes]()
@@ -60,11 +60,14 @@ class ApplicationRunner:
                 chunks.append(message["body"])
 
         await self._app(_scope(batch, body), receive, send)
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError  # the application answers requests that are cancelled
         named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
         return Reply(status=status, headers=named, body=b"".join(chunks))
 
 
-def _scope(batch: Batch, body: bytes) -> Any:
+def _scope(batch: RequestBatch, body: bytes) -> Any:
     headers = [
         (b"host", b"batches"),
         (b"authorization", b"Bearer " + batch.key.encode()),

@@ -1,6 +1,7 @@
 """Runs the process of batches: it is small until there is a batch to run."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -14,10 +15,12 @@ from gateway.batches.run import BatchBounds, BatchRun
 from gateway.batches.runner import BatchRunner, FileRetention
 from gateway.batches.webhooks import DeliveryRunner, read_webhooks
 from gateway.batches.window import CongestionWindow
-from gateway.ledger.batch_types import Batch
+from gateway.errors import DependencyUnavailable, NotFound
+from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.storage.build import build_storage
+from gateway.storage.disk import DiskStorage
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.backoff import pause
 from gateway.workers.file_lock import FileLock
@@ -36,7 +39,7 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
         if not lock.held:
             return
         async with AsyncExitStack() as stack:
-            holder = kept_secret(settings.data_dir / _HOLDER_NAME)
+            holder = await _holder(settings, stop)
             metrics = GatewayMetrics(CollectorRegistry())
             runner = BatchRunner(
                 holder=holder,
@@ -48,15 +51,34 @@ async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
             sender = DeliveryRunner(
                 deliveries=ledger.deliveries, read=partial(read_webhooks, settings.webhooks)
             )
-            retention = FileRetention(files=ledger.files, storage=storage)
+            retention = FileRetention(
+                files=ledger.files,
+                batches=ledger.batches,
+                storage=storage,
+                keep=int(settings.files_keep),
+            )
+            if isinstance(storage, DiskStorage):
+                with contextlib.suppress(NotFound, DependencyUnavailable):
+                    await asyncio.to_thread(storage.remove_unfinished)
             async with asyncio.TaskGroup() as group:
                 for part in (runner, sender, retention):
                     group.create_task(part.run(stop))
 
 
+async def _holder(settings: Settings, stop: asyncio.Event) -> str:
+    """Return the name of this data directory in leases; wait while the disk is full."""
+    while not stop.is_set():
+        try:
+            return kept_secret(settings.data_dir / _HOLDER_NAME)
+        except OSError as error:
+            _log.warning("batches wait for the disk", extra={"reason": error.strerror})
+            await pause(stop, 1.0)
+    return ""
+
+
 def _starter(
     stack: AsyncExitStack, settings: Settings, ledger: Ledger, holder: str
-) -> Callable[[Batch], Awaitable[BatchRun]]:
+) -> Callable[[RequestBatch], Awaitable[BatchRun]]:
     """Return what makes the runs; the first one opens a gateway worker."""
     answerer: LineAnswerer | None = None
     storage = build_storage(settings)
@@ -67,7 +89,7 @@ def _starter(
         keep_files=int(settings.files_keep),
     )
 
-    async def start(batch: Batch) -> BatchRun:
+    async def start(batch: RequestBatch) -> BatchRun:
         nonlocal answerer
         if answerer is None:
             # Imported late: without batches the process needs none of it.

@@ -15,7 +15,7 @@ from gateway.batches.lines import (
     item_id,
 )
 from gateway.batches.window import CongestionWindow
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from gateway.workers.backoff import StoppableBackoff, pause
 
 _OK = 300
@@ -37,7 +37,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 class LineRunner(Protocol):
     """Answers requests of tenants as the gateway's own listener does, as bulk work."""
 
-    async def ask(self, batch: Batch, request_id: str, body: bytes) -> Reply:
+    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
         """Return the answer to `POST` to the batch's endpoint, for the key that made the batch.
 
         Requests with one `request_id` are billed once.
@@ -67,7 +67,7 @@ class LineAnswerer:
         self._window = window
         self._wall = wall
 
-    async def answer(self, batch: Batch, line: Line, halt: asyncio.Event) -> Result | None:
+    async def answer(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Result | None:
         """Return the result of a line, `None` where `halt` was set before there was one."""
         if line.failure is not None:
             return Result(line=failure_line(batch, line, line.failure))
@@ -89,7 +89,7 @@ class LineAnswerer:
             await pause(halt, min(max(wait, _retry_after(reply)), _LONGEST_WAIT, left))
         return None
 
-    async def _ask(self, batch: Batch, line: Line, halt: asyncio.Event) -> Reply | None:
+    async def _ask(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Reply | None:
         await self._window.enter()
         is_refused = False
         try:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gateway.batches.tenant_files import FileBounds, TenantFiles, Threads
 from gateway.errors import InvalidRequest
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.storage.build import build_storage
@@ -40,7 +40,7 @@ class BatchAccess:
         window: str,
         metadata: dict[str, str] | None,
         output_expires_after: int | None,
-    ) -> Batch:
+    ) -> RequestBatch:
         """Create a batch, which begins as soon as a process takes it.
 
         Raises:
@@ -55,7 +55,7 @@ class BatchAccess:
             self._files.check_life(output_expires_after)
         await self._files.get(caller, input_file)
         now = self._batches.now()
-        batch = Batch(
+        batch = RequestBatch(
             id=f"batch_{secrets.token_hex(7)}",
             tenant=caller.tenant,
             key=caller.key,
@@ -70,7 +70,7 @@ class BatchAccess:
         await self._threads.run(self._batches.create, batch, most_open=self._max_open)
         return batch
 
-    async def get(self, caller: Principal, batch: str) -> Batch:
+    async def get(self, caller: Principal, batch: str) -> RequestBatch:
         """Return a batch.
 
         Raises:
@@ -78,7 +78,9 @@ class BatchAccess:
         """
         return await self._threads.run(self._batches.get, caller.tenant, batch)
 
-    async def page(self, caller: Principal, *, limit: int, after: str | None) -> Sequence[Batch]:
+    async def page(
+        self, caller: Principal, *, limit: int, after: str | None
+    ) -> Sequence[RequestBatch]:
         """Return at most `limit` batches, the newest first.
 
         Raises:
@@ -86,7 +88,7 @@ class BatchAccess:
         """
         return await self._threads.run(self._batches.page, caller.tenant, limit=limit, after=after)
 
-    async def cancel(self, caller: Principal, batch: str) -> Batch:
+    async def cancel(self, caller: Principal, batch: str) -> RequestBatch:
         """Ask for the end of a batch; its results so far are kept.
 
         Raises:

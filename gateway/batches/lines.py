@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from gateway.ledger.batch_types import Batch, BatchFailure
+from gateway.ledger.batch_types import BatchFailure, RequestBatch
 
 BATCH_EXPIRED = "batch_expired"
 _BOM = b"\xef\xbb\xbf"
@@ -119,7 +119,7 @@ def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LinePo
 
 
 def read_part(
-    lines: Iterable[bytes], *, batch: Batch, first: int, repeated: frozenset[int]
+    lines: Iterable[bytes], *, batch: RequestBatch, first: int, repeated: frozenset[int]
 ) -> list[Line]:
     """Return the lines of a part, of which `lines` begin with number `first`."""
     part: list[Line] = []
@@ -154,7 +154,7 @@ def read_line(raw: bytes, number: int, endpoint: str, *, is_repeated: bool = Fal
     return Line(number=number, custom_id=line.custom_id, body=bytes(line.body), failure=failure)
 
 
-def item_id(batch: Batch, line: Line) -> str:
+def item_id(batch: RequestBatch, line: Line) -> str:
     """Return the id of the request of a line: the same whenever it is asked.
 
     It is never read as one of several consecutive ids, and fits an event's template (31 bytes).
@@ -162,7 +162,7 @@ def item_id(batch: Batch, line: Line) -> str:
     return f"{batch.id}-{line.number:07d}"
 
 
-def answer_line(batch: Batch, line: Line, *, status: int, body: bytes, media: str) -> bytes:
+def answer_line(batch: RequestBatch, line: Line, *, status: int, body: bytes, media: str) -> bytes:
     """Return the output line of a request that was answered, with an error or without."""
     if "json" not in media:
         body = _encode(body.decode(errors="replace"))
@@ -173,7 +173,7 @@ def answer_line(batch: Batch, line: Line, *, status: int, body: bytes, media: st
     return _output(_OutputLine(id=own, custom_id=line.custom_id, response=response, error=None))
 
 
-def failure_line(batch: Batch, line: Line, failure: BatchFailure) -> bytes:
+def failure_line(batch: RequestBatch, line: Line, failure: BatchFailure) -> bytes:
     """Return the output line of a request that was not made."""
     own = item_id(batch, line)
     return _output(_OutputLine(id=own, custom_id=line.custom_id, response=None, error=failure))

@@ -23,7 +23,7 @@ from gateway.batches.lines import (
     split_lines,
 )
 from gateway.errors import DependencyUnavailable, NotFound
-from gateway.ledger.batch_types import Batch, BatchFailure, BatchPart, BatchState, StoredFile
+from gateway.ledger.batch_types import BatchFailure, BatchPart, BatchState, RequestBatch, StoredFile
 from gateway.ledger.batches import BatchStore, in_status
 from gateway.storage.base import FileStorage
 from gateway.storage.build import file_object
@@ -50,7 +50,7 @@ class BatchRun:
 
     def __init__(
         self,
-        batch: Batch,
+        batch: RequestBatch,
         *,
         holder: str,
         batches: BatchStore,
@@ -142,7 +142,7 @@ class BatchRun:
         output = await self._persistently(self._assemble, "output")
         error = await self._persistently(self._assemble, "error")
 
-        def ended(batch: Batch) -> Batch:
+        def ended(batch: RequestBatch) -> RequestBatch:
             status = BatchState.COMPLETED
             if batch.status is BatchState.CANCELLING:
                 status = BatchState.CANCELLED
@@ -164,8 +164,10 @@ class BatchRun:
             [],
         )
 
-    async def _end(self, change: Callable[[Batch], Batch], files: Sequence[StoredFile]) -> None:
-        def end() -> Batch:
+    async def _end(
+        self, change: Callable[[RequestBatch], RequestBatch], files: Sequence[StoredFile]
+    ) -> None:
+        def end() -> RequestBatch:
             return self._batches.end(self.batch.id, self._holder, change, files=files)
 
         self.batch = await self._persistently(end)
@@ -173,7 +175,7 @@ class BatchRun:
             "a batch has ended", extra={"batch": self.batch.id, "status": self.batch.status.value}
         )
 
-    async def _change(self, change: Callable[[Batch], Batch]) -> None:
+    async def _change(self, change: Callable[[RequestBatch], RequestBatch]) -> None:
         self.batch = await self._persistently(
             self._batches.change, self.batch.id, self._holder, change
         )
@@ -233,12 +235,12 @@ class BatchRun:
                 await asyncio.sleep(backoff.failed())
 
 
-def _begun(batch: Batch, total: int, now: int) -> Batch:
+def _begun(batch: RequestBatch, total: int, now: int) -> RequestBatch:
     """Return a batch whose input was read."""
     batch = msgspec.structs.replace(batch, total=total)
     return _unless_cancelled(batch, BatchState.IN_PROGRESS, now)
 
 
-def _unless_cancelled(batch: Batch, status: BatchState, now: int) -> Batch:
+def _unless_cancelled(batch: RequestBatch, status: BatchState, now: int) -> RequestBatch:
     """Return `batch` in `status`, unless its cancellation came first."""
     return batch if batch.status is BatchState.CANCELLING else in_status(batch, status, now)

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.batches.run import BatchRun
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.batch_types import Batch, BatchState
+from gateway.ledger.batch_types import BatchState, RequestBatch
 from gateway.ledger.batches import BatchStore, LeaseLost
 from gateway.ledger.files import FileStore
 from gateway.storage.base import FileStorage
@@ -42,7 +42,7 @@ class BatchRunner:
         *,
         holder: str,
         batches: BatchStore,
-        start: Callable[[Batch], Awaitable[BatchRun]],
+        start: Callable[[RequestBatch], Awaitable[BatchRun]],
         most: int,
         poll: float = 0.5,
         report: Callable[[RunnerStatistics], None] = lambda _: None,
@@ -123,11 +123,15 @@ class BatchRunner:
 
 
 class FileRetention:
-    """Removes files that have expired, and what interrupted uploads left."""
+    """Removes files that have expired, what interrupted uploads left, and batches as old."""
 
-    def __init__(self, *, files: FileStore, storage: FileStorage) -> None:
+    def __init__(
+        self, *, files: FileStore, batches: BatchStore, storage: FileStorage, keep: int
+    ) -> None:
         self._files = files
+        self._batches = batches
         self._storage = storage
+        self._keep = keep
 
     async def run(self, stop: asyncio.Event) -> None:
         """Remove files until `stop`."""
@@ -143,3 +147,4 @@ class FileRetention:
         for file in self._files.expired():
             self._storage.delete(file_object(file))
             self._files.forget(file)
+        self._batches.remove_ended(keep=self._keep)

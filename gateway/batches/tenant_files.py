@@ -111,11 +111,11 @@ class TenantFiles:
 
             try:
                 yield Upload(self, file, write_later)
-            except BaseException:
+            except BaseException:  # also cancellation: nothing half-written may stay
                 await asyncio.shield(run(context.__exit__, *sys.exc_info()))
                 raise
             await run(context.__exit__, None, None, None)
-        except BaseException:
+        except BaseException:  # as above: it counts among the tenant's files
             await asyncio.shield(run(self._files.forget, file.id))
             raise
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.ledger.batch_types import Batch, BatchFailure, BatchState, StoredFile
+from gateway.ledger.batch_types import BatchFailure, BatchState, RequestBatch, StoredFile
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
@@ -172,7 +172,7 @@ def file_view(file: StoredFile) -> FileView:
     )
 
 
-def batch_view(batch: Batch) -> BatchView:
+def batch_view(batch: RequestBatch) -> BatchView:
     """Return a batch as callers see it."""
     return BatchView(
         id=batch.id,

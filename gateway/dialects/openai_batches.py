@@ -5,6 +5,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from litestar import Controller, Request, delete, get, post
+from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
 from litestar.response import Stream
@@ -61,6 +62,7 @@ _FORM: dict[str, Any] = {
         "expires_after[seconds]": {"type": "integer", "minimum": 3600},
     },
 }
+_PRIVATE = (ResponseHeader(name="cache-control", value="private, no-store"),)
 _NEW_BATCH = {
     "input_file_id": "file-5f2c",
     "endpoint": "/v1/classify",
@@ -72,6 +74,7 @@ class FilesController(Controller):
     """Keeps tenants' files."""
 
     path = "/v1/files"
+    response_headers = _PRIVATE
 
     @post(
         "/",
@@ -212,6 +215,7 @@ class BatchesController(Controller):
     """Runs many requests within a day, at a price of their own."""
 
     path = "/v1/batches"
+    response_headers = _PRIVATE
 
     @post(
         "/",

@@ -67,7 +67,7 @@ class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         return self.completed if kind == "output" else self.failed
 
 
-class Batch(msgspec.Struct, frozen=True, kw_only=True):
+class RequestBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch with its progress: the results of `parts`, in the order of its input.
 
     Every part but the last has `part_lines` lines. `moments` are when it got into each status, by

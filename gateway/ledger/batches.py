@@ -4,11 +4,11 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, and_, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select, update
 
 from gateway.errors import Conflict, NotFound, RateLimited
 from gateway.ledger import schema
-from gateway.ledger.batch_types import Batch, BatchState, StoredFile
+from gateway.ledger.batch_types import BatchState, RequestBatch, StoredFile
 from gateway.ledger.files import SECOND, add_file
 from gateway.ledger.store import Store
 from gateway.ledger.webhooks import add_delivery
@@ -16,7 +16,7 @@ from gateway.ledger.webhooks import add_delivery
 _LOCK: Final = "batches"
 _FILES: Final = "files"
 _table: Final = schema.batches
-_decode: Final = msgspec.json.Decoder(Batch).decode
+_decode: Final = msgspec.json.Decoder(RequestBatch).decode
 
 
 class LeaseLost(Exception):
@@ -37,7 +37,7 @@ class BatchStore:
         """Return the time, in seconds."""
         return self._store.clock() // SECOND
 
-    def create(self, batch: Batch, *, most_open: int) -> None:
+    def create(self, batch: RequestBatch, *, most_open: int) -> None:
         """Add a batch, to be run.
 
         Raises:
@@ -59,7 +59,7 @@ class BatchStore:
             row |= {"holder": "", "lease": 0, **_columns(batch)}
             connection.execute(insert(_table), row)
 
-    def get(self, tenant: str, batch: str) -> Batch:
+    def get(self, tenant: str, batch: str) -> RequestBatch:
         """Return a batch.
 
         Raises:
@@ -68,7 +68,7 @@ class BatchStore:
         with self._store.reading() as connection:
             return _decode(_row(connection, tenant, batch).state)
 
-    def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[Batch]:
+    def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[RequestBatch]:
         """Return at most `limit` batches, the newest first.
 
         Raises:
@@ -84,7 +84,7 @@ class BatchStore:
             states = connection.scalars(query.order_by(created.desc(), own.desc()).limit(limit))
             return [_decode(state) for state in states]
 
-    def cancel(self, tenant: str, batch: str) -> Batch:
+    def cancel(self, tenant: str, batch: str) -> RequestBatch:
         """Ask for the end of a batch; what is done by then is kept.
 
         Raises:
@@ -101,7 +101,9 @@ class BatchStore:
             _write(connection, changed)
             return changed
 
-    def claim(self, holder: str, *, seconds: float, running: Collection[Batch]) -> Batch | None:
+    def claim(
+        self, holder: str, *, seconds: float, running: Collection[RequestBatch]
+    ) -> RequestBatch | None:
         """Take the lease of an open batch that nobody runs, `None` where there is none.
 
         The oldest of a tenant with the fewest batches `running` is first.
@@ -123,6 +125,13 @@ class BatchStore:
             _lease(connection, [row.id], holder, now + int(seconds * SECOND))
             return _decode(row.state)
 
+    def remove_ended(self, *, keep: int) -> None:
+        """Remove batches that have ended and were created more than `keep` seconds ago."""
+        before = self._store.clock() - keep * SECOND
+        with self._store.writing(in_bulk=True) as connection:
+            is_old = and_(_table.c.is_open == 0, _table.c.created <= before)
+            connection.execute(delete(_table).where(is_old))
+
     def renew(
         self, holder: str, batches: Sequence[str], *, seconds: float
     ) -> dict[str, BatchState]:
@@ -135,7 +144,9 @@ class BatchStore:
             _lease(connection, list(held), holder, now + int(seconds * SECOND))
             return held
 
-    def change(self, batch: str, holder: str, change: Callable[[Batch], Batch]) -> Batch:
+    def change(
+        self, batch: str, holder: str, change: Callable[[RequestBatch], RequestBatch]
+    ) -> RequestBatch:
         """Replace a batch by what `change` returns for it.
 
         Raises:
@@ -150,10 +161,10 @@ class BatchStore:
         self,
         batch: str,
         holder: str,
-        change: Callable[[Batch], Batch],
+        change: Callable[[RequestBatch], RequestBatch],
         *,
         files: Sequence[StoredFile] = (),
-    ) -> Batch:
+    ) -> RequestBatch:
         """End a batch as `change` says, add its files, and note that its tenant is to be told.
 
         Raises:
@@ -168,18 +179,18 @@ class BatchStore:
             return changed
 
 
-def in_status(batch: Batch, status: BatchState, now: int) -> Batch:
+def in_status(batch: RequestBatch, status: BatchState, now: int) -> RequestBatch:
     """Return `batch` in another status since `now`."""
     moments = batch.moments | {status.value: now}
     return msgspec.structs.replace(batch, status=status, moments=moments)
 
 
-def _columns(batch: Batch) -> dict[str, Any]:
+def _columns(batch: RequestBatch) -> dict[str, Any]:
     state = msgspec.json.encode(batch).decode()
     return {"is_open": int(batch.is_open), "state": state}
 
 
-def _write(connection: Connection, batch: Batch) -> None:
+def _write(connection: Connection, batch: RequestBatch) -> None:
     connection.execute(update(_table).where(_table.c.id == batch.id).values(**_columns(batch)))
 
 
@@ -188,7 +199,7 @@ def _lease(connection: Connection, batches: Sequence[str], holder: str, until: i
     connection.execute(update(_table).where(own).values(holder=holder, lease=until))
 
 
-def _held(connection: Connection, batch: str, holder: str) -> Batch:
+def _held(connection: Connection, batch: str, holder: str) -> RequestBatch:
     own = and_(_table.c.id == batch, _table.c.holder == holder)
     row = connection.execute(select(_table.c.state).where(own).with_for_update()).first()
     if row is None:

@@ -7,7 +7,7 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
 from gateway.ledger import schema
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.store import Store
 
 _LOCK: Final = "webhooks"
@@ -60,7 +60,7 @@ class DeliveryStore:
             connection.execute(delete(_table).where(_table.c.id == delivery))
 
 
-def add_delivery(connection: Connection, batch: Batch, *, now: int) -> None:
+def add_delivery(connection: Connection, batch: RequestBatch, *, now: int) -> None:
     """Note that the tenant of `batch` is to be told of its end, in the caller's transaction."""
     payload: dict[str, Any] = {
         "object": "event",

@@ -11,12 +11,12 @@ from gateway.storage.s3 import S3Storage
 
 
 def build_storage(settings: Settings) -> FileStorage:
-    """Return the storage at `files_url`.
+    """Return the storage at `files`.
 
     Raises:
         ConfigurationError: there is none of that kind, or its library is missing.
     """
-    url = settings.files_url
+    url = settings.files
     if not url:
         return DiskStorage(settings.data_dir.absolute() / "files")
     if "://" not in url:
@@ -24,7 +24,7 @@ def build_storage(settings: Settings) -> FileStorage:
     parts = urlsplit(url)
     if parts.scheme == "s3" and parts.netloc:
         return S3Storage(parts.netloc, parts.path)
-    raise ConfigurationError("`SLUICEGATE_FILES_URL` must be a folder, or `s3://bucket/prefix`")
+    raise ConfigurationError("`SLUICEGATE_FILES` must be a folder, or `s3://bucket/prefix`")
 
 
 def file_object(file: str) -> str:

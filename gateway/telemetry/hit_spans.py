@@ -6,7 +6,6 @@ hit takes a quarter of the time that its spans would take as objects.
 
 from collections.abc import Callable
 from random import getrandbits
-from time import time_ns
 from typing import Final
 
 from opentelemetry.sdk.trace import ReadableSpan
@@ -27,18 +26,21 @@ _MARKS: Final = {
         (b"parent", b"root", b"lookup", b"admission", b"began", b"found", b"charged", b"ended")
     )
 }
+_TIMES: Final = [
+    int.from_bytes(_MARKS[name], "little") for name in (b"began", b"found", b"charged", b"ended")
+]
 
 
 def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
     """Record the steps of a hit below `span`, the span of its request, and end that."""
-    began, found, charged = hit.times
+    began, found, charged, ended = hit.times
     span.record("cache lookup", began, found, MEMORY)
     span.record("admission", found, charged)
     span.set("http.response.status_code", 200)
     span.set("sluicegate.request_id", hit.request_id.decode())
     span.set("sluicegate.model", hit.model)
     span.set("sluicegate.items", 1)
-    span.end()
+    span.end_at(ended)
 
 
 class HitTemplate:
@@ -51,7 +53,7 @@ class HitTemplate:
     def __init__(
         self, hit: ReplayedHit, *, has_parent: bool, make: Callable[..., ReadableSpan]
     ) -> None:
-        sink = _MarkingSink(make)
+        sink = SpanList(make, b"lookup", b"admission")
         parent = _context(b"parent", is_remote=True) if has_parent else None
         root = RecordedSpan(
             sink,
@@ -60,8 +62,9 @@ class HitTemplate:
             parent,
             kind=SpanKind.SERVER,
             attributes=hit.attributes,
+            started=_TIMES[0],
         )
-        record_hit(root, hit._replace(times=_times(b"began", b"found", b"charged")))
+        record_hit(root, hit._replace(times=_TIMES))
         try:
             encoded = [encode_span(s, s.resource, s.instrumentation_scope) for s in sink.spans]
         except RareSpan:
@@ -70,8 +73,8 @@ class HitTemplate:
         self.is_usable = any(b"%(id)b" in span for span in self._spans)
 
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
-        """Return the encoded spans of a hit that ends now."""
-        began, found, charged = hit.times
+        """Return the encoded spans of a hit."""
+        began, found, charged, ended = hit.times
         ids = getrandbits(192).to_bytes(24, "big")
         values = {
             b"trace": trace,
@@ -82,18 +85,18 @@ class HitTemplate:
             b"began": began.to_bytes(8, "little"),
             b"found": found.to_bytes(8, "little"),
             b"charged": charged.to_bytes(8, "little"),
-            b"ended": time_ns().to_bytes(8, "little"),
+            b"ended": ended.to_bytes(8, "little"),
             b"id": hit.request_id,
         }
         return [span % values for span in self._spans]
 
 
-class _MarkingSink(SpanSink):
-    """Keeps the spans of one hit, with marks for the ids and times that are not marks yet."""
+class SpanList(SpanSink):
+    """Keeps the spans that `make` makes; the ids of the first are the marks `names`."""
 
-    def __init__(self, make: Callable[..., ReadableSpan]) -> None:
+    def __init__(self, make: Callable[..., ReadableSpan], *names: bytes) -> None:
         self._make = make
-        self._names = [b"lookup", b"admission"]
+        self._names = list(names)
         self.spans: list[ReadableSpan] = []
 
     @override
@@ -109,19 +112,12 @@ class _MarkingSink(SpanSink):
     ) -> None:
         if self._names:
             context = _context(self._names.pop(0))
-        else:
-            began, ended = _times(b"began", b"ended")
-            times = began, ended
         self.spans.append(self._make(name, context, parent, times, attributes, kind, status))
 
 
 def _context(name: bytes, *, is_remote: bool = False) -> SpanContext:
     trace, span = int.from_bytes(_TRACE, "big"), int.from_bytes(_MARKS[name], "big")
     return SpanContext(trace, span, is_remote, TraceFlags(SAMPLED))
-
-
-def _times(*names: bytes) -> list[int]:
-    return [int.from_bytes(_MARKS[name], "little") for name in names]
 
 
 def _opened(span: bytes, request_id: bytes) -> bytes:

@@ -3,7 +3,8 @@
 They are linked to backends' by W3C trace context.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from random import getrandbits
 from time import time_ns
 from typing import Final
@@ -16,9 +17,9 @@ from typing_extensions import override
 from backends.otlp import SpanQueue, open_provider, open_queue
 from backends.otlp_encoding import SCOPE
 from backends.otlp_statistics import TracingStatistics
-from gateway.telemetry.hit_spans import HitTemplate, record_hit
+from gateway.telemetry.hit_spans import HitTemplate, SpanList, record_hit
 from gateway.telemetry.propagation import ContextReader
-from gateway.telemetry.recorded_spans import OK, RecordedSpan, below
+from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink, below
 from gateway.telemetry.sampling import HeadSampler
 from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, UnsampledSpan
 from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
@@ -57,6 +58,10 @@ class OtelTracer(Tracer):
 
     @override
     def replayed(self, hit: ReplayedHit, context: str) -> None:
+        # It has three spans.
+        self._queue.add((None, None, partial(self._hit_spans, hit, context)))
+
+    def _hit_spans(self, hit: ReplayedHit, context: str) -> Sequence[ReadableSpan | bytes]:
         # A `tracestate` is in every span, and rare.
         if self._queue.takes_encoded and len(context) <= LENGTH:
             kind = hit.name, hit.model, context != ""
@@ -64,11 +69,11 @@ class OtelTracer(Tracer):
             if template is None:
                 template = self._add_template(kind, hit)
             if template.is_usable:
-                trace, parent = self._ids(context)
-                self._queue.add(template.spans(hit, trace, parent))
-                return
-        span = self._begin(hit.name, context, SpanKind.SERVER, hit.attributes, started=hit.times[0])
-        record_hit(span, hit)
+                return template.spans(hit, *self._ids(context))
+        made = SpanList(self._make)
+        root = self._begin(hit.name, context, SpanKind.SERVER, hit.attributes, hit.times[0], made)
+        record_hit(root, hit)
+        return made.spans
 
     @override
     def failure(self, name: str, span: Span, *, age: float) -> Span:
@@ -76,7 +81,7 @@ class OtelTracer(Tracer):
             return NO_SPAN
         started, context = time_ns() - int(age * 1e9), span.traceparent
         if not (isinstance(span, UnsampledSpan) and span.begins_trace):
-            return self._begin(name, context, SpanKind.SERVER, {}, started=started)
+            return self._begin(name, context, SpanKind.SERVER, {}, started)
         # Backends may know the ids that it was given: they are its own, and nobody's above it.
         own = _parsed(context, is_remote=False)
         return RecordedSpan(self, name, own, None, kind=SpanKind.SERVER, started=started)
@@ -158,7 +163,13 @@ class OtelTracer(Tracer):
         return self.sampler.new_trace_id().to_bytes(16, "big"), b""
 
     def _begin(
-        self, name: str, parent: str, kind: SpanKind, attributes: Attributes, *, started: int = 0
+        self,
+        name: str,
+        parent: str,
+        kind: SpanKind,
+        attributes: Attributes,
+        started: int = 0,
+        sink: SpanSink | None = None,
     ) -> RecordedSpan:
         above = _parsed(parent, is_remote=kind is SpanKind.SERVER) if parent else None
         if above is None:
@@ -167,7 +178,7 @@ class OtelTracer(Tracer):
         else:
             context = below(above)
         return RecordedSpan(
-            self, name, context, above, kind=kind, attributes=attributes, started=started
+            sink or self, name, context, above, kind=kind, attributes=attributes, started=started
         )
 
 

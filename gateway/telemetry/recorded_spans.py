@@ -100,9 +100,13 @@ class RecordedSpan(Span):
 
     @override
     def end(self) -> None:
+        self.end_at(time_ns())
+
+    def end_at(self, ended: int) -> None:
+        """End the step at a time of the wall clock, in ns."""
         if not self._has_ended:
             self._has_ended = True
-            times = self._started, time_ns()
+            times = self._started, ended
             self._sink.add(
                 self._name,
                 self._context,

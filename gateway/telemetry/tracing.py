@@ -17,7 +17,7 @@ class ReplayedHit(NamedTuple):
     """A memory hit that the fast path replayed.
 
     `name` and `attributes` are those of its request's span. `times` are when it began, was found,
-    and was charged, in ns of the wall clock.
+    was charged, and ended, in ns of the wall clock.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tracer:
         return Span(context) if context else NO_SPAN
 
     def replayed(self, hit: ReplayedHit, context: str) -> None:
-        """Record a hit that came with `context`, and that ends now."""
+        """Record a hit that came with `context`."""
 
     def failure(self, name: str, span: Span, *, age: float) -> Span:
         """Begin the span of a request, `age` seconds old, that failed without being sampled.

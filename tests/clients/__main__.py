@@ -65,7 +65,9 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder, "models")
         build_demo_models(models, print)
-        with System(Path(folder, "data"), models=models) as system:
+        with System(
+            Path(folder, "data"), models=models, environment={"SLUICEGATE_BATCHES": "true"}
+        ) as system:
             target = target_of(system)
             for name in names:
                 python = _ROOT / ".venv-clients" / name / "bin" / "python"

@@ -118,10 +118,10 @@ def test_a_storage_that_cannot_be_used_says_so(
 
 
 def test_the_setting_chooses_the_storage(tmp_path: Path) -> None:
-    chosen = build_storage(Settings(files_url=str(tmp_path)))
+    chosen = build_storage(Settings(files=str(tmp_path)))
 
     write(chosen, "files/one", b"content")
 
     assert (tmp_path / "files" / "one").read_bytes() == b"content"
-    with pytest.raises(ConfigurationError, match="SLUICEGATE_FILES_URL"):
-        build_storage(Settings(files_url="ftp://example.com"))
+    with pytest.raises(ConfigurationError, match="SLUICEGATE_FILES"):
+        build_storage(Settings(files="ftp://example.com"))

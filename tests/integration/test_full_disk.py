@@ -191,7 +191,7 @@ async def test_a_gateway_starts_on_a_full_disk_says_so_and_recovers_by_itself(
 
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "gateway", "--workers", "1"),
-        env=environment(settings),
+        env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -233,7 +233,7 @@ async def test_a_first_start_on_a_full_disk_ends_in_one_line(
 
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "gateway", "--workers", "1", "--no-admin"),
-        env=environment(settings),
+        env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -41,7 +41,12 @@ def process(
         command = [sys.executable, "-m", "gateway", "gateway", "--workers", "1", *options]
         with subprocess.Popen(
             command,
-            env={**process_environment(), **environment(own), **settings},
+            env={
+                **process_environment(),
+                **environment(own),
+                "SLUICEGATE_BATCHES": "false",
+                **settings,
+            },
             stdout=printed,
             stderr=subprocess.PIPE,
         ) as running:

@@ -10,7 +10,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch
 from loadtests.harness.raw_http import KEY, Response, post
 from tests.support.events import START, make_event, make_usage
-from tests.support.worker import RunningWorker, running_worker
+from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
 OTHER, ROTATED = "sk-a-key-of-another-tenant", "sk-a-key-that-is-rotated"
@@ -133,3 +133,18 @@ async def test_who_looks_in_is_told_what_this_is(worker: RunningWorker, path: st
     assert browser.headers["content-type"].startswith("text/html")
     assert b'href="/docs"' in browser.body
     assert browser.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "x-client-request-id"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/classify"])
+async def test_what_a_caller_names_a_request_by_is_repeated(
+    worker: RunningWorker, path: str, name: str
+) -> None:
+    body = classify("a") if path == "/v1/classify" else None
+    named = await ask(worker, path, body, headers={name: "order-17/a"})
+    odd = await ask(worker, path, body, headers={name: "two words"})
+    plain = await ask(worker, path, body)
+
+    assert named.headers["x-client-request-id"] == "order-17/a"
+    assert named.headers["x-request-id"].startswith("req_")
+    assert not {"x-client-request-id"} & (odd.headers | plain.headers).keys()

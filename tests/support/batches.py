@@ -1,6 +1,5 @@
 """Makes files and batches of one tenant, and waits for what becomes of them."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,13 @@ import msgspec
 
 from gateway.auth.keys import hash_key
 from gateway.batches.batch_access import open_batch_parts
-from gateway.ledger.batch_types import Batch
+from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import KeyId, Principal, Rule, TenantId
 from loadtests.harness.raw_http import KEY
 from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.waiting import eventually
 from tests.support.worker import write_document
 
 
@@ -34,7 +34,7 @@ class BatchScene:
             await upload.write(content)
         return (await self.files.finish(upload, expires_after=None)).id
 
-    async def create(self, *lines: bytes) -> Batch:
+    async def create(self, *lines: bytes) -> RequestBatch:
         """Create a batch of these lines."""
         return await self.batches.create(
             self.caller,
@@ -45,16 +45,21 @@ class BatchScene:
             output_expires_after=None,
         )
 
-    async def until(self, batch: Batch, is_so: Callable[[Batch], bool]) -> Batch:
+    async def until(
+        self, batch: RequestBatch, is_so: Callable[[RequestBatch], bool]
+    ) -> RequestBatch:
         """Wait until something is so; return the batch then."""
-        async with asyncio.timeout(60.0):
-            while not is_so(  # noqa: ASYNC110 - another process changes it
-                found := await self.batches.get(self.caller, batch.id)
-            ):
-                await asyncio.sleep(0.02)
+        found = batch
+
+        async def look() -> bool:
+            nonlocal found
+            found = await self.batches.get(self.caller, batch.id)
+            return is_so(found)
+
+        await eventually(look, every=0.02)
         return found
 
-    async def ended(self, batch: Batch) -> Batch:
+    async def ended(self, batch: RequestBatch) -> RequestBatch:
         """Wait until a batch has ended."""
         return await self.until(batch, lambda found: not found.status.is_open)
 

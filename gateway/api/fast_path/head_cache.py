@@ -26,6 +26,7 @@ from gateway.types import CacheDirectives, Principal
 _LONGEST = 4096
 _MOST = 4096
 _KEYED = b"idempotency-key"
+_NAMED = b"request-id:"
 # A body with one of these does not end where its declared length says, or is not to be read yet.
 _UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding")
 
@@ -43,8 +44,10 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No header of the request changes the answer of a memory hit."""
     coding: str
     """How a large answer is to be compressed; empty: not at all."""
-    cross_origin: bytes
-    """The header lines that let a page read the answer."""
+    own_lines: bytes
+    """Header lines of answers to this caller."""
+    client_id: str
+    """What the caller names the request by."""
     context: str
     """The trace context, where it is of another form than `split_context` takes out."""
 
@@ -88,8 +91,11 @@ class RequestHeadCache:
         known = self._heads.get(digest)
         if known is None and digest not in self._heads and len(head) <= _LONGEST:
             # Each such head is another, and would push those that return out of the cache.
-            if _KEYED in head.lower():
+            lowered = head.lower()
+            if _KEYED in lowered:
                 return None
+            if _NAMED in lowered:
+                return self._read(head)
             if len(self._heads) >= _MOST:
                 self._heads.clear()
             known = self._heads[digest] = self._read(head)
@@ -148,7 +154,7 @@ class RequestHeadCache:
             self._cross_origin.check(state.principal, target.decode(), origin)
         except GatewayError:
             return None
-        lines = self._cross_origin.lines(origin, state.principal)
+        lines = state.own_lines + self._cross_origin.lines(origin, state.principal)
         return CachedHead(
             match=match,
             fields=state.fields,
@@ -159,7 +165,8 @@ class RequestHeadCache:
             is_plain=not (state.wants_timing or context or lines)
             and state.options.directives == CacheDirectives(),
             coding=state.coding,
-            cross_origin=lines,
+            own_lines=lines,
+            client_id=state.client_id,
             context=context,
         )
 

@@ -80,8 +80,8 @@ class FastPath:
         state.wants_timing = head.wants_timing
         if head.coding:
             state.coding = head.coding
-        if head.cross_origin:
-            state.cross_origin = head.cross_origin
+        if head.own_lines:
+            state.own_lines, state.client_id = head.own_lines, head.client_id
         if head.fields:
             state.fields = head.fields
         self.processor.start_span(state, found.context)

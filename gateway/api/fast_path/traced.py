@@ -61,6 +61,7 @@ class TracedFastPath(FastPath):
         route = parsed.route
         start = answer.index(_ID) + len(_ID)
         request_id = answer[start : answer.index(b"\r", start)]
+        times.append(time_ns())
         hit = ReplayedHit(route.span_name, route.attributes, replay.model, request_id, times)
         self._tracer.replayed(hit, context)
         return answer

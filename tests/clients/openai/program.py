@@ -1,7 +1,9 @@
 """Calls the system with the unmodified `openai` client, by each method that it answers."""
 
 import asyncio
+import json
 import secrets
+import threading
 from typing import Any
 
 import openai
@@ -135,6 +137,60 @@ def over_the_limit_the_clients_own_retry_succeeds(target: Target) -> None:
     assert patient.embeddings.create(model="minilm", input="a").data
 
 
+def _ended(target: Target, batch: str) -> Any:
+    """Return a batch once it has ended."""
+    for _ in range(600):
+        found = client(target).batches.retrieve(batch)
+        if found.status in ("completed", "failed", "expired", "cancelled"):
+            return found
+        threading.Event().wait(0.1)
+    raise AssertionError("the batch has not ended")
+
+
+def a_batch_is_run_and_its_answers_are_those_of_the_route(target: Target) -> None:
+    lines = [
+        {"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": body}
+        for text in _TEXTS
+        for body in [{"model": "minilm", "input": text, "encoding_format": "float"}]
+    ]
+    content = "\n".join(map(json.dumps, [*lines, lines[0]]))
+    api = client(target)
+    life: Any = {"anchor": "created_at", "seconds": 3600}
+    file = api.files.create(file=("a.jsonl", content.encode()), purpose="batch", expires_after=life)
+    batch = api.batches.create(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+    )
+    ended = _ended(target, batch.id)
+
+    assert (ended.status, ended.request_counts.completed) == ("completed", 3), ended
+    answers = map(json.loads, api.files.content(ended.output_file_id).text.splitlines())
+    found = {one["custom_id"]: one["response"]["body"]["data"][0]["embedding"] for one in answers}
+    native = target.native("/v1/embed", {"model": "minilm", "input": _TEXTS})
+    assert_close([found[text] for text in _TEXTS], [one["embedding"] for one in native["results"]])
+    (error,) = map(json.loads, api.files.content(ended.error_file_id).text.splitlines())
+    assert (error["error"]["code"], error["error"]["line"]) == ("duplicate_custom_id", 4)
+    assert batch.id in [one.id for one in api.batches.list(limit=1)]
+    assert file.id in [one.id for one in api.files.list(limit=1)]
+    conflict = raised(openai.ConflictError, lambda: api.batches.cancel(batch.id))
+    assert conflict.code == "conflict"
+    assert api.files.delete(ended.output_file_id).deleted
+    missing = raised(openai.NotFoundError, lambda: api.files.content(ended.output_file_id))
+    assert missing.code == "not_found"
+
+
+def a_batch_can_be_cancelled(target: Target) -> None:
+    api = client(target)
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/embeddings", "body": {}}
+    file = api.files.create(file=json.dumps(line).encode(), purpose="batch")
+    batch = api.batches.create(
+        input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h"
+    )
+
+    assert api.batches.cancel(batch.id).status == "cancelling"
+
+    assert _ended(target, batch.id).status == "cancelled"
+
+
 if __name__ == "__main__":
     run_checks(
         [
@@ -150,5 +206,7 @@ if __name__ == "__main__":
             bad_input_is_a_bad_request,
             a_deadline_is_an_error_of_the_server,
             over_the_limit_the_clients_own_retry_succeeds,
+            a_batch_is_run_and_its_answers_are_those_of_the_route,
+            a_batch_can_be_cancelled,
         ]
     )
