@@ -16,8 +16,8 @@ pytestmark = [
         not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing: `make install-system`"
     ),
 ]
-# Enters a key, presses TRY beside `classify`, and waits for the answer that the page then shows.
-_TRY = """key => {
+# Enters a key, presses TRY beside a route, and waits for the answer that the page then shows.
+_TRY = """(key, path) => {
   const all = (root, wanted) => [...root.querySelectorAll(wanted),
     ...[...root.querySelectorAll('*')].flatMap(
       one => one.shadowRoot ? all(one.shadowRoot, wanted) : [])];
@@ -30,10 +30,10 @@ _TRY = """key => {
   go('auth');
   return found(() => all(document, 'input.api-key-input')[0]).then(field => {
     field.value = key;
-    button(document, 'SET').click();
-    go('post-/v1/classify');
+    (button(document, 'SET') || button(document, 'UPDATE')).click();
+    go('post-' + path);
     return found(() => all(document, 'api-request').find(
-      one => one.path === '/v1/classify' && button(one.shadowRoot, 'TRY')));
+      one => one.path === path && button(one.shadowRoot, 'TRY')));
   }).then(request => {
     button(request.shadowRoot, 'TRY').click();
     return found(() => (request.responseText || '').includes('{') && request.responseText);
@@ -109,6 +109,8 @@ async def test_the_page_shows_how_to_call_a_route_in_each_language(page: Page) -
 
 
 async def test_a_reader_with_a_key_tries_a_route(page: Page, system: System) -> None:
-    answer = await page.evaluate(f"({_TRY})('{system.key}')")
+    answer = await page.evaluate(f"({_TRY})('{system.key}', '/v1/classify')")
+    vector = await page.evaluate(f"({_TRY})('{system.key}', '/v1/embed')")
 
     assert "positive" in answer
+    assert "embedding" in vector
