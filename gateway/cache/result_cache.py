@@ -78,6 +78,8 @@ class ResultCache:
         keys: Sequence[CacheKey],
         on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
+        *,
+        claims: bool = False,
     ) -> None:
         """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
         found, missing = self._in_memory(keys, is_valid)
@@ -92,7 +94,7 @@ class ResultCache:
             finally:
                 on_done(found)
 
-        remote.fetch_nowait([keys[index] for index in missing], fetched)
+        remote.fetch_nowait([keys[index] for index in missing], fetched, claims=claims)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry` in memory now, and in the remote tier soon."""
@@ -101,6 +103,10 @@ class ResultCache:
             return
         self._memory.put(key, entry, now)
         self._remote.store(key, entry, now)
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Tell, once, whether look-ups have claimed all of `keys`."""
+        return self._remote.has_claimed(keys)
 
     def claim(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
