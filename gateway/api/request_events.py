@@ -15,6 +15,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import ArmUsage, RequestEvent, RequestId, Source
 
 _IDS_AT_ONCE = 4096
+_SOURCES = (Source.HIT, Source.COLLAPSED, Source.COMPUTED, Source.FAILED)
 
 
 class RequestEvents:
@@ -86,12 +87,8 @@ class RequestEvents:
         usage = state.usage
         if not state.model:
             return
-        for source, count in (
-            (Source.HIT, usage.hit),
-            (Source.COLLAPSED, usage.collapsed),
-            (Source.COMPUTED, usage.computed),
-            (Source.FAILED, usage.failed),
-        ):
+        counts = usage.hit, usage.collapsed, usage.computed, usage.failed
+        for source, count in zip(_SOURCES, counts, strict=True):
             if count:
                 self._metrics.items(state.model, source, count)
         for arm in state.arms:

@@ -19,7 +19,7 @@ from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.config.document import ModelConfig
 from gateway.dispatch.work import Settle, StartedWork, WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.inference.coalescing import Flight, Flights
+from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
 from gateway.inference.item_waits import ItemWaits
 from gateway.inference.last_answers import (
@@ -296,24 +296,26 @@ class Inference:
     ) -> ItemWaits:
         waits = ItemWaits(caller, is_whole=is_whole)
         keys, flights, now = prepared.flight_keys, self._flights, self.wall()
+        led: list[int] = []
         for index in missing:
             key = keys[index]
             flight = flights.join(key)
             if flight is not None:
                 waits.joined[index] = flight
                 continue
-            flight = waits.led[index] = flights.lead(key, caller.criticality)
+            waits.led[index] = flights.lead(key, caller.criticality)
             # Its flight may have ended during the look-up in Redis.
             entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
-            if entry is not None:
+            if entry is None:
+                led.append(index)
+            else:
                 flights.settle(key, _outcome(prepared, entry, "memory", now))
-        led = {index: flight for index, flight in waits.led.items() if flight.outcome is None}
         if led:
             waits.work = self._compute(prepared, caller, led)
         return waits
 
     def _compute(
-        self, prepared: PreparedRequest, caller: Caller, led: dict[int, Flight]
+        self, prepared: PreparedRequest, caller: Caller, led: Sequence[int]
     ) -> StartedWork | None:
         work = prepared.work(
             led,
