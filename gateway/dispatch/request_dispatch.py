@@ -320,5 +320,8 @@ class RequestDispatch:
         if item.index not in self._open:
             return
         self._open.discard(item.index)
-        self._context.counters.count(outcome)
+        if outcome.failure is None:
+            self._context.counters.computed += 1
+        else:
+            self._context.counters.count_failure(outcome.failure.code)
         self._on_settled(item.index, outcome)

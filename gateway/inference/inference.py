@@ -208,27 +208,23 @@ class Inference:
 
         `False`: `infer` has to, since more than the backends may answer.
         """
-        plan, directives = prepared.plan, caller.directives
-        if plan.unrevised is not None or directives.only_if_cached:
+        if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
             return False
+        missing = _missing(outcomes)
         is_whole = not prepared.request.continue_on_error
+        waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
+        span = self._tracer.span("coalescing", parent=caller.traceparent)
 
-        def wait(missing: Sequence[int]) -> None:
-            waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
-            span = self._tracer.span("coalescing", parent=caller.traceparent)
+        # It refers to what refers to it, until it is called: cycles cost more than the call.
+        def ended(has_failed: bool) -> None:  # noqa: FBT001
+            waiting.describe(span)
+            span.end()
+            if waiting.fill(outcomes, has_failed=has_failed):
+                self.compute_nowait(prepared, caller, outcomes, on_done)
+            else:
+                on_done(_answer(prepared, outcomes, prepared.plan.model))
 
-            def ended(has_failed: bool) -> None:  # noqa: FBT001
-                waiting.describe(span)
-                span.end()
-                missing = waiting.fill(outcomes, has_failed=has_failed)
-                if missing:
-                    wait(missing)
-                else:
-                    on_done(_answer(prepared, outcomes, plan.model))
-
-            waiting.on_end(ended)
-
-        wait(_missing(outcomes))
+        waiting.on_end(ended)
         return True
 
     def _plan(

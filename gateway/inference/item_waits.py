@@ -72,7 +72,10 @@ class ItemWaits:
         if has_failed:
             self._give_up()
             return []
-        return self._failed_for_leader_only() if self.joined else []
+        again = self._failed_for_leader_only() if self.joined else []
+        for index in again:
+            outcomes[index] = None
+        return again
 
     def describe(self, span: Span) -> None:
         """Note in `span` how many of the items the request leads, and how many it joined."""
@@ -103,7 +106,8 @@ class ItemWaits:
 
     def _flight_ended(self, flight: Flight) -> None:
         self._open -= 1
-        if self._is_whole and self._has_failed(flight):
+        outcome = flight.outcome
+        if self._is_whole and outcome and outcome.failure and self._ends_the_request(flight):
             # Later: what settles the item may be in no state to be cancelled.
             self._loop.call_soon(self._end, True)
         elif not self._open:
@@ -115,10 +119,8 @@ class ItemWaits:
             self.cancel()
             on_end(has_failed)
 
-    def _has_failed(self, flight: Flight) -> bool:
-        """Tell whether an item has ended in a way that the whole request does."""
-        if flight.outcome is None or flight.outcome.failure is None:
-            return False
+    def _ends_the_request(self, flight: Flight) -> bool:
+        """Tell whether an item has failed in a way that the whole request does."""
         return flight in self.led.values() or not self._is_leaders_own(flight)
 
     def _is_leaders_own(self, flight: Flight) -> bool:

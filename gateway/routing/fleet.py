@@ -141,9 +141,12 @@ class Fleet:
 
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[ItemShare]:
         """Return where the items of one request go first: to few backends, equal items together."""
-        context = ChoiceContext(self._clock(), self.routing)
-        tiers = self._tiers(model)
+        tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
+        if len(tiers) == 1 and len(tiers[0]) == 1 and tiers[0][0].is_available(now):
+            # There is nothing to choose.
+            return [ItemShare(endpoint=tiers[0][0].endpoint, items=everything)]
+        context = ChoiceContext(now, self.routing)
         tier = healthy_first_tier(tiers, context)
         if tier is None:
             usable = available_tiers(tiers, context)
