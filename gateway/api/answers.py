@@ -78,6 +78,8 @@ def count_arms(outcomes: Sequence[ItemOutcome]) -> tuple[ArmUsage, ...]:
             found[outcome.source] += 1
             found["rows"] += outcome.rows
             found["tokens"] += outcome.tokens
+    if not counts:
+        return ()
     return tuple(
         ArmUsage(arm=arm, shadow=shadow, **found) for (arm, shadow), found in counts.items()
     )

@@ -90,7 +90,8 @@ class ResultCache:
 
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
-                self._add(keys, found, missing, entries, remote.name)
+                if any(entries):
+                    self._add(keys, found, missing, entries, remote.name)
             finally:
                 on_done(found)
 
@@ -156,8 +157,6 @@ class ResultCache:
         tier: str,
     ) -> None:
         """Put what `tier` has for the `missing` places into `found`, and into memory."""
-        if not any(fetched):
-            return
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:

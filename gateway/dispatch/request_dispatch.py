@@ -131,13 +131,12 @@ class RequestDispatch:
         attempt.has_full_timeout = remaining >= idle_timeout
         self._attempts.append(attempt)
         context.counters.calls += 1
-        context.fleet.started(endpoint, count)
+        left = context.fleet.started(endpoint, count, remaining)
         late = self._latencies.late
         if self._may_hedge and now + late < self._deadline:
             attempt.hedge_timer = self._loop.call_later(late, self._hedge, attempt)
         attempt.span = context.tracer.on_call(endpoint, items=count, traceparent=self._traceparent)
         traceparent = attempt.span.__enter__()
-        left = context.fleet.time_left_at(endpoint, remaining)
         try:
             attempt.started_call = context.client.start_call(
                 endpoint,
