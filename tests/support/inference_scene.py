@@ -169,6 +169,15 @@ class GatedRunner:
         )
 
 
+class FailsOnce(GatedRunner):
+    """Answers what comes after the first failure."""
+
+    @override
+    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
+        await super()._run(work, deadline, settle)
+        self.failure = None
+
+
 class FailingRunner(GatedRunner):
     """Fails the first item of each work at once, and never ends the others by itself."""
 

@@ -4,14 +4,12 @@ import asyncio
 
 import msgspec
 import pytest
-from typing_extensions import override
 
 from backends.protocol import Task
-from gateway.dispatch.work import Settle, Work
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
 from loadtests.harness.waiting import until
-from tests.support.inference_scene import INFO, GatedRunner, Scene, sources
+from tests.support.inference_scene import INFO, FailsOnce, Scene, sources
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED
@@ -297,15 +295,6 @@ def _overloaded() -> ItemFailure:
     return ItemFailure(status=503, code="overloaded", detail="Busy.", retryable=True)
 
 
-class _FailsOnce(GatedRunner):
-    """Answers what comes after the first failure."""
-
-    @override
-    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
-        await super()._run(work, deadline, settle)
-        self.failure = None
-
-
 @pytest.mark.parametrize(
     ("leads", "joins", "is_tried_again"),
     [
@@ -318,7 +307,7 @@ class _FailsOnce(GatedRunner):
 async def test_who_joined_is_shed_with_the_leader_unless_it_matters_more(
     leads: Criticality, joins: Criticality, *, is_tried_again: bool, anyio_backend: str
 ) -> None:
-    scene = Scene(runner=_FailsOnce())
+    scene = Scene(runner=FailsOnce())
     scene.runner.gate.clear()
     scene.runner.failure = _overloaded()
     leader = asyncio.create_task(scene.ask("a", criticality=leads))
