@@ -5,7 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
-CHECKED := gateway backends loadtests tools tests
+INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
+CHECKED := gateway backends sluicegate loadtests tools tests
+TYPESCRIPT := tests/clients/typescript
+CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer
 ARGS ?=
 PYTEST_ARGS ?=
@@ -19,8 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton fuzz-cache bench-memory chaos-redis chaos-sentinel bench-dispatch parity clean
+	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
+	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches chaos-idempotency bench-dispatch parity clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +83,12 @@ fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-api ## Every fuzz run
 fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to real gateways (10 minutes)
 	$(BIN)/python -m loadtests fuzz-http $(ARGS)
 
+check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
+	$(BIN)/python -m pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
+
+check-wheel: install-dev ## Install the wheel into an empty environment, start it without the clone and call it (2 minutes, 350 MB)
+	$(BIN)/python -m tools.check_wheel
+
 fuzz-api: install-dev ## Compare the answers of both listeners with their OpenAPI documents (10 minutes)
 	$(BIN)/python -m loadtests fuzz-api $(ARGS)
 
@@ -110,13 +119,19 @@ bench-shares: install-dev ## Measure how two models share a saturated device
 bench-overload: install-dev ## Measure a backend at twice its capacity
 	$(BIN)/python -m loadtests overload $(ARGS)
 
+bench-hostile: install-dev ## Measure a model beside algorithms that loop, fork, grow and crash
+	$(BIN)/python -m loadtests hostile $(ARGS)
+
 bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
 	$(BIN)/python -m loadtests memory $(ARGS)
 
-bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (4 GB)
+bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (14 GB)
 	@# What cannot be installed here is named in the tables, and left out.
 	-@$(MAKE) --no-print-directory --keep-going $(PEERS:%=.venv-peers/%/.installed)
 	$(BIN)/python -m loadtests peers $(ARGS)
+
+check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products; ARGS="openai ..."
+	$(BIN)/python -m tests.clients $(ARGS)
 
 check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
 	$(BIN)/python -m loadtests triton $(ARGS)
@@ -144,6 +159,12 @@ chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or 
 
 chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
 	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
+
+chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
+	$(BIN)/python -m loadtests chaos-batches $(ARGS)
+
+chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
+	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)
 
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
@@ -174,8 +195,10 @@ $(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
 # All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
 $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
-	@# Modules are compiled when they are imported: tests import a part of them.
-	@$(PIP) install --no-compile --no-deps --require-hashes -r requirements/dev.txt
+	@# Modules are compiled when they are imported: tests import a part of them. One pip keeps one
+	@# core busy: each of two installs every other package.
+	@awk '/^[a-z]/ { n++ } { print > ("$(VENV)/packages-" n % 2 ".txt") }' requirements/dev.txt
+	@$(INSTALL_HALF)-0.txt & first=$$!; $(INSTALL_HALF)-1.txt; second=$$?; wait $$first && exit $$second
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
 
@@ -183,14 +206,28 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
 $(PARITY)/.installed: requirements/parity.txt
 	@echo 'Installing the reference libraries into $(PARITY) (once, 2 to 5 GB)'
 	@$(PYTHON) -m venv $(PARITY)
-	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= $(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r requirements/parity.txt
 	@touch $@
 
+# What generates and compiles a TypeScript client; without npm that part of the check is left out.
+$(TYPESCRIPT)/node_modules/.package-lock.json: $(TYPESCRIPT)/package-lock.json
+	-@command -v npm >/dev/null || { echo 'left out: a TypeScript client, which needs npm' >&2; exit 1; }; \
+		cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
+
+# The clients of `make check-clients`, each with its own packages and apart from ours.
+.venv-clients/%/.installed: tests/clients/%/requirements.txt
+	@echo 'Installing packages into .venv-clients/$*'
+	@$(PYTHON) -m venv .venv-clients/$*
+	@.venv-clients/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@
+
 # The servers that `make bench-peers` compares with, each with its own packages and apart from ours.
+# From the index alone: another build of torch has another hash.
 .venv-peers/%/.installed: loadtests/peers/%/requirements.txt
 	@echo 'Installing packages into .venv-peers/$*'
 	@$(PYTHON) -m venv .venv-peers/$*
-	@.venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= .venv-peers/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r $<
 	@touch $@

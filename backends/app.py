@@ -22,13 +22,14 @@ from backends.api.tls import ServerTls, server_tls
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.listening import empty_queue
+from backends.otlp_variables import drop_unusable
 from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, process_environment, quiet_libraries
 from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
-from backends.telemetry.spans import NO_TRACING, Tracing, otlp_tracing
+from backends.telemetry.spans import NO_TRACING, Tracing
 
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
@@ -123,6 +124,10 @@ async def _serve(
 ) -> None:
     tracing = NO_TRACING
     if settings.traces:
+        drop_unusable(process_environment())
+        # The SDK reads the environment as it is imported.
+        from backends.telemetry.otel_tracing import otlp_tracing  # noqa: PLC0415
+
         tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:

@@ -39,6 +39,15 @@ _MORE_MODELS = click.option(
     help="A second repository; of a name in both, the model of the first is served.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_EXAMPLES = {
+    "check": "models check --models ./models",
+    "compare": "models compare sentiment --models ./models --folder ./checkpoint --texts texts.csv",
+    "import": "models import ./checkpoint --models ./models --name sentiment",
+    "list": "models list --models ./models",
+    "optimize": "models optimize sentiment --models ./models --texts texts.csv",
+    "tune": "models tune sentiment --models ./models --texts texts.csv",
+}
+"""A line of each command about models, which `--help` shows."""
 
 
 class _OneLineGroup(click.Group):
@@ -55,7 +64,9 @@ def main() -> None:
     """A Sluicegate backend: serves the models of a repository."""
 
 
-@main.command("serve")
+@main.command(
+    "serve", epilog="\b\nExample:\n  sluicegate backend --models ./models --region eu --port 9000"
+)
 @_MODELS
 @_MORE_MODELS
 @click.option("--host", help="Address to listen on.")
@@ -86,6 +97,8 @@ def models_group() -> None:
     """Look into a model repository, and tune its models."""
 
 
+# `sluicegate backend` shows its own name.
+main.add_command(serve_command, "backend")
 models_group.add_command(tune_command)
 models_group.add_command(compare_command)
 models_group.add_command(import_command)
@@ -119,6 +132,10 @@ def check_command(models: Path | None, more_models: Path | None, *, as_json: boo
     _print(infos, problems, as_json=as_json, models=catalogue.models)
     if problems:
         sys.exit(1)
+
+
+for _name, _example in _EXAMPLES.items():
+    models_group.commands[_name].epilog = f"\b\nExample:\n  sluicegate {_example}"
 
 
 def _read(settings: BackendSettings) -> Catalogue:

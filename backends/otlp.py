@@ -3,19 +3,26 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 from typing_extensions import override
 
-from backends.otlp_encoding import encode_spans
-from backends.otlp_variables import OTLP, exporter_names, number, otlp_variable
+from backends.otlp_encoding import SpanBatch, encode_message, encode_spans
+from backends.otlp_statistics import TracingStatistics
+from backends.otlp_variables import (
+    COMPRESSIONS,
+    OTLP,
+    TracingProblem,
+    exporter_names,
+    number,
+    otlp_variable,
+)
 
 _log = logging.getLogger(__name__)
 # OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
@@ -23,16 +30,9 @@ CLOSE_WITHIN: Final = 2.0
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
 
 
-class TracingProblem(ValueError):
-    """The variables ask for what cannot be had; the message names the one to change."""
-
-
-class TracingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts spans: taken by the collector, lost in sending, dropped as the queue was full."""
-
-    exported: int = 0
-    failed: int = 0
-    dropped: int = 0
+MakeSpans = Callable[[], Sequence[ReadableSpan | bytes]]
+"""Makes spans, encoded as fields of `ScopeSpans` of the queue's `resource` and `SCOPE` where the
+queue takes that."""
 
 
 class SpanQueue(SpanProcessor):
@@ -49,14 +49,18 @@ class SpanQueue(SpanProcessor):
         environ: Mapping[str, str],
         *,
         close_within: float = CLOSE_WITHIN,
+        takes_encoded: bool = False,
     ) -> None:
         self._exporters = exporters
+        self.takes_encoded = takes_encoded
+        """Whether `MakeSpans` may return encoded spans: every exporter is one of OTLP."""
+        self.resource = Resource.get_empty()
         self._room = number(environ, "OTEL_BSP_MAX_QUEUE_SIZE", default=2048)
         batch = number(environ, "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", default=512)
         self._batch = min(batch, self._room)
         self._delay = number(environ, "OTEL_BSP_SCHEDULE_DELAY", default=5000) / 1000
         self._close_within = close_within
-        self._spans: deque[ReadableSpan] = deque()
+        self._spans: deque[ReadableSpan | MakeSpans | None] = deque()
         self._lock = threading.Lock()
         self._exported = self._failed = self._dropped = 0
         self._is_closing = False
@@ -66,15 +70,23 @@ class SpanQueue(SpanProcessor):
 
     @override
     def on_end(self, span: ReadableSpan) -> None:
-        if span.context is None or not span.context.trace_flags & 1:
-            return
-        queued = len(self._spans)
-        if queued >= self._room:
+        if span.context is not None and span.context.trace_flags & 1:
+            self.add([span])
+
+    def add(self, spans: Sequence[ReadableSpan | MakeSpans | None]) -> None:
+        """Queue sampled spans, all or none of them.
+
+        What makes several is called by the thread that exports them, for many of its kind in a row:
+        code that is needed for one request in a hundred is slow where the others are answered. It
+        comes after a `None` for each of its spans but one.
+        """
+        queued = len(self._spans) + len(spans)
+        if queued > self._room:
             with self._lock:
-                self._dropped += 1
+                self._dropped += len(spans)
             return
-        self._spans.append(span)
-        if queued + 1 >= self._batch and not self._wakes.is_set():
+        self._spans.extend(spans)
+        if queued >= self._batch and not self._wakes.is_set():
             self._wakes.set()
 
     @override
@@ -103,11 +115,18 @@ class SpanQueue(SpanProcessor):
             exporter.shutdown()
 
     def _export(self) -> None:
-        batch = [self._spans.popleft() for _ in range(min(len(self._spans), self._batch))]
-        if not batch:
-            return
+        taken = [self._spans.popleft() for _ in range(min(len(self._spans), self._batch))]
+        batch = SpanBatch()
+        batch.resource = self.resource
+        results = set()
         try:
-            results = {exporter.export(batch) for exporter in self._exporters}
+            for each in taken:
+                if isinstance(each, ReadableSpan):
+                    batch.append(each)
+                elif each is not None:
+                    batch += each()
+            if batch:
+                results = {exporter.export(batch) for exporter in self._exporters}
         except Exception:  # noqa: BLE001 - whatever an exporter raises, the next may succeed
             _log.exception("spans were not exported")
             results = {SpanExportResult.FAILURE}
@@ -123,15 +142,11 @@ def open_queue(environ: Mapping[str, str]) -> SpanQueue:
     Raises:
         TracingProblem: an exporter is not installed, or a variable has an impossible value.
     """
-    exporters: list[SpanExporter] = []
-    for name in exporter_names(environ) or ["otlp"]:
-        if name == "otlp":
-            exporters.append(_otlp_exporter(environ))
-        elif name == "console":
-            exporters.append(ConsoleSpanExporter())
-        elif name != "none":
-            _log.warning("OTEL_TRACES_EXPORTER is ignored", extra={"exporter": name})
-    return SpanQueue(exporters, environ)
+    names = exporter_names(environ)
+    exporters = [
+        _otlp_exporter(environ) if name == "otlp" else ConsoleSpanExporter() for name in names
+    ]
+    return SpanQueue(exporters, environ, takes_encoded=set(names) == {"otlp"})
 
 
 def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProvider:
@@ -143,6 +158,7 @@ def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProv
     resource = Resource.create({**attributes, **given})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(queue)
+    queue.resource = resource
     return provider
 
 
@@ -162,16 +178,22 @@ def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
             f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
             f" ({error}): install `sluicegate[otlp-grpc]`, or set it to `http/protobuf`"
         ) from error
-    # Both exporters look their encoder up there.
-    setattr(module, "encode_spans", encode_spans)  # noqa: B010 - no type says that it is there
+    # Both exporters look their encoder up there, which no type says.
+    encode = encode_message if package == "grpc" else encode_spans
+    setattr(module, "encode_spans", encode)  # noqa: B010
     # By the specification these are milliseconds, which the SDK's exporters read as seconds.
     name = OTLP + ("TRACES_TIMEOUT" if environ.get(OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
     timeout = min(
         number(environ, name, default=10_000),
         number(environ, "OTEL_BSP_EXPORT_TIMEOUT", default=30_000),
     )
+    # The gRPC exporter knows no `none`, and so none of traces alone.
+    kind = COMPRESSIONS.get(otlp_variable(environ, "COMPRESSION").strip().lower(), "NoCompression")
+    compression = getattr(module.Compression, kind)
     try:
-        exporter: SpanExporter = module.OTLPSpanExporter(timeout=timeout / 1000)
+        exporter: SpanExporter = module.OTLPSpanExporter(
+            timeout=timeout / 1000, compression=compression
+        )
     except Exception as error:  # whatever the exporter makes of a variable
         raise TracingProblem(f"the variables `{OTLP}*` cannot be used: {error}") from error
     return exporter

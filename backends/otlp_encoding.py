@@ -1,22 +1,23 @@
 """Encodes spans for OTLP as OpenTelemetry's encoder does, in a quarter of its time.
 
-That one makes an object for every attribute, and takes 17 µs for a span; a cache hit takes 15 µs in
-all, and has three spans. It is left the first span of a batch, for what all have in common, and
-spans with anything that is rare.
+That one makes an object for every attribute, and takes 17 µs for a span; a cache hit takes 12 µs in
+all, and has three spans. It is left what all spans of a batch have in common, and spans with
+anything that is rare.
 """
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from opentelemetry.exporter.otlp.proto.common import trace_encoder
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext
 
+SCOPE: Final = InstrumentationScope("sluicegate")
 _IDS = struct.Struct(">2sQQ2sQ")
 _PARENT = struct.Struct(">2sQ")
 _TIMES = struct.Struct("<cQcQ")
@@ -32,31 +33,69 @@ _KINDS = frozenset({str, bool, int, float})
 _encoded: dict[tuple[str, type, Any], bytes] = {}
 
 
-class _Rare(Exception):
-    """A span has something that is not encoded here."""
+class RareSpan(Exception):
+    """Says that a span has something that is not encoded here."""
 
 
-def encode_spans(spans: Sequence[ReadableSpan]) -> ExportTraceServiceRequest:
-    """Return the request that exports `spans`, as `trace_encoder.encode_spans` does."""
-    first = spans[0]
-    resource, scope = first.resource, first.instrumentation_scope
-    try:
-        rest = b"".join([_field(b"\x12", _span(span, resource, scope)) for span in spans[1:]])
-    except _Rare:
-        return trace_encoder.encode_spans(spans)
-    request = trace_encoder.encode_spans(spans[:1])
-    request.resource_spans[0].scope_spans[0].MergeFrom(ScopeSpans.FromString(rest))
+class SpanBatch(list[Any]):  # Any: exporters ask for spans alone
+    """Holds spans to export; those that come encoded are of `resource` and `SCOPE`."""
+
+    resource: Resource
+
+
+class EncodedRequest(bytes):
+    """An `ExportTraceServiceRequest` as it is sent."""
+
+    def SerializePartialToString(self) -> bytes:  # noqa: N802 - as the exporter calls it
+        """Return it."""
+        return self
+
+
+def encode_message(spans: Sequence[ReadableSpan | bytes]) -> ExportTraceServiceRequest:
+    """Return the request that exports `spans`, for the exporter over gRPC."""
+    request: ExportTraceServiceRequest = ExportTraceServiceRequest.FromString(encode_spans(spans))
     return request
 
 
-def _span(span: ReadableSpan, resource: Resource, scope: InstrumentationScope | None) -> bytes:
+def encode_spans(spans: Sequence[ReadableSpan | bytes]) -> EncodedRequest:
+    """Return the request that exports `spans`, as `trace_encoder.encode_spans` does."""
+    objects = [span for span in spans if not isinstance(span, bytes)]
+    if objects:
+        resource, scope = objects[0].resource, objects[0].instrumentation_scope
+    else:
+        resource, scope = getattr(spans, "resource"), SCOPE  # noqa: B009 - it is a `SpanBatch`
+    theirs = b""
+    try:
+        ours = [
+            span if isinstance(span, bytes) else encode_span(span, resource, scope)
+            for span in spans
+        ]
+    except RareSpan:
+        # Requests that follow on each other are one.
+        theirs = trace_encoder.encode_spans(objects).SerializeToString()
+        ours = [span for span in spans if isinstance(span, bytes)]
+    if not ours:
+        return EncodedRequest(theirs)
+    resource_part, scope_part = _head(resource, scope)
+    scope_spans = _field(b"\x12", scope_part + b"".join(ours))
+    return EncodedRequest(theirs + _field(b"\x0a", resource_part + scope_spans))
+
+
+def encode_span(
+    span: ReadableSpan, resource: Resource, scope: InstrumentationScope | None
+) -> bytes:
+    """Return a span as a field of the `ScopeSpans` of `scope`.
+
+    Raises:
+        RareSpan: it is of another resource or scope, or has what few spans have.
+    """
     if span.resource is not resource or span.instrumentation_scope is not scope:
-        raise _Rare
+        raise RareSpan
     if span.events or span.dropped_attributes or span.dropped_links:
-        raise _Rare
+        raise RareSpan
     context, parent, status = span.context, span.parent, span.status
     if context is None or span.start_time is None or span.end_time is None:
-        raise _Rare
+        raise RareSpan
     high, low = context.trace_id >> 64, context.trace_id & _HALF
     parts = [_IDS.pack(b"\x0a\x10", high, low, b"\x12\x08", context.span_id)]
     if context.trace_state:
@@ -71,14 +110,33 @@ def _span(span: ReadableSpan, resource: Resource, scope: InstrumentationScope | 
     parts += [_attribute(name, value) for name, value in (span.attributes or {}).items()]
     for link in span.links:
         if link.attributes:
-            raise _Rare
+            raise RareSpan
         parts.append(_field(b"\x6a", _link(link.context)))
     message = (status.description or "").encode()
     code = b"\x18%c" % status.status_code.value if status.status_code.value else b""
     parts.append(_field(b"\x7a", (_field(b"\x12", message) if message else b"") + code))
     is_remote = parent is not None and parent.is_remote
     parts.append(_FLAGS.pack(b"\x85\x01", _HAS_IS_REMOTE | _IS_REMOTE * is_remote))
-    return b"".join(parts)
+    return _field(b"\x12", b"".join(parts))
+
+
+@lru_cache(maxsize=16)
+def _head(resource: Resource, scope: InstrumentationScope | None) -> tuple[bytes, bytes]:
+    """Return what `ResourceSpans` and `ScopeSpans` have beside spans."""
+    empty = ReadableSpan(
+        "",
+        SpanContext(1, 1, is_remote=False),
+        resource=resource,
+        instrumentation_scope=scope,
+        start_time=0,
+        end_time=0,
+    )
+    (resource_spans,) = trace_encoder.encode_spans([empty]).resource_spans
+    (scope_spans,) = resource_spans.scope_spans
+    del scope_spans.spans[:]
+    scope_part = scope_spans.SerializeToString()
+    del resource_spans.scope_spans[:]
+    return resource_spans.SerializeToString(), scope_part
 
 
 def _link(context: SpanContext) -> bytes:
@@ -94,7 +152,7 @@ def _state(context: SpanContext) -> bytes:
 def _attribute(name: str, value: Any) -> bytes:
     key = name, type(value), value
     if type(value) not in _KINDS:
-        raise _Rare
+        raise RareSpan
     known = _encoded.get(key)
     if known is None:
         known = _field(b"\x4a", _field(b"\x0a", name.encode()) + _field(b"\x12", _value(value)))

@@ -1,11 +1,36 @@
-"""Reads the `OTEL_*` variables of traces as OpenTelemetry specifies them."""
+"""Reads the `OTEL_*` variables of traces as OpenTelemetry specifies them.
+
+What is empty counts as unset, and so does what is invalid, with a warning. The SDK, which reads
+some of them as it is imported, raises instead: so `drop_unusable` comes first.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Final
 
 OTLP: Final = "OTEL_EXPORTER_OTLP_"
+COMPRESSIONS: Final = {"none": "NoCompression", "gzip": "Gzip", "deflate": "Deflate"}
+_EXPORTERS = frozenset({"otlp", "console"})
+_NUMBERS = ("TIMEOUT", "LIMIT")
+_PAIRS = ("HEADERS", "OTEL_RESOURCE_ATTRIBUTES")
 _log = logging.getLogger(__name__)
+
+
+class TracingProblem(ValueError):
+    """The variables ask for what cannot be had; the message names the one to change."""
+
+
+def drop_unusable(environ: MutableMapping[str, str]) -> None:
+    """Remove the variables that are empty or invalid from `environ`, the process's own."""
+    for name, text in list(environ.items()):
+        if not name.startswith("OTEL_") or _is_usable(name, text.strip().lower()):
+            continue
+        if text.strip():
+            _log.warning("a variable is invalid and is ignored", extra={"variable": name})
+        del environ[name]
+    unknown = set(_named(environ.get("OTEL_TRACES_EXPORTER", ""))) - _EXPORTERS - {"none"}
+    if unknown:
+        _log.warning("an exporter is unknown and is ignored", extra={"exporters": sorted(unknown)})
 
 
 def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
@@ -16,15 +41,15 @@ def is_tracing_wanted(environ: Mapping[str, str]) -> bool:
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
-    names = exporter_names(environ)
-    has_endpoint = environ.get(OTLP + "TRACES_ENDPOINT") or environ.get(OTLP + "ENDPOINT")
-    return names != ["none"] and bool(names or has_endpoint)
+    if _named(environ.get("OTEL_TRACES_EXPORTER", "")):
+        return bool(exporter_names(environ))
+    return bool(otlp_variable(environ, "ENDPOINT").strip())
 
 
 def exporter_names(environ: Mapping[str, str]) -> list[str]:
-    """Return the exporters that are named, in their order."""
-    names = environ.get("OTEL_TRACES_EXPORTER", "").split(",")
-    return [name.strip() for name in names if name.strip()]
+    """Return the exporters to use, in their order; empty where all that are named are unknown."""
+    names = _named(environ.get("OTEL_TRACES_EXPORTER", "")) or ["otlp"]
+    return [name for name in names if name in _EXPORTERS]
 
 
 def otlp_variable(environ: Mapping[str, str], name: str) -> str:
@@ -41,3 +66,20 @@ def number(environ: Mapping[str, str], name: str, *, default: int) -> int:
         return int(text)
     _log.warning("a variable is no whole number above 0 and is ignored", extra={"variable": name})
     return default
+
+
+def _is_usable(name: str, text: str) -> bool:
+    """Tell whether `text`, in lower case, is a value that the SDK takes without an error."""
+    if not text:
+        return False
+    if name.endswith(_NUMBERS):
+        return text.isascii() and text.isdecimal()
+    if name.endswith("COMPRESSION"):
+        return text in COMPRESSIONS
+    if name.endswith(_PAIRS):
+        return all("=" in pair for pair in _named(text))
+    return True
+
+
+def _named(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -190,7 +190,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):
     """Holds an item's answer: JSON `result`, rows and tokens computed (0 when all were cached).
 
-    `known` rows cost nothing: they were cached, or joined to one in flight. `truncated_from` is
+    `known` rows cost nothing: they were cached, or joined to one in flight; `known_tokens` are
+    theirs, so that both tokens together are what the item has. `truncated_from` is
     the number of tokens of the longest truncated text; 0: none was. `arm` is the revision that
     answered where several share the items or one has a shadow, and `shadow` the revision that the
     item was mirrored to.
@@ -204,6 +205,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     truncated_from: int = 0
     arm: ArmName = ""
     shadow: ArmName = ""
+    known_tokens: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -135,7 +135,7 @@ def _path(kind: type, value: object) -> object:
     return Path(value) if kind is Path and isinstance(value, str) else value
 
 
-def process_environment() -> Mapping[str, str]:
+def process_environment() -> MutableMapping[str, str]:
     """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
     return os.environ
 

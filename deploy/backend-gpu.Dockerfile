@@ -6,6 +6,7 @@ COPY requirements/backend-gpu.txt requirements/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/backend-gpu.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway/ gateway/
+COPY sluicegate/ sluicegate/
 COPY backends/ backends/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/sluicegate/bin/pip uninstall --yes \

@@ -7,6 +7,7 @@ COPY requirements/gateway.txt requirements/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/gateway.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway/ gateway/
+COPY sluicegate/ sluicegate/
 COPY backends/ backends/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/sluicegate/bin/pip uninstall --yes \
@@ -23,7 +24,7 @@ RUN rm -rf /usr/local/bin/pip* /usr/local/lib/python3.11/ensurepip \
     && groupadd --gid 10001 sluicegate \
     && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin sluicegate \
     && install --directory --owner 10001 --group 10001 --mode 0700 \
-        /var/lib/sluicegate /var/lib/sluicegate-ledger
+        /var/lib/sluicegate /var/lib/sluicegate-files /var/lib/sluicegate-ledger
 COPY --from=build /opt/sluicegate /opt/sluicegate
 COPY config/ /etc/sluicegate/
 WORKDIR /var/lib/sluicegate

@@ -11,9 +11,12 @@ GatewayError
 │   ├── MethodNotAllowed           405   the route answers other methods
 │   ├── RequestTimeout             408   the body did not arrive in time
 │   ├── Conflict                   409   the resource exists, or is in another state
+│   ├── IdempotencyKeyInUse        409   retryable; the request of the key is not done yet
 │   ├── PreconditionFailed         412   `If-Match` names another version
 │   ├── PayloadTooLarge            413   the body is too large, or has too many items
+│   ├── UnsupportedContentCoding   415   the body is compressed in another way than is read
 │   ├── InvalidItem                422   one item of the input, named by its index
+│   ├── IdempotencyKeyReused       422   the key came with another request before
 │   ├── RateLimited                429   retryable, after `retry_after`
 │   └── HeaderFieldsTooLarge       431   the head is too long, or has too many fields
 ├── TransferCodingNotSupported     501   a transfer coding other than `chunked`
@@ -132,6 +135,21 @@ class Conflict(ClientError):
     code = "conflict"
 
 
+class IdempotencyKeyInUse(ClientError):
+    """The request with this `Idempotency-Key` is not done yet."""
+
+    status = 409
+    code = "idempotency_key_in_use"
+    retryable = True
+
+
+class IdempotencyKeyReused(ClientError):
+    """The `Idempotency-Key` came with another body, route or method before."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+
 class PreconditionFailed(ClientError):
     """`If-Match` names another version than the current one."""
 
@@ -144,6 +162,13 @@ class PayloadTooLarge(ClientError):
 
     status = 413
     code = "payload_too_large"
+
+
+class UnsupportedContentCoding(ClientError):
+    """The body is compressed in a way that is not understood."""
+
+    status = 415
+    code = "unsupported_content_encoding"
 
 
 class InvalidItem(ClientError):

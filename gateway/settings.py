@@ -7,7 +7,7 @@ Every variable is `SLUICEGATE_` and the field's name in capitals.
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -88,6 +88,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
     keep_alive: _Duration = 75.0
     """Seconds that a connection may be idle between two requests."""
+    files: str = ""
+    """Where the contents of tenants' files are: a folder that all gateways of a ledger share, or
+    `s3://bucket/prefix`; empty: `files` in `data_dir`."""
+    files_keep: _Duration = 30 * 86_400.0
+    """Seconds after which a file is removed, unless its owner says less."""
+    file_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 200 << 20
+    """The largest file."""
+    files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    """Files of a tenant."""
+    file_upload_timeout: _Duration = 600.0
+    """Seconds that the upload of a file may take."""
+    batches: bool = True
+    """Whether the supervisor runs a process for batches."""
+    batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
+    """Batches that it runs at a time."""
+    batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
+    """Batches of a tenant that have not ended."""
+    batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    """Lines of a batch."""
+    batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
+    """Bytes of a line."""
+    batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
+    """Lines that are asked for at a time, of all batches that a process runs."""
+    batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
+    """Lines after which the results of a batch are stored; so many may be asked for again after a
+    crash."""
+    webhooks: Path | None = None
+    """A YAML file that says by tenant where to tell of the end of batches, and with what secret."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """Connections that a worker has at a time; more are answered 503."""
     events_keep: float = 2 * 86_400.0
@@ -205,7 +233,7 @@ def environment(settings: Settings) -> dict[str, str]:
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
 
 
-def process_environment() -> Mapping[str, str]:
+def process_environment() -> MutableMapping[str, str]:
     """Return the process's environment, for libraries with variables of their own (`OTEL_*`)."""
     return os.environ
 

@@ -79,6 +79,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Models that the key may call; `None` is all."""
     expires: int | None = None
     """When the key expires, in nanoseconds since the epoch."""
+    origins: frozenset[str] | None = None
+    """Origins from whose pages alone the key may be used; `None` is no such bound."""
+    routes: frozenset[str] | None = None
+    """Paths that the key may be used for, with all below one that ends in `/*`; `None` is all."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +188,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     known_rows: int = 0
     """Rows of a computed item that were not run: in the row cache, or joined to one in flight."""
+    input_tokens: int = 0
+    """Tokens of all rows of the item, whether computed, known or cached."""
     truncated_from: int = 0
     """The tokens of the longest text that the model truncated; 0 if it truncated none."""
     age: float = 0.0
@@ -307,3 +313,7 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     arms: tuple[ArmUsage, ...] = ()
     """Its items by the revision that answered, where several share the model's items or one has a
     shadow."""
+    batch: int = 0
+    """1 if the request is a line of a batch, which has prices of its own."""
+    client_id: str = ""
+    """What the caller named the request by."""

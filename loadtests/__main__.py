@@ -4,10 +4,14 @@ import click
 
 from backends.protocol import Task
 from loadtests import (
+    batches,
     chaos_redis,
     chaos_sentinel,
+    dialect_hits,
     dispatch,
     hit,
+    hostile,
+    idempotency,
     latency,
     limits,
     memory,
@@ -46,9 +50,24 @@ def main() -> None:
 @click.option("--duration", default=5.0, show_default=True, help="Seconds of each run.")
 @click.option("--rounds", default=5, show_default=True, help="Runs of each; the median counts.")
 @click.option("--tracing", is_flag=True, help="Measure what tracing costs memory hits instead.")
-def hit_command(*, connections: int, duration: float, rounds: int, tracing: bool) -> None:
+@click.option("--collectors", is_flag=True, help="Or their latency beside collectors in trouble.")
+@click.option("--dialects", is_flag=True, help="Or memory hits of dialects' routes.")
+def hit_command(
+    *,
+    connections: int,
+    duration: float,
+    rounds: int,
+    tracing: bool,
+    collectors: bool,
+    dialects: bool,
+) -> None:
     """Measure cache hits by tier and entry point, beside rivals."""
-    measure = traced_hits.measure if tracing else hit.measure
+    if collectors:
+        traced_hits.measure_latency(duration=duration, rounds=rounds)
+        return
+    measure = hit.measure
+    if tracing or dialects:
+        measure = traced_hits.measure if tracing else dialect_hits.measure
     measure(connections=connections, duration=duration, rounds=rounds)
 
 
@@ -201,6 +220,23 @@ def chaos_sentinel_command(*, kills: int) -> None:
     chaos_sentinel.measure(kills=kills)
 
 
+@main.command("chaos-batches")
+@click.option("--lines", default=100_000, show_default=True)
+@click.option("--kill/--no-kill", default=True, help="Kill every process in turn.")
+@click.option("--seconds", default=30.0, show_default=True, help="Of each load to compare.")
+def chaos_batches_command(*, lines: int, kill: bool, seconds: float) -> None:
+    """Kill every process while a batch runs; look for each line in output and ledger."""
+    batches.measure(lines=lines, kill=kill, seconds=seconds)
+
+
+@main.command("chaos-idempotency")
+@click.option("--requests", default=1000, show_default=True, help="Keys, each sent twice or more.")
+@click.option("--callers", default=16, show_default=True)
+def chaos_idempotency_command(*, requests: int, callers: int) -> None:
+    """Kill workers and Redis while requests with idempotency keys are repeated."""
+    idempotency.measure(requests=requests, callers=callers)
+
+
 @main.command("memory")
 @click.option("--items", default=10_000_000, show_default=True, help="Distinct items put through.")
 @click.option("--requests", default=3_000_000, show_default=True, help="Of the Zipf stream.")
@@ -238,6 +274,15 @@ def peers_command(
         rounds=1 if tune else rounds,
         tuned=tune,
     )
+
+
+@main.command("hostile")
+@click.option("--rate", default=100.0, show_default=True, help="Requests a second.")
+@click.option("--seconds", default=10.0, show_default=True, help="Of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each kind.")
+def hostile_command(*, rate: float, seconds: float, rounds: int) -> None:
+    """Measure a model beside hostile algorithms in the same backend."""
+    hostile.measure(rate=rate, seconds=seconds, rounds=rounds)
 
 
 @main.command("triton")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from backends.protocol import (
@@ -22,6 +21,7 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.loopback import get, is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.waiting import wait_until
 
@@ -41,14 +41,14 @@ class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
 
     def model(self, name: str) -> ModelInfo:
         """Return its description of a model."""
-        content = httpx.get(f"http://127.0.0.1:{self.port}/v1/state").content
+        content = get(f"http://127.0.0.1:{self.port}/v1/state").content
         state = msgspec.msgpack.decode(content, type=ServingState)
         return next(model for model in state.models if model.name == name)
 
     def counter(self, name: str, encoder: str) -> float:
         """Read one of its metrics for an encoder."""
         wanted = f'sluicegate_backend_{name}{{encoder="{encoder}"}} '
-        for line in httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines():
+        for line in get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines():
             if line.startswith(wanted):
                 return float(line.removeprefix(wanted))
         raise ValueError(name)
@@ -67,7 +67,8 @@ def backend(models: Path, **settings: str) -> Iterator[RunningBackend]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: _ready(port), within=60, what="the backend is ready")
+        url = f"http://127.0.0.1:{port}/health/ready"
+        wait_until(lambda: is_answered(url), within=60, what="the backend is ready")
         yield RunningBackend(port=port, pid=child.pid)
     finally:
         child.terminate()
@@ -106,10 +107,3 @@ def run_closed(
     return asyncio.run(
         closed_loop(running.target, bodies, connections=connections, duration=duration)
     )
-
-
-def _ready(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health/ready").is_success
-    except httpx.TransportError:
-        return False

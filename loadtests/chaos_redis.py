@@ -24,6 +24,7 @@ from gateway.runtime.control import Control
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor.bootstrap import bootstrap
 from loadtests.generator import Target
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.redis_faults import (
     FAULTS,
@@ -240,16 +241,13 @@ def _worker(folder: Path, cache_url: str, state_url: str, backend_url: str) -> I
         env=dict(process_environment()) | environment(settings),
     )
     try:
-        wait_until(lambda: _is_ready(settings.port), within=30, what="the worker")
+        wait_until(
+            lambda: is_answered(f"http://127.0.0.1:{settings.port}/health/ready"),
+            within=30,
+            what="the worker",
+        )
         pin([child.pid], _SERVER)
         yield settings.port
     finally:
         child.terminate()
         child.wait(timeout=30)
-
-
-def _is_ready(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=1).is_success
-    except httpx.TransportError:
-        return False

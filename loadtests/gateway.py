@@ -1,6 +1,5 @@
 """Runs `sluicegate gateway` as a process with its own document and settings."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -9,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self  # Any: sections of a document
 
-import httpx
 import msgspec
 
 from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import Process
 from loadtests.harness.waiting import wait_until
@@ -102,7 +101,5 @@ class Gateway:
         if "serving on" not in self._log.read_text():
             return False
         # Whichever worker a connection goes to: all of them must know the backend.
-        with contextlib.suppress(httpx.TransportError):
-            ready = [httpx.get(f"http://127.0.0.1:{self.port}/health/ready") for _ in range(16)]
-            return all(one.is_success for one in ready)
-        return False
+        url = f"http://127.0.0.1:{self.port}/health/ready"
+        return all(is_answered(url) for _ in range(16))

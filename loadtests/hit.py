@@ -7,6 +7,7 @@ the processes of events until a request is billed), and of the load generator.
 
 import contextlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import httpx
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
@@ -218,23 +218,26 @@ def _without_memory_tier(root: Path) -> Path:
     return config
 
 
-def bare_server(stack: ExitStack, *, length: int, core: int = SERVER) -> Target:
+def bare_server(
+    stack: ExitStack, *, length: int, core: int = SERVER, status: int = 200, delay: float = 0.0
+) -> Target:
     """Start a server that sends `length` bytes, whatever it is asked."""
-    return _bare_candidate(stack, length=length, core=core).target
+    port, _ = stack.enter_context(_bare(core, str(length), str(status), str(delay)))
+    return Target(host="127.0.0.1", port=port, path="/")
 
 
-def _bare_candidate(stack: ExitStack, *, length: int, core: int = SERVER) -> Candidate:
-    port, process = stack.enter_context(_bare(length, core))
+def _bare_candidate(stack: ExitStack, *, length: int) -> Candidate:
+    port, process = stack.enter_context(_bare(SERVER, str(length)))
     return Candidate(Target(host="127.0.0.1", port=port, path="/"), [process], [])
 
 
 @contextlib.contextmanager
-def _bare(length: int, core: int) -> Iterator[tuple[int, int]]:
+def _bare(core: int, *arguments: str) -> Iterator[tuple[int, int]]:
     port = free_port()
-    command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(length)]
+    command = [sys.executable, "-m", "loadtests.bare_server", str(port), *arguments]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
+        wait_until(lambda: _listens(port), within=60, what="the bare server listens")
         pin([child.pid], core)
         yield port, child.pid
     finally:
@@ -242,8 +245,9 @@ def _bare(length: int, core: int) -> Iterator[tuple[int, int]]:
         child.wait()
 
 
-def _answers(port: int) -> bool:
+def _listens(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/").is_success
-    except httpx.TransportError:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
         return False
+    return True

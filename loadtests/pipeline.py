@@ -2,8 +2,10 @@
 
 `sluicegate up` runs as a user starts it, with a backend whose device sleeps instead of computing.
 What the executor of that device does itself is measured apart and taken off the backend's time;
-so is what each process takes without work.
-All is in microseconds an item, and in units of what bare uvicorn takes for a request meanwhile.
+so is what each process takes without work, at rates that are printed: work replaces some of the
+idle wake-ups, so a figure may be too small by what was taken off at most.
+All is in microseconds an item, and in units of what bare uvicorn takes for a request just before
+and after each run. Where there are fewer than four cores, the generator shares the gateway's.
 """
 
 import asyncio
@@ -14,12 +16,11 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-import httpx
 import msgspec
 
 from backends.executors.dummy import SimulatedExecutor
@@ -28,6 +29,7 @@ from backends.model_tools.demo.build import build_demo_models
 from backends.types import OutputKind
 from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target, closed_loop
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
@@ -38,11 +40,13 @@ from loadtests.workload import sentences
 _ROOT = Path(__file__).parents[1]
 _MODEL, _ENCODER, _DIMENSIONS = "sentiment", "minilm", 384
 _CONNECTIONS, _MOST_ITEMS = 32, 2048  # in flight: a backend queues up to 4,096 rows
-_ANSWER_BYTES = 330
+_ANSWER_BYTES, _BARE = 330, 4096  # of the bare server, and the requests before and after a run
 _GATEWAY_CORE, _BACKEND_CORE, _GENERATOR_CORE, _OTHER_CORE = range(4)
 _RUNS = 2  # batches that the device runs at a time
 _REPLAYS = 40  # batches that tell what the executor itself takes
 _IDLE = 2.0  # seconds that tell what each process takes without work
+_MOST_IDLE = 15  # times that long, until what start-up began has ended
+_SETTLED = 0.9  # of the idle rate before: it no longer falls
 _HEAD = (
     "| items a request | an item takes | gateway worker | backend | events | Valkeys | together"
     " | generator | paced executor, left out | items/s |\n"
@@ -135,7 +139,7 @@ class PipelineSample(msgspec.Struct, frozen=True, kw_only=True):
 class PipelineMeter:
     """A running system and what it takes for missed items."""
 
-    def __init__(self, system: System, device: PacedDevice, *, idle: float = _IDLE) -> None:
+    def __init__(self, system: System, device: PacedDevice) -> None:
         self._system = system
         self._device = device
         self._pids = {
@@ -149,14 +153,22 @@ class PipelineMeter:
         self._target = Target(
             host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers
         )
-        # Processor time a second. A loaded machine is slow: its figures would hold more of this.
-        self._idle = self._idle_rates(idle) if idle else dict.fromkeys(_ROLES, 0.0)
+        self._idle: Mapping[str, float] = dict.fromkeys(_ROLES, 0.0)
 
     def pin(self) -> None:
         """Give the gateway and the backend a core each; events and Valkeys share another."""
         cores = {"gateway": _GATEWAY_CORE, "backend": _BACKEND_CORE}
         for what, pids in self._pids.items():
             pin(pids, cores.get(what, _OTHER_CORE))
+
+    def settle(self) -> Mapping[str, float]:
+        """Wait until what each process takes without work no longer falls.
+
+        Return that, in processor time a second, which `run` leaves out from now on: what a loaded
+        machine takes long for would hold more of it.
+        """
+        self._idle = settled(self._idle_rates(_IDLE) for _ in range(_MOST_IDLE))
+        return self._idle
 
     def run(self, texts: Sequence[str], *, items: int, connections: int) -> PipelineSample:
         """Return what each process took for each of `texts`, `items` of them a request.
@@ -184,7 +196,7 @@ class PipelineMeter:
         later, passed = self._used(), time.monotonic() - started
         executor = self._device.processor_seconds(*done)
         used = {
-            what: max(0.0, end[what] - before[what] - self._idle[what] * seconds)
+            what: end[what] - before[what] - self._idle[what] * seconds
             for what, end, seconds in (
                 ("gateway", serving, outcome.duration),
                 ("backend", serving, outcome.duration),
@@ -221,7 +233,7 @@ def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevic
     """Measure requests of each number of items in turns with bare uvicorn; print the table."""
     texts = iter(sentences((rounds + 1) * len(items) * count, seed=3))
     samples: dict[int, list[PipelineSample]] = {each: [] for each in items}
-    units = []
+    units: dict[int, list[float]] = {each: [] for each in items}
     with TemporaryDirectory() as folder:
         root = Path(folder)
         build_demo_models(root / "models", print)
@@ -238,16 +250,32 @@ def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevic
             pin([pid], _GATEWAY_CORE)
             pipeline = PipelineMeter(system, device)
             pipeline.pin()
+            idle = {what: round(rate * 1e3, 2) for what, rate in pipeline.settle().items()}
+            print(f"without work, ms of processor time a second: {idle}", file=sys.stderr)
             for number in range(rounds + 1):
-                units.append(bare_seconds(target, pid, count=min(count, 4096)) * 1e6)
+                bare = bare_seconds(target, pid)
                 for each in items:
                     own = list(itertools.islice(texts, count))
                     sample = pipeline.run(own, items=each, connections=connections_for(each))
                     samples[each].append(sample)
+                    before, bare = bare, bare_seconds(target, pid)
+                    units[each].append((before + bare) / 2 * 1e6)
                     print(f"round {number}, {each} items a request: {sample.cost}", file=sys.stderr)
     # The first round warms up.
-    table = [row(each, samples[each][1:], units[1:]) for each in items]
-    show(table, median(units[1:]), this_machine())
+    table = [row(each, samples[each][1:], units[each][1:]) for each in items]
+    show(table, median(unit for each in items for unit in units[each][1:]), this_machine())
+
+
+def settled(windows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
+    """Return the first of the rates, taken one after the other, that is not below that before."""
+    before = float("inf")
+    rates: Mapping[str, float] = {}
+    for rates in windows:
+        now = sum(rates.values())
+        if now >= _SETTLED * before:
+            break
+        before = now
+    return rates
 
 
 def connections_for(items: int) -> int:
@@ -262,23 +290,27 @@ def bare_server() -> Iterator[tuple[Target, int]]:
     command = [sys.executable, "-m", "loadtests.bare_server", str(port), str(_ANSWER_BYTES)]
     child = subprocess.Popen(command, cwd=_ROOT)
     try:
-        wait_until(lambda: _answers(port), within=10, what="the bare server answers")
+        wait_until(
+            lambda: is_answered(f"http://127.0.0.1:{port}/"),
+            within=10,
+            what="the bare server answers",
+        )
         yield Target(host="127.0.0.1", port=port, path="/"), child.pid
     finally:
         child.terminate()
         child.wait()
 
 
-def bare_seconds(target: Target, pid: int, *, count: int) -> float:
+def bare_seconds(target: Target, pid: int) -> float:
     """Return what a request takes the bare server at `target`."""
-    bodies = _bodies(sentences(count, seed=4), 1)
+    bodies = _bodies(sentences(_BARE, seed=4), 1)
     used = processor_seconds(pid)
     outcome, _ = _send(target, bodies, _CONNECTIONS)
     return (processor_seconds(pid) - used) / sum(outcome.statuses.values())
 
 
 def row(items: int, samples: Sequence[PipelineSample], units: Sequence[float]) -> PipelineRow:
-    """Return the median of each figure; `units` are the microseconds of a bare request by round."""
+    """Return the median of each figure; `units` are the microseconds of a bare request by run."""
     costs = [sample.cost for sample in samples]
     return PipelineRow(
         items=items,
@@ -335,10 +367,3 @@ def _send(target: Target, bodies: Sequence[bytes], connections: int) -> tuple[Ou
     load = closed_loop(target, iter(bodies), connections=connections, duration=60)
     outcome = asyncio.run(load)
     return outcome, time.process_time() - used
-
-
-def _answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/").is_success
-    except httpx.TransportError:
-        return False

@@ -23,13 +23,13 @@ compile() {
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra postgresql --extra backend-cpu --extra openvino --extra otlp-grpc --extra dev "$@"
+    --extra gateway --extra postgresql --extra s3 --extra backend-cpu --extra openvino --extra otlp-grpc --extra dev "$@"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
 
 compile demo pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra backend-cpu --constraint "$pins" "$@"
 compile gateway pyproject.toml requirements/build.in \
-    --extra gateway --extra postgresql --extra otlp-grpc --constraint "$pins" "$@"
+    --extra gateway --extra postgresql --extra s3 --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-cpu pyproject.toml requirements/build.in \
     --extra backend-cpu --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-openvino pyproject.toml requirements/build.in \
@@ -40,13 +40,21 @@ compile backend-gpu pyproject.toml requirements/build.in \
 for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     own=loadtests/peers/$peer/overrides.in
-    # torch's build for CPUs comes from PyTorch's own index, which is not set up everywhere.
     uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_35 \
         --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
         --override "$([ -f "$own" ] && echo "$own" || echo /dev/null)" \
         --output-file "loadtests/peers/$peer/requirements.txt" \
         "loadtests/peers/$peer/requirements.in" "$@" ||
         echo "left as it is: loadtests/peers/$peer/requirements.txt" >&2
+done
+
+# The clients of `make check-clients`, for every platform and apart from all of ours.
+for client in tests/clients/*/requirements.in; do
+    echo "compiling ${client%.in}.txt"
+    uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+        --output-file "${client%.in}.txt" "$client" "$@" ||
+        echo "left as it is: ${client%.in}.txt" >&2
 done
 
 # Here the framework is what is wanted.

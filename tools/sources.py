@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-SOURCES = ("gateway", "backends")
+SOURCES = ("gateway", "backends", "sluicegate")
 TREES = (*SOURCES, "loadtests", "tools", "training", "tests")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

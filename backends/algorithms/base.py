@@ -24,6 +24,11 @@ class Algorithm(Protocol):
     version: int = 1
     """The version of the code, plus those of the algorithms that it asks; part of cache keys."""
 
+    @property
+    def as_query(self) -> "QueryAlgorithm | None":
+        """Itself, where it is one."""
+        return None
+
     # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         """Return the answer of one item."""
@@ -39,6 +44,11 @@ class QueryAlgorithm(Algorithm):
 
     model: str
     prompts: Sequence[str] | None = None
+
+    @property
+    @override
+    def as_query(self) -> "QueryAlgorithm":
+        return self
 
     @abstractmethod
     def texts(self, item: Any, parameters: Any) -> Sequence[Text]:

@@ -11,19 +11,9 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm, QueryAlgorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import (
-    apply_function,
-    best_first,
-    few_scores,
-    places_best_first,
-    round_score,
-    rounded,
-)
+from backends.pipelines.scores import best_first, label_scores, rounded
 from backends.protocol import ClassifyParameters, Function
 from backends.types import FloatArray, Text
-
-# With more, numpy is quicker.
-_FEW_LABELS = 32
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +79,8 @@ class Labeller(Algorithm):
 class Classify(Labeller, QueryAlgorithm):
     """Scores a model's own labels, as Hugging Face's `text-classification` pipeline does."""
 
+    version = 2
+
     def __init__(self, *, model: str, labels: Sequence[str], function: Function) -> None:
         super().__init__(labels=labels)
         self.model = model
@@ -101,22 +93,16 @@ class Classify(Labeller, QueryAlgorithm):
 
     @override
     def answer(self, vectors: FloatArray, parameters: ClassifyParameters) -> Any:
-        function = parameters.function or self.function
-        if len(self.labels) <= _FEW_LABELS:
-            scores = few_scores(vectors[0].tolist(), function)
-        else:
-            scores = apply_function(vectors[0], function).tolist()
-        best = places_best_first(scores, parameters.top_k)
-        return {
-            "labels": [{"label": self.labels[i], "score": round_score(scores[i])} for i in best]
-        }
+        scores = label_scores(vectors[0], parameters.function or self.function)
+        written, best = rounded(scores), best_first(scores, parameters.top_k)
+        return {"labels": [{"label": self.labels[i], "score": written[i]} for i in best]}
 
     @override
     async def scores(
         self, text: Text, ask: AlgorithmContext, function: Function | None = None
     ) -> FloatArray:
         logits = (await ask(self.model, [text]))[0]
-        return apply_function(np.asarray(logits), function or self.function)
+        return label_scores(np.asarray(logits), function or self.function)
 
     @override
     def confidence(self, scores: FloatArray) -> float:

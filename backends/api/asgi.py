@@ -28,20 +28,22 @@ class Client:
     def __init__(self, *, is_certified: bool = False) -> None:
         self.is_certified = is_certified
         self.is_disconnected = False
-        self._task: asyncio.Task[None] | None = None
+        self.on_leave: Callable[[], object] | None = None
+        """Ends the answer that is under way."""
 
     def __enter__(self) -> None:
         """Cancel the current task when the client leaves, until `__exit__`."""
-        self._task = asyncio.current_task()
+        task = asyncio.current_task()
+        self.on_leave = task.cancel if task is not None else None
 
     def __exit__(self, *_: object) -> None:
-        self._task = None
+        self.on_leave = None
 
     def leave(self) -> None:
         """Note that it disconnected."""
         self.is_disconnected = True
-        if self._task is not None:
-            self._task.cancel()
+        if self.on_leave is not None:
+            self.on_leave()
 
 
 class ClientGone(Exception):

@@ -19,13 +19,17 @@ from backends.api.asgi import (
     read_body,
     respond,
 )
+from backends.api.direct_calls import Connection, DirectCall, ProgressTimer, encode_response
 from backends.errors import (
     BackendError,
     BadCall,
+    CallRefused,
     CallTooLarge,
+    Overloaded,
     Unauthorized,
 )
 from backends.protocol import (
+    CALL_PATH,
     MEDIA_TYPE,
     TOKEN_HEADER,
     UNREADABLE,
@@ -39,14 +43,12 @@ from backends.protocol import (
 from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import Decoders, ItemAnswerer
-from backends.serving.queries import QueryCall
+from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from backends.telemetry.spans import Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
-# Items of one call in progress: one call must not fill the queue, and tasks are not free.
-_ITEMS_AT_ONCE = 256
 _OK = 200
 # After so many seconds without an outcome a report says that batches run: a gateway treats longer
 # silence as a backend that hangs.
@@ -100,6 +102,7 @@ class CallHandler:
         self._clock = clock
         self._max_body_bytes = max_body_bytes
         self._progress = progress
+        self._timer = ProgressTimer(progress)
         self._decoders = Decoders()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,19 +115,7 @@ class CallHandler:
         """
         self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
-        received = self._clock()
-        call = self._decode(body)
-        entry, work = self._core.admit(call)
-        answerer = ItemAnswerer(
-            core=self._core,
-            entry=entry,
-            work=work,
-            call=call,
-            decoders=self._decoders,
-            received=received,
-            clock=self._clock,
-            tracing=self._tracing,
-        )
+        answerer, work = self._open(body)
         work.admit()
         client, watcher = _client_of(scope, receive)
         with self._core.calls, closing(work):
@@ -138,6 +129,51 @@ class CallHandler:
             finally:
                 if watcher is not None:
                     watcher.cancel()
+
+    def is_authenticated_call(self, scope: Scope) -> bool:
+        """Whether a request is a call whose caller was authenticated: `begin` may answer others."""
+        try:
+            self._authenticator.check(scope)
+        except Unauthorized:
+            return False
+        is_call: bool = scope["path"] == CALL_PATH and scope["method"] == "POST"
+        return is_call
+
+    def begin(self, body: bytes, connection: Connection) -> bool:
+        """Begin to answer an authenticated call; return whether `__call__` is not needed for it."""
+        if len(body) > self._max_body_bytes:
+            return False
+        try:
+            answerer, work = self._open(body)
+            algorithm = answerer.algorithm.as_query
+            if algorithm is None:
+                return False
+            work.admit()
+        except (CallRefused, Overloaded) as error:
+            connection.write(encode_response(error.status, _encode_refusal(error)))
+            connection.end_response(keep_alive=True)
+            return True
+        DirectCall(
+            connection, self._core, answerer, algorithm, work=work, progress=self._timer
+        ).begin()
+        return True
+
+    def _open(self, body: bytes) -> tuple[ItemAnswerer, CallWork]:
+        """Return what answers a call, and its work, which is not admitted yet."""
+        received = self._clock()
+        call = self._decode(body)
+        entry, work = self._core.admit(call)
+        answerer = ItemAnswerer(
+            core=self._core,
+            entry=entry,
+            work=work,
+            call=call,
+            decoders=self._decoders,
+            received=received,
+            clock=self._clock,
+            tracing=self._tracing,
+        )
+        return answerer, work
 
     def _decode(self, body: bytes) -> Call:
         try:
@@ -155,15 +191,31 @@ class CallHandler:
 
 async def _answer_all(answerer: ItemAnswerer, reply: "_Reply") -> None:
     """Answer the items of a call in the way that costs least for its algorithm."""
-    items, algorithm = answerer.call.items, answerer.algorithm
-    if isinstance(algorithm, QueryAlgorithm):
-        pipeline = answerer.pipelines[algorithm.model]
-        await QueryCall(answerer, algorithm, pipeline).send_all(reply.send)
+    items, algorithm = answerer.call.items, answerer.algorithm.as_query
+    if algorithm is not None:
+        await _answer_queries(answerer, algorithm, reply)
     elif len(items) == 1:
         # In this very task: tasks are what costs.
         await reply.send([await answerer.answer(0, items[0])], is_last=True)
     else:
         await _OutcomeStream(answerer, items).send_all(reply)
+
+
+async def _answer_queries(
+    answerer: ItemAnswerer, algorithm: QueryAlgorithm, reply: "_Reply"
+) -> None:
+    """Answer items that are one query each, and send what is ready at each moment together."""
+    changed = asyncio.Event()
+    query = QueryCall(answerer, algorithm, changed.set)
+    with closing(query):
+        while not query.is_over:
+            query.begin()
+            outcomes = query.take()
+            if outcomes:
+                await reply.send(outcomes, is_last=query.is_over)
+            else:
+                await changed.wait()
+            changed.clear()
 
 
 def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
@@ -248,7 +300,7 @@ class _OutcomeStream:
         """Send every outcome."""
         waiting = enumerate(self._items)
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(self._items), _ITEMS_AT_ONCE)):
+            for _ in range(min(len(self._items), ITEMS_AT_ONCE)):
                 group.create_task(self._answer(waiting))
             await self._send_as_ready(reply)
 
@@ -271,10 +323,14 @@ class _OutcomeStream:
 
 async def send_refusal(send: Send, error: BackendError) -> None:
     """Send a call's refusal as a whole."""
+    await respond(send, error.status, _encode_refusal(error), _MEDIA)
+
+
+def _encode_refusal(error: BackendError) -> bytes:
     refusal = Refusal(
         code=error.code,
         detail=str(error),
         retryable=error.retryable,
         retry_after=error.retry_after,
     )
-    await respond(send, error.status, msgspec.msgpack.encode(refusal), _MEDIA)
+    return msgspec.msgpack.encode(refusal)

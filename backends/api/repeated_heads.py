@@ -1,4 +1,6 @@
-"""Recognizes requests whose head repeats that of the request before, and does not parse them again.
+"""Recognizes requests whose head repeats that of an earlier one, and does not parse them again.
+
+Calls are then answered without ASGI where that is possible.
 
 A gateway sends the same head with every call, but for the length at its end.
 """
@@ -9,6 +11,8 @@ from typing import Any
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from backends.api.calls import CallHandler
+from backends.api.direct_calls import DirectCall
 from backends.api.write_coalescing import WriteCoalescingProtocol
 
 _LENGTH = b"\r\ncontent-length: "
@@ -21,11 +25,19 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
     """Begins a request at once that arrives whole, with the head of an earlier one.
 
     That one was parsed: it had this head, and a body of the length at its end. Whatever is not
-    exactly so, or comes while a request is under way, goes to the parser.
+    exactly so, or comes while a request is under way, goes to the parser, and the head of what was
+    parsed last is the one that is recognized.
     """
 
     _head: bytes | None = None
     _repeated_scope: Any = None
+    _is_call = False
+    _answered = 0.0
+    """When the last call was answered that ASGI did not see."""
+
+    def __init__(self, *args: Any, calls: CallHandler | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._calls = calls
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -35,12 +47,59 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
         if is_idle and self._head is not None and data.startswith(self._head):
             body = _whole_body(data, len(self._head))
             if body is not None:
-                self._begin(body)
+                if not self._begin_call(body):
+                    self._begin(body)
                 return
         before = self.cycle
         super().data_received(data)
-        if is_idle and self._head is None and self.cycle is not before:
+        if is_idle and self.cycle is not before:
             self._remember(data)
+
+    def begin_response(self, call: DirectCall) -> None:
+        """Have a call be the request in progress."""
+        self.cycle = call  # type: ignore[assignment]  # all that the protocol uses of one
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a response."""
+        self._coalescing.write_now(data)
+
+    def end_response(self, *, keep_alive: bool) -> None:
+        """End the response to a call; begin the next request if it came meanwhile."""
+        if not keep_alive:
+            self.transport.close()
+        if self.pipeline or self.flow.read_paused:
+            self.on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self._answered = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wait_for_request(self.timeout_keep_alive)
+
+    @override
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it was idle for long: the timer is not set anew by each call."""
+        self.timeout_keep_alive_task = None
+        waited = self.loop.time() - self._answered
+        if not self.cycle.response_complete:
+            self._wait_for_request(self.timeout_keep_alive)
+        elif waited < self.timeout_keep_alive:
+            self._wait_for_request(self.timeout_keep_alive - waited)
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _wait_for_request(self, seconds: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            seconds, self.timeout_keep_alive_handler
+        )
+
+    def _begin_call(self, body: bytes) -> bool:
+        """Answer a call without ASGI, unless what is sent waits, or the backend stops."""
+        return (
+            self._is_call
+            and not (self.flow.write_paused or self.server_state.default_headers)
+            and self._calls is not None
+            and self._calls.begin(body, self)
+        )
 
     def _begin(self, body: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -79,7 +138,8 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
         ):
             self._head = data[:end]
             headers = [header for header in self.headers if header[0] != b"content-length"]
-            self._repeated_scope = {**self.scope, "headers": headers}
+            self._repeated_scope = scope = {**self.scope, "headers": headers}
+            self._is_call = self._calls is not None and self._calls.is_authenticated_call(scope)
 
 
 def _content_length(headers: list[tuple[bytes, bytes]]) -> int | None:

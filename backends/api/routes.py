@@ -59,6 +59,7 @@ class Routes:
         check: Callable[[PlanTrial], Awaitable[PlanVerdict]],
         tracing: Tracing,
     ) -> None:
+        self.calls = calls
         self._core = core
         self._authenticator = authenticator
         self._reload = reload

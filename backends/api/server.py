@@ -37,7 +37,7 @@ class BackendServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application,
-                http=partial(RepeatedHeadProtocol, waits=waits),  # type: ignore[arg-type]  # makes one
+                http=partial(RepeatedHeadProtocol, waits=waits, calls=application.calls),  # type: ignore[arg-type]  # makes one
                 ws="none",
                 lifespan="off",
                 loop="none",

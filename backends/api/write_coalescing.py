@@ -28,6 +28,13 @@ class WriteCoalescingTransport(asyncio.Transport):
             self._loop.call_soon(self._flush)
         self._parts.append(data)
 
+    def write_now(self, data: bytes) -> None:
+        """Write what no more will follow soon."""
+        if self._parts:
+            self._parts.append(data)
+        elif not self._transport.is_closing():
+            self._transport.write(data)
+
     @override
     def close(self) -> None:
         self._flush()
@@ -71,8 +78,9 @@ class WriteCoalescingProtocol(LimitedHttpProtocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Of a connection without TLS there is none; an unverified one ended the handshake.
-        self._client = Client(is_certified=bool(transport.get_extra_info("peercert")))
-        super().connection_made(WriteCoalescingTransport(transport, self.loop))
+        self.client_state = Client(is_certified=bool(transport.get_extra_info("peercert")))
+        self._coalescing = WriteCoalescingTransport(transport, self.loop)
+        super().connection_made(self._coalescing)
 
     def end_if_idle(self) -> None:
         """End the connection if it has been used, and nothing that was sent on it is unanswered."""
@@ -94,7 +102,7 @@ class WriteCoalescingProtocol(LimitedHttpProtocol):
         super().on_message_begin()
         self._has_begun = True
         # ASGI's own extensions are all dictionaries.
-        self.scope["extensions"] = {CLIENT_EXTENSION: self._client}  # type: ignore[dict-item]
+        self.scope["extensions"] = {CLIENT_EXTENSION: self.client_state}  # type: ignore[dict-item]
 
     @override
     def on_message_complete(self) -> None:
@@ -105,5 +113,5 @@ class WriteCoalescingProtocol(LimitedHttpProtocol):
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        self._client.leave()
+        self.client_state.leave()
         super().connection_lost(exc)

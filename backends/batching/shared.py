@@ -69,6 +69,7 @@ class HostedItems(msgspec.Struct):
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     """Identifies the item that rows are for, and counts the rows computed or cached for it.
 
+    `tokens` are those of computed rows, `input_tokens` those of all rows that it asked for.
     `truncate` says whether texts may be truncated, `truncated_from` the tokens of the longest that
     was. `work` is the predicted seconds of rows that it queued at the batcher of its reservation;
     `wasted` counts rows that were withdrawn, or computed beside one that failed or was late.
@@ -90,6 +91,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     rows: int = 0
     cached: int = 0
     tokens: int = 0
+    input_tokens: int = 0
     rows_left: float = math.inf
     hosted: HostedItems = msgspec.field(default_factory=HostedItems)
     arm: tuple[str, str] | None = None
@@ -126,8 +128,12 @@ class SharedRows:
         """Return the output of each encoding, in order, and count to `caller` what was computed.
 
         Raises:
-            BackendError: one of the rows failed, or there was no room for them in time.
+            BackendError: they are too many for the item, one of them failed, or there was no room
+                for them in time.
         """
+        caller.spend(len(encodings))
+        if not encodings:
+            return []
         await self.wait_for_room(encodings, kind=kind, caller=caller)
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -148,13 +154,14 @@ class SharedRows:
     ) -> RowWaiter:
         """Look up, join or submit the row of each encoding, for which the queue has room.
 
-        `on_end` is called once, at once where all rows are cached: with an error the caller must
-        `abandon` the waiter, else `collect` its values.
+        The item has no budget of rows; `ask` is for one that has. `on_end` is called once, at once
+        where all rows are cached: with an error the caller must `abandon` the waiter, else
+        `collect` its values.
 
         Raises:
-            BackendError: the rows are too many for the item, would be late, or cannot run.
+            BackendError: the rows would be late, or cannot run.
         """
-        caller.spend(len(encodings))
+        caller.input_tokens += sum([len(each.ids) for each in encodings])
         waiter = RowWaiter(len(encodings), deadline=caller.deadline, on_end=on_end)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):

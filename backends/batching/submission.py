@@ -223,7 +223,7 @@ class SubmissionQueue:
 
         An item whose rows are all cached or in flight always fits.
         """
-        waiting = self.rows
+        waiting = self.queue.rows + len(self._incoming)
         if not waiting or not rows:
             return True
         return self._limits.admit(

@@ -8,6 +8,8 @@ from backends.protocol import Function
 from backends.types import FloatArray
 
 _DECIMALS = 6
+# With more, numpy is quicker.
+_FEW_LABELS = 32
 
 
 def softmax(logits: FloatArray) -> FloatArray:
@@ -17,16 +19,17 @@ def softmax(logits: FloatArray) -> FloatArray:
     return probabilities
 
 
-def few_scores(logits: list[float], function: Function) -> list[float]:
-    """Make scores of few logits as `apply_function` does, without the calls into numpy."""
+def label_scores(logits: FloatArray, function: Function) -> FloatArray:
+    """Make the scores of one text's labels, without many calls into numpy where they are few."""
+    if function == "none" or len(logits) > _FEW_LABELS:
+        return apply_function(logits, function)
+    values = logits.tolist()
     if function == "softmax":
-        highest = max(logits)
-        shifted = [math.exp(logit - highest) for logit in logits]
-        total = sum(shifted)
-        return [value / total for value in shifted]
-    if function == "sigmoid":
-        return [0.5 + 0.5 * math.tanh(0.5 * logit) for logit in logits]
-    return logits
+        highest = max(values)
+        values = [math.exp(value - highest) for value in values]
+        total = sum(values)
+        return np.array([value / total for value in values], dtype=np.float32)
+    return np.array([0.5 + 0.5 * math.tanh(0.5 * value) for value in values], dtype=np.float32)
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
@@ -64,19 +67,10 @@ def normalize(vectors: FloatArray) -> FloatArray:
 
 def rounded(scores: FloatArray) -> list[float]:
     """Return scores as they are written: six decimals."""
-    return [round_score(score) for score in scores.tolist()]
-
-
-def round_score(score: float) -> float:
-    """Return a score as it is written."""
-    return round(score, _DECIMALS)
+    return [round(score, _DECIMALS) for score in scores.tolist()]
 
 
 def best_first(scores: FloatArray, top: int | None = None) -> list[int]:
     """Return the places of the highest scores, equal ones in their order."""
-    return places_best_first(scores.tolist(), top)
-
-
-def places_best_first(scores: list[float], top: int | None = None) -> list[int]:
-    """Return what `best_first` does, of a list."""
-    return sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[:top]
+    values = scores.tolist()
+    return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]

@@ -103,8 +103,7 @@ def _measure(
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> QuickestForm:
     batches = _batches(source)
-    own, problem = _open_reference(source, open_executor)
-    expected = [own.run(batch) for batch in batches]
+    own, expected, problem = _run_reference(source, batches, open_executor)
     seconds = {source.path.name: _predict(own)} if problem is None else {}
     for name in names:
         path = source.path.with_name(name)
@@ -129,19 +128,28 @@ def _measure(
     return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds)
 
 
-def _open_reference(
-    source: GraphSource, open_executor: Callable[[GraphSource], ModelExecutor]
-) -> tuple[ModelExecutor, ModelProblem | None]:
-    """Return what forms are compared with: the graph on the device, or why not, and on a CPU."""
+def _run_reference(
+    source: GraphSource,
+    batches: list[PaddedBatch],
+    open_executor: Callable[[GraphSource], ModelExecutor],
+) -> tuple[ModelExecutor, list[FloatArray], ModelProblem | None]:
+    """Run what forms are compared with: the graph on the device, or why not, and on a CPU."""
     try:
-        return open_executor(source), None
-    except ModelProblem as error:
+        own = open_executor(source)
+        return own, [own.run(batch) for batch in batches], None
+    except (BackendError, ModelProblem) as error:
+        problem = (
+            error
+            if isinstance(error, ModelProblem)
+            else ModelProblem(f"{source.path}: it cannot run here: {error}")
+        )
         # A device that has no kernels for it may have them for a form.
         alone = msgspec.structs.replace(source, digest="", profile="fp32")
         try:
-            return OnnxExecutor(alone, worker_threads=1, wide=False), error
-        except ModelProblem:
-            raise error from None
+            own = OnnxExecutor(alone, worker_threads=1, wide=False)
+            return own, [own.run(batch) for batch in batches], problem
+        except (BackendError, ModelProblem):
+            raise problem from None
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:

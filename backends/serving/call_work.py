@@ -46,7 +46,8 @@ class CallWork:
 
     def _admit(self) -> None:
         call, batcher = self._call, self._batcher
-        flows = [(call.lane, scope) for scope in {item.scope for item in call.items}]
+        scopes = {item.scope for item in call.items} if not self._is_atomic else ()
+        flows = [(call.lane, scope) for scope in scopes or (call.items[0].scope,)]
         if all(map(batcher.submissions.is_full, flows)):
             raise Overloaded("the queue is full", retry_after=self.backlog())
         ratio = self._estimates.ratio(self._kinds)

@@ -116,14 +116,23 @@ class CallsInFlight:
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def __enter__(self) -> None:
+    def begin(self) -> None:
+        """Count a call."""
+        if not self.count:
+            self.idle.clear()
         self.count += 1
-        self.idle.clear()
 
-    def __exit__(self, *_: object) -> None:
+    def end(self) -> None:
+        """Count a call no more."""
         self.count -= 1
         if not self.count:
             self.idle.set()
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class ServingCore:
@@ -149,6 +158,8 @@ class ServingCore:
         self._backend_id, self._region = backend_id, region
         self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}
+        # What calls found of the present models, with the encoder that answers.
+        self._found: dict[Variant, tuple[ModelSetEntry, RunningEncoder]] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self.calls = CallsInFlight()
         self.draining = False
@@ -171,6 +182,7 @@ class ServingCore:
     def replace(self, model_set: ModelSet) -> Mapping[Variant, ModelSetEntry]:
         """Serve another set from now on; return the retired models, to be forgotten later."""
         before, self.model_set = self.model_set, model_set
+        self._found.clear()
         kept = {_variant(info) for info in model_set.infos()}
         for variant in kept:
             self._retired.pop(variant, None)
@@ -184,6 +196,7 @@ class ServingCore:
 
     def forget(self, retired: Mapping[Variant, ModelSetEntry]) -> None:
         """Stop answering calls that name these, unless they are served again."""
+        self._found.clear()
         for variant, entry in retired.items():
             if self._retired.get(variant) is entry:
                 del self._retired[variant]
@@ -207,12 +220,14 @@ class ServingCore:
         """
         if self.draining:
             raise NotReady("the backend is stopping; try another one")
-        entry = self._find(call)
+        variant = (call.model, call.revision, call.profile)
+        found = self._found.get(variant)
+        if found is None:
+            found = self._found[variant] = self._find(variant)
+        entry, running = found
         served_model = entry.served_model
         if call.task not in served_model.algorithms:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
-        encoders = entry.model_set.encoders
-        running = next(each for each in encoders if each.name == served_model.encoder)
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
@@ -220,17 +235,20 @@ class ServingCore:
         work = CallWork(call, served_model.info, estimates=self._estimates, batcher=running.batcher)
         return entry, work
 
-    def _find(self, call: Call) -> ModelSetEntry:
-        variant = (call.model, call.revision, call.profile)
-        entry = self.model_set.find(call.model)
-        if entry is not None and _variant(entry.served_model.info) == variant:
-            return entry
-        if (retired := self._retired.get(variant)) is not None:
-            return retired
-        if entry is None:
-            raise ModelNotFound(f"model `{call.model}` is not served here")
-        info = entry.served_model.info
-        raise RevisionMismatch(f"`{call.model}` runs here as `{info.revision}` in `{info.profile}`")
+    def _find(self, variant: Variant) -> tuple[ModelSetEntry, RunningEncoder]:
+        name = variant[0]
+        present = self.model_set.find(name)
+        if present is not None and _variant(present.served_model.info) == variant:
+            entry = present
+        elif (retired := self._retired.get(variant)) is not None:
+            entry = retired
+        elif present is None:
+            raise ModelNotFound(f"model `{name}` is not served here")
+        else:
+            info = present.served_model.info
+            raise RevisionMismatch(f"`{name}` runs here as `{info.revision}` in `{info.profile}`")
+        encoder = entry.served_model.encoder
+        return entry, next(each for each in entry.model_set.encoders if each.name == encoder)
 
     @property
     def calls_in_flight(self) -> int:

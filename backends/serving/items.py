@@ -136,6 +136,7 @@ class ItemAnswerer:
             rows=caller.rows,
             tokens=caller.tokens,
             known=caller.cached,
+            known_tokens=max(0, caller.input_tokens - caller.tokens),
             truncated_from=caller.truncated_from,
             arm=self._arm(caller),
             shadow=caller.shadow,

@@ -1,37 +1,27 @@
 """Answers the items of a call that are one query each, without a coroutine for any of them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 from backends.algorithms.base import QueryAlgorithm
 from backends.batching.row import RowWaiter
 from backends.batching.shared import RowCaller
 from backends.errors import BackendError
-from backends.pipelines.encoder import Encoder, PreparedQuery
-from backends.pipelines.head import Head
+from backends.pipelines.encoder import PreparedQuery
 from backends.protocol import CallItem
 from backends.serving.items import ItemAnswerer, Outcome
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, OutputKind
+from backends.telemetry.spans import NO_SPAN, Span
+from backends.types import Encoding, OutputKind, Text
 
-# Items of one call in progress: one call must not fill the queue.
-_ITEMS_AT_ONCE = 256
-
-
-class _Send(Protocol):
-    """Sends outcomes of a call."""
-
-    async def __call__(self, outcomes: Sequence[Outcome], *, is_last: bool) -> None:
-        """Send them; after the last ones the call is answered."""
-        ...
+# Items of one call in progress: one call must not fill the queue, and tasks are not free.
+ITEMS_AT_ONCE = 256
 
 
 class _OpenItem:
     """Holds an item in progress. `until` is in the loop's time."""
 
-    __slots__ = ("caller", "encodings", "index", "prepared", "until", "waiter", "waiting")
+    __slots__ = ("caller", "index", "prepared", "until", "waiter", "waiting")
 
     def __init__(
         self, index: int, caller: RowCaller, prepared: PreparedQuery, *, until: float
@@ -46,45 +36,52 @@ class _OpenItem:
 
 
 class QueryCall:
-    """Answers the items of one call, and sends what is ready at each moment together."""
+    """Answers the items of one call; `on_ready` is called whenever there is more to `take`.
+
+    Who uses it calls `begin` first and after each `take`, until `is_over`, and then `close`.
+    """
 
     def __init__(
-        self,
-        answerer: ItemAnswerer,
-        algorithm: QueryAlgorithm,
-        pipeline: Encoder | Head,
+        self, answerer: ItemAnswerer, algorithm: QueryAlgorithm, on_ready: Callable[[], None]
     ) -> None:
         self._answerer = answerer
         self._algorithm = algorithm
-        self._pipeline = pipeline
+        self._on_ready = on_ready
+        self._pipeline = pipeline = answerer.pipelines[algorithm.model]
+        self._items = answerer.call.items
         self._tokenizer, self._rows = pipeline.encoder.tokenizer, pipeline.encoder.rows
         self._open: dict[int, _OpenItem] = {}
         self._ready: list[Outcome] = []
+        self._begun = self._taken = 0
         self._loop = asyncio.get_running_loop()
-        self._changed: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Task[None] | None = None
+        """Waits for the tokenizer's threads."""
 
-    async def send_all(self, send: _Send) -> None:
-        """Answer every item; `send` gets the outcomes, and whether they are the last."""
-        items = self._answerer.call.items
-        begun = sent = 0
-        try:
-            while sent < len(items):
-                room = _ITEMS_AT_ONCE - len(self._open)
-                if room and begun < len(items):
-                    await self._begin(begun, items[begun : begun + room])
-                    begun = min(len(items), begun + room)
-                elif not self._ready:
-                    self._changed = self._loop.create_future()
-                    await self._changed
-                if self._ready:
-                    outcomes, self._ready = self._ready, []
-                    sent += len(outcomes)
-                    await send(outcomes, is_last=sent == len(items))
-        finally:
-            self._close()
+    @property
+    def is_ready(self) -> bool:
+        """Whether every outcome is taken, or there to be taken."""
+        return self._taken + len(self._ready) == len(self._items)
 
-    async def _begin(self, first: int, items: Sequence[CallItem]) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Whether every outcome is taken."""
+        return self._taken == len(self._items)
+
+    def take(self) -> list[Outcome]:
+        """Return the outcomes that are ready and were not taken before."""
+        outcomes, self._ready = self._ready, []
+        self._taken += len(outcomes)
+        return outcomes
+
+    def begin(self) -> None:
+        """Begin as many items as there is room for."""
+        first, room = self._begun, ITEMS_AT_ONCE - len(self._open)
+        if room and first < len(self._items) and self._reading is None:
+            self._begun = min(len(self._items), first + room)
+            self._begin(first, self._items[first : self._begun])
+
+    def _begin(self, first: int, items: Sequence[CallItem]) -> None:
         """Admit items, tokenize their texts together, and ask for their rows."""
         opened = []
         for index, item in enumerate(items, first):
@@ -95,14 +92,31 @@ class QueryCall:
         if not opened:
             return
         self._expire_in_time()
-        spans = [
-            item.caller.span.child("tokenization", {"texts": len(item.prepared.texts)})
-            for item in opened
-            if item.caller.span is not NO_SPAN
-        ]
-        answers = await self._tokenizer.encode_each([item.prepared.texts for item in opened])
+        groups = [item.prepared.texts for item in opened]
+        if not self._tokenizer.is_short(groups):
+            self._reading = self._loop.create_task(self._read(opened, groups))
+            return
+        spans = _tokenization_spans(opened)
+        answers = self._tokenizer.encode_short(groups)
         for span in spans:
             span.end()
+        self._ask_all(opened, answers)
+
+    async def _read(self, opened: Sequence[_OpenItem], groups: Sequence[Sequence[Text]]) -> None:
+        """Wait for the tokenizer's threads, while outcomes of other items are sent."""
+        spans = _tokenization_spans(opened)
+        try:
+            answers = await self._tokenizer.encode_each(groups)
+        finally:
+            for span in spans:
+                span.end()
+        self._reading = None
+        self._ask_all(opened, answers)
+        self._on_ready()  # there may be room for more
+
+    def _ask_all(
+        self, opened: Sequence[_OpenItem], answers: Sequence[list[Encoding] | BackendError]
+    ) -> None:
         for one, encodings in zip(opened, answers, strict=True):
             if one.index not in self._open:
                 continue  # its time ended meanwhile
@@ -172,12 +186,13 @@ class QueryCall:
 
     def _fail(self, item: _OpenItem, error: Exception) -> None:
         self._abandon(item)
-        self._close_item(item)
-        self._add(self._answerer.failed(item.index, item.caller, error))
+        if self._close_item(item):
+            self._add(self._answerer.failed(item.index, item.caller, error))
 
-    def _close_item(self, item: _OpenItem) -> None:
-        del self._open[item.index]
+    def _close_item(self, item: _OpenItem) -> bool:
+        """Close an item; return whether it was open: the end of another may have ended it."""
         item.waiter = None  # which names the item, too
+        return self._open.pop(item.index, None) is not None
 
     def _abandon(self, item: _OpenItem) -> None:
         if item.waiting is not None:
@@ -187,8 +202,7 @@ class QueryCall:
 
     def _add(self, outcome: Outcome) -> None:
         self._ready.append(outcome)
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        self._on_ready()
 
     def _expire_in_time(self) -> None:
         """Set the timer to when the time of the first item is over."""
@@ -204,11 +218,21 @@ class QueryCall:
         if self._open:
             self._expire_in_time()
 
-    def _close(self) -> None:
+    def close(self) -> None:
         """End the items that are open: the caller has left."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
         for item in list(self._open.values()):
             self._abandon(item)
-            self._close_item(item)
-            self._answerer.cancelled(item.index, item.caller)
+            if self._close_item(item):
+                self._answerer.cancelled(item.index, item.caller)
+
+
+def _tokenization_spans(items: Sequence[_OpenItem]) -> list[Span]:
+    return [
+        item.caller.span.child("tokenization", {"texts": len(item.prepared.texts)})
+        for item in items
+        if item.caller.span is not NO_SPAN
+    ]

@@ -11,6 +11,8 @@ from typing import TextIO
 from typing_extensions import override
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# Their warnings quote what a caller sent as `tracestate`, and headers with secrets.
+_QUOTING = ("opentelemetry.trace.span", "opentelemetry.util.re")
 _ErrorInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
@@ -79,3 +81,5 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     root.setLevel(level)
     # Our own lines log its start and stop.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for quoting in _QUOTING:
+        logging.getLogger(quoting).setLevel(logging.ERROR)

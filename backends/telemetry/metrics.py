@@ -13,7 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.otlp import TracingStatistics
+from backends.otlp_statistics import TracingStatistics
 from backends.plans import ArmStatistics, bucket_bound
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 

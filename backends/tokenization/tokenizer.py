@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,10 @@ from backends.types import Encoding, IntArray, Segment, Text, TokenOffsets
 
 # So little text (about 0.5 ms) costs less on the loop than the way to a thread and back.
 _SMALL_CHARACTERS = 2048
+# A text costs as much as so many characters more.
+_TEXT = 32
+# So much is read on the loop in one iteration: many small questions must not add up to a stall.
+_MOST_AT_ONCE = 16 * _SMALL_CHARACTERS
 # So much text may wait for the threads: what they read in some seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024
 _RETRY_AFTER = 1.0
@@ -56,11 +61,14 @@ class Tokenizer:
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
             self.layout = learn_layout(self._copy(None), token_types=token_types)
+            # With more a text is cut.
+            self._most_tokens = (truncate_to or math.inf) - self.layout.added
             self._table = read_word_table(self._source, self._read_words)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
         self._pool = pool
         self._waiting_characters = 0
+        self._at_once = 0
         self.failure: str | None = None
 
     @property
@@ -83,6 +91,23 @@ class Tokenizer:
         """Return for each group of texts what `encode` returns, or the error that it raises."""
         return await self._ask_each(groups, "rows")
 
+    def is_short(self, groups: Sequence[Texts]) -> bool:
+        """Whether to read these texts on the loop, by `encode_short`, in this iteration."""
+        return self._takes(_count(groups))
+
+    def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
+        """Return at once what `encode_each` does."""
+        try:
+            found = [[self._look_up(text) for text in group] for group in groups]
+        except BaseException:  # noqa: BLE001 - as in `_answer`, which finds the text
+            return self._answer(groups, "rows")
+        others = [place for place, group in enumerate(found) if None in group]
+        if others:
+            answers = self._answer([groups[place] for place in others], "rows")
+            for place, answer in zip(others, answers, strict=True):
+                found[place] = answer
+        return found  # type: ignore[return-value]  # none is missing any more
+
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the tokens of `texts` alone: nothing around them, nothing cut."""
         return await self._ask(texts, "ids")  # type: ignore[no-any-return]
@@ -103,8 +128,8 @@ class Tokenizer:
 
     async def _ask_each(self, groups: Sequence[Texts], kind: _Kind) -> list[Any]:
         """Return a list per group, or its error; short texts are read here, others in a thread."""
-        characters = sum(map(_count_characters, groups))
-        if characters <= _SMALL_CHARACTERS:
+        characters = _count(groups)
+        if self._takes(characters):
             return self._answer(groups, kind)
         if self._waiting_characters > _MOST_CHARACTERS:
             full = Overloaded("too much text waits; try again later", retry_after=_RETRY_AFTER)
@@ -123,6 +148,18 @@ class Tokenizer:
             return [died] * len(groups)
         finally:
             self._waiting_characters -= characters
+
+    def _takes(self, characters: int) -> bool:
+        """Whether to read so much on the loop, in this iteration."""
+        if characters > min(_SMALL_CHARACTERS, _MOST_AT_ONCE - self._at_once):
+            return False
+        if not self._at_once:
+            asyncio.get_running_loop().call_soon(self._end_iteration)
+        self._at_once += characters
+        return True
+
+    def _end_iteration(self) -> None:
+        self._at_once = 0
 
     def _answer(self, groups: Sequence[Texts], kind: _Kind) -> list[Any]:
         texts = [text for group in groups for text in group]
@@ -176,12 +213,8 @@ class Tokenizer:
         """Return the encoding of a text whose words are in the table, unless it is to be cut."""
         if self._table is None or not isinstance(text, str):
             return None
-        tokens = self._table.find(text)
-        if tokens is None or (
-            self._truncate_to is not None and len(tokens) + self.layout.added > self._truncate_to
-        ):
-            return None
-        return self.layout.single_of(tokens)
+        tokens = self._table.find(text, most=self._most_tokens)
+        return None if tokens is None else self.layout.single_of(tokens)
 
     def _read_words(self, words: list[str]) -> list[list[int]]:
         found = self._copy(None).encode_batch_fast(words, add_special_tokens=False)
@@ -239,8 +272,15 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
     return number
 
 
-def _count_characters(texts: Texts) -> int:
-    return sum([len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts])
+def _count(groups: Sequence[Texts]) -> int:
+    """Return what texts cost, in characters."""
+    characters = 0
+    for group in groups:
+        for text in group:
+            parts = (text,) if isinstance(text, str) else text
+            for part in parts:
+                characters += _TEXT + len(part)
+    return characters
 
 
 def _encoding(

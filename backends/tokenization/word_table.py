@@ -7,6 +7,7 @@ then have to wait. `tests/unit/backends/tokenization/test_word_table.py` compare
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 
@@ -14,6 +15,10 @@ from collections.abc import Callable
 _PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 # The tokenizer takes a longer word for unknown, whatever is in the vocabulary.
 _LONGEST_WORD = 100
+# A longer text keeps the interpreter's lock for long; its tokenizer does not.
+_LONGEST_TEXT = 4096
+# The share of parts that the tokenizer may have to read.
+_MOST_OTHERS = 1 / 4
 # With more added tokens the search for them takes longer than what it saves.
 _MOST_ADDED = 32
 
@@ -38,23 +43,30 @@ class WordTable:
         # These are found in a text before it is split, some of them in any case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
-    def find(self, text: str) -> list[int] | None:
-        """Return the tokens of a text alone, or `None` where the tokenizer must read all of it."""
-        if not (text.isascii() and text.isprintable()):
+    def find(self, text: str, *, most: float = math.inf) -> list[int] | None:
+        """Return the tokens of a text alone, or `None` where the tokenizer must read all of it.
+
+        It must where there are more than `most`.
+        """
+        if len(text) > _LONGEST_TEXT or not (text.isascii() and text.isprintable()):
             return None
         if self._added is not None and self._added.search(text):
             return None
         parts = _PARTS.findall(text.lower() if self._lowercase else text)
+        if len(parts) > most:
+            return None
         try:
             return [self._words[part] for part in parts]
         except KeyError:
-            return self._find_others(parts)
+            tokens = self._find_others(parts)
+            return None if tokens is None or len(tokens) > most else tokens
 
     def _find_others(self, parts: list[str]) -> list[int] | None:
         """Return the tokens of the parts, of which some are more than one token."""
         others = [part for part in parts if part not in self._words]
-        if 2 * len(others) > len(parts):
+        if len(others) > _MOST_OTHERS * len(parts):
             return None
+        others = list(dict.fromkeys(others))
         read = dict(zip(others, self._read_words(others), strict=True))
         tokens: list[int] = []
         for part in parts:
@@ -87,7 +99,10 @@ def read_word_table(
         for word, number in model["vocab"].items()
         if len(word) <= longest and _PARTS.fullmatch(word)
     }
-    added = [token["content"] for token in document.get("added_tokens", [])]
-    if len(added) > _MOST_ADDED:
+    tokens = document.get("added_tokens", [])
+    added = [token["content"] for token in tokens]
+    # A normalized token with an accent is also found where the text has none.
+    reads_other_texts = any(t["normalized"] and not t["content"].isascii() for t in tokens)
+    if len(added) > _MOST_ADDED or reads_other_texts:
         return None
     return WordTable(words, added=added, lowercase=lowercase, read_words=read_words)

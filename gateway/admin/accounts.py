@@ -19,7 +19,7 @@ from gateway.auth.keys import hash_key, new_key
 from gateway.errors import Conflict, DependencyUnavailable, NotFound
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Key, Tenant
+from gateway.ledger.types import Key, KeyBounds, Tenant
 from gateway.runtime.control import Control, Topic
 from gateway.types import Rule
 
@@ -55,6 +55,10 @@ class NewKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Limits on this key, beside those of the tenant."""
     expires: datetime | None = None
     """When it ends, with a time zone; never where it is left out."""
+    origins: tuple[str, ...] | None = None
+    """Origins from whose pages alone it may be used, such as `https://app.example.com`."""
+    routes: tuple[str, ...] | None = None
+    """Paths that it may be used for, such as `/v1/embed` or `/v1/infer/*`; all if left out."""
 
 
 class CreatedKey(Key, frozen=True, kw_only=True):
@@ -220,6 +224,7 @@ class KeyController(Controller):
                 models=data.models,
                 rules=data.limits,
                 expires=data.expires,
+                bounds=KeyBounds(origins=data.origins, routes=data.routes),
                 actor=_ACTOR,
             )
         )
@@ -245,6 +250,25 @@ class KeyController(Controller):
         """Replace a key's limits; an empty list means that the document's apply."""
         await model_names.check_rules(data)
         return await changes.make(lambda accounts: accounts.set_key_limits(key, data, actor=_ACTOR))
+
+    @put(
+        "/{key:str}/bounds",
+        operation=_operation(
+            id="set_key_bounds",
+            summary="Replace the origins and routes that a key is limited to",
+            errors=(NotFound, DependencyUnavailable),
+            body=(Content(example={"origins": ["https://app.example.com"]}),),
+            about={"key": _KEY},
+        ),
+    )
+    async def bound(
+        self,
+        key: FromPath[str],
+        data: JSONBody[KeyBounds],
+        changes: NamedDependency[AccountChanges],
+    ) -> Key:
+        """Replace the origins and routes of a key; what is left out is no bound."""
+        return await changes.make(lambda accounts: accounts.set_key_bounds(key, data, actor=_ACTOR))
 
     @delete(
         "/{key:str}",

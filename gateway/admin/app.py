@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import secrets
+from functools import partial
 from typing import Any
 
 from litestar import Request, Response
@@ -30,7 +31,7 @@ from gateway.admin.plan_changes import PlanChanges
 from gateway.admin.publishing import Publisher
 from gateway.admin.regions import BackendChanges, RegionsController
 from gateway.api.application import Application
-from gateway.api.docs import docs_page, docs_script, openapi_document
+from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import problem_response
 from gateway.auth.bearer import find_bearer_token
 from gateway.errors import AuthenticationFailed, InvalidRequest, RequestTimeout
@@ -124,10 +125,10 @@ def build_admin(
         "arm_reader": ArmReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
-    document = operators_document(HANDLERS, frozenset(dependencies))
+    document = partial(operators_document, HANDLERS, frozenset(dependencies))
     return Application(
         route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script],
-        dependencies=dependencies | {"openapi": _provide(document)},
+        dependencies=dependencies | {"openapi": provide_document(document)},
         middleware=[AdminAccess(settings.admin_key, body_timeout=body_timeout)],
         exception_handlers={Exception: _problem, HTTPException: _problem},
         openapi_config=None,

@@ -20,8 +20,7 @@ from gateway.types import (
     Usage,
 )
 
-JSON = b"content-type: application/json\r\n"
-HIT = JSON + b"cache-status: sluicegate; hit; detail=memory\r\nage: "
+HIT = b"cache-status: sluicegate; hit; detail=memory\r\nage: "
 """The header lines of a memory hit, up to its age."""
 PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """The header lines that follow the id of every response."""

@@ -1,12 +1,21 @@
 """Bounds the memory of large request bodies while they arrive and are answered."""
 
-from gateway.api.request_state import RequestState
+from typing import Protocol
+
 from gateway.errors import Overloaded
+from gateway.runtime.runtime import Runtime
 
 LARGE = 256 * 1024
 """Bytes above which a body is large."""
 # The budget in bodies of the largest size that the document allows.
 _MAX_LARGE_BODIES = 16
+
+
+class RequestBody(Protocol):
+    """Has a body; `body_bytes` are what the budget counts of it."""
+
+    body_bytes: int
+    runtime: Runtime
 
 
 class BodyMemoryBudget:
@@ -15,7 +24,7 @@ class BodyMemoryBudget:
     def __init__(self) -> None:
         self.used_bytes = 0
 
-    def reserve(self, state: RequestState, size: int) -> None:
+    def reserve(self, state: RequestBody, size: int) -> None:
         """Count that `size` bytes of a request's body have arrived.
 
         Raises:
@@ -31,7 +40,7 @@ class BodyMemoryBudget:
                 retry_after=1.0,
             )
 
-    def release(self, state: RequestState) -> None:
+    def release(self, state: RequestBody) -> None:
         """Return the bytes of a finished request to the budget."""
         self.used_bytes -= state.body_bytes
         state.body_bytes = 0

@@ -5,13 +5,13 @@ from collections.abc import Sized
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
+from gateway.api.inference_route import BodySource, InferenceRoute
 from gateway.api.json_bounds import check_json_size
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.api.schemas import BODIES
 from gateway.errors import InvalidRequest, PayloadTooLarge
+from gateway.inference.interfaces import ModelTable
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
@@ -20,18 +20,19 @@ from gateway.types import InferenceRequest, Principal
 _MAX_CACHED_BYTES = 1024
 _MAX_CACHED = 4096
 _GZIP = b"\x1f\x8b"
+_Name = tuple[Principal | None, InferenceRoute, tuple[str, ...], tuple[bytes, ...], bytes]
 
 
 class BodyReader:
     """Decodes bodies; its cache is cleared when the runtime changes."""
 
-    def __init__(self) -> None:
-        self._decoders = {body.task: msgspec.json.Decoder(body) for body in BODIES}
+    def __init__(self, models: ModelTable) -> None:
+        self._models = models
         self._large_lock = asyncio.Lock()
         self._runtime: Runtime | None = None
-        self._cache: dict[tuple[Principal | None, Task, str, bytes], ParsedBody] = {}
+        self._cache: dict[_Name, ParsedBody] = {}
 
-    def read(self, state: RequestState, model: str, raw: bytes) -> ParsedBody:
+    def read(self, state: RequestState, raw: bytes) -> ParsedBody:
         """Return the parsed body; equal bytes of one caller are parsed once.
 
         Raises:
@@ -41,17 +42,18 @@ class BodyReader:
         if state.runtime is not self._runtime:
             self._runtime = state.runtime
             self._cache.clear()
-        name = (state.principal, state.task, model, raw)
+        route = state.route
+        name = (state.principal, route, state.parameters, state.fields, raw)
         parsed = self._cache.get(name)
         if parsed is None:
-            parsed = self._decode(state, model, raw)
-            if len(raw) <= _MAX_CACHED_BYTES:
+            parsed = self._decode(state, raw)
+            if len(raw) <= _MAX_CACHED_BYTES and not route.reads_models:
                 if len(self._cache) >= _MAX_CACHED:
                     self._cache.clear()
                 self._cache[name] = parsed
         return parsed
 
-    async def read_large(self, state: RequestState, model: str, raw: bytes) -> ParsedBody:
+    async def read_large(self, state: RequestState, raw: bytes) -> ParsedBody:
         """Return a large parsed body; it is parsed in a thread, one body at a time.
 
         Each step holds the GIL, so the event loop waits for one step and not for all of them.
@@ -61,18 +63,22 @@ class BodyReader:
             PayloadTooLarge: as `read`.
         """
         async with self._large_lock:
-            return await asyncio.to_thread(self._decode, state, model, raw)
+            return await asyncio.to_thread(self._decode, state, raw)
 
-    def _decode(self, state: RequestState, model: str, raw: bytes) -> ParsedBody:
-        bounds = state.runtime.document.request
-        check_json_size(raw, max_values=bounds.max_values)
+    def _decode(self, state: RequestState, raw: bytes) -> ParsedBody:
+        route, document = state.route, state.runtime.document
+        parameters = dict(zip(route.names, state.parameters, strict=True))
+        bounds = document.request
+        check_json_size(route.json_part(raw, state.fields), max_values=bounds.max_values)
+        source = BodySource(raw, parameters, state.fields, document, self._models)
         try:
-            body = self._decoders[state.task].decode(raw)
+            body = route.decode(source)
             _check_items(body.items(), bounds.max_items)
-            request = body.request(model)
+            request = body.request(parameters.get("model", ""))
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
         return ParsedBody(
+            route=route,
             body=body,
             request=request,
             charges=self._charges(state, request),
@@ -96,7 +102,7 @@ class BodyReader:
 def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
     """Return the error of a body that the decoder, or the encoder of items, refused."""
     if raw.startswith(_GZIP):
-        return InvalidRequest("The body is compressed; send it without a `Content-Encoding`.")
+        return InvalidRequest("The body is compressed; say so with `Content-Encoding`: `gzip`.")
     is_misfit = isinstance(error, msgspec.ValidationError)
     # For these errors the decoder names a byte offset at most.
     is_unnamed = not is_misfit or "out of range" in str(error)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from litestar import Response
 from litestar.exceptions import HTTPException
 
+from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.errors import (
     GatewayError,
     InternalError,
@@ -14,23 +15,23 @@ from gateway.errors import (
     NotFound,
     PayloadTooLarge,
 )
-from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from gateway.http.problem_details import problem_headers
 
 _log = logging.getLogger(__name__)
 NO_ROUTE = "There is no such route; GET /docs shows those there are."
 
 
 def problem_response(
-    error: Exception, request_id: str, headers: Mapping[str, str]
+    error: Exception, request_id: str, headers: Mapping[str, str], errors: ErrorFormat = PROBLEMS
 ) -> Response[bytes]:
-    """Return the problem document of `error`, with `headers` and those that go with the error."""
+    """Return the response that reports `error`, with `headers` and those that go with the error."""
     known = gateway_error(error, request_id)
     own = {name.decode(): value.decode() for name, value in problem_headers(known)}
     framework = error.headers or {} if isinstance(error, HTTPException) else {}  # `Allow`
     return Response(
-        encode_problem(known, request_id),
-        status_code=known.status,
-        media_type=MEDIA_TYPE.decode(),
+        errors.encode(known, request_id),
+        status_code=errors.status(known),
+        media_type=errors.media,
         headers={**headers, **own, **framework},
     )
 

@@ -1,7 +1,7 @@
 """Reads requests and sends responses of inference routes over raw ASGI."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from litestar.types import HTTPScope, Receive, Send
 
@@ -9,6 +9,11 @@ from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
 
 Headers = list[tuple[bytes, bytes]]
+NOT_REPLAYED: Final = "sluicegate_not_replayed"
+"""Set in the state of a request's scope, its answer is stored nowhere: it holds a secret."""
+_NO_CONTENT: Final = 204
+REQUEST_ID_FIELD: Final = b":request-id"
+"""The header field by which middleware tells a request its id; no client can send a colon there."""
 
 
 class ClientDisconnected(Exception):
@@ -43,7 +48,7 @@ def check_length(declared: bytes, *, limit: int) -> None:
             raise InvalidRequest("`Content-Length` must be a number of bytes.")
         # Without the zeros before it: Python reads no more than 4,300 digits.
         if int(declared.lstrip(b"0") or b"0") > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
 
 
 async def read_body(
@@ -66,7 +71,7 @@ async def read_body(
         chunks.append(message["body"])
         size += len(message["body"])
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         on_progress(size)
         if not message.get("more_body"):
             return b"".join(chunks)
@@ -95,7 +100,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
         PayloadTooLarge: it is longer than `limit` bytes.
     """
     if len(body) > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     return body
 
 
@@ -105,12 +110,14 @@ async def respond(send: Send, reply: HttpReply) -> None:
     for line in reply.lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b": ")
         headers.append((name, value))
-    headers.append((b"content-length", b"%d" % len(reply.body)))
+    if reply.status != _NO_CONTENT:
+        headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
 
-def _too_large(limit: int) -> PayloadTooLarge:
+def too_large(limit: int) -> PayloadTooLarge:
+    """Return the error of a body of more than `limit` bytes."""
     return PayloadTooLarge(
         f"The body is larger than {limit} bytes; send the items in several requests."
     )

@@ -8,9 +8,9 @@ from functools import partial
 
 from litestar.types import HTTPScope, Receive, Send
 
-from backends.protocol import Task
 from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.http import (
     ClientDisconnected,
     HttpReply,
@@ -20,6 +20,7 @@ from gateway.api.http import (
     read_body,
     respond,
 )
+from gateway.api.inference_route import RouteMatch
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.write_coalescing import BufferedHttpExtension
@@ -31,31 +32,32 @@ class InferenceHandler:
     def __init__(self, *, processor: RequestProcessor) -> None:
         self._processor = processor
         self._body_timeouts = BodyTimeouts()
-        self._body_budget = BodyMemoryBudget()
+        self.body_budget = BodyMemoryBudget()
 
     async def handle(
-        self, task: Task, model: str, scope: HTTPScope, receive: Receive, send: Send
+        self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
-        """Answer one request to the route of `task`; `model` is that of the path, where one is."""
+        """Answer one request to the route of `match`."""
         server = buffered_http(scope)
-        state = self._processor.new_state(task)
+        state = self._processor.new_state(match)
         fields = list(scope["headers"])
         headers = headers_by_name(fields)
         self._processor.start_span(state, self._processor.tracer.contexts.read(fields))
         try:
-            reply = await self._reply(state, model, scope["method"], headers, server, receive)
+            reply = await self._reply(state, scope["method"], headers, server, receive)
         except ClientDisconnected:
             state.span.fail("client_gone")
             state.span.end()
             return
         finally:
-            self._body_budget.release(state)
+            self.body_budget.release(state)
+        if len(reply.body) >= SMALLEST:
+            reply = await compressed(reply, state.coding)
         await (respond(send, reply) if server is None else server.send(*reply))
 
     async def _reply(
         self,
         state: RequestState,
-        model: str,
         method: str,
         headers: dict[bytes, bytes],
         server: BufferedHttpExtension | None,
@@ -68,17 +70,17 @@ class InferenceHandler:
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                on_progress = partial(self._body_budget.reserve, state)
+                on_progress = partial(self.body_budget.reserve, state)
                 arriving = read_body(receive, limit=limit, on_progress=on_progress)
                 raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:
                 bounded(raw, limit=limit)
             # Large ones are read in a thread. A read of the fast path is never as large.
             if len(raw) > LARGE:
-                await self._processor.read_large(state, model, raw)
+                await self._processor.read_large(state, raw)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
             return self._processor.failed(state, error)
-        reply = self._processor.reply_now(state, model, raw)
+        reply = self._processor.reply_now(state, raw)
         return await self._processor.reply_later(state) if reply is None else reply

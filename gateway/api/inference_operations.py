@@ -1,6 +1,7 @@
 """Describes the inference routes for the OpenAPI document; others stand beside their handlers."""
 
 from gateway.api.openapi_parts import (
+    IDEMPOTENCY_HEADER,
     TIMEOUT_HEADER,
     Content,
     Json,
@@ -8,12 +9,14 @@ from gateway.api.openapi_parts import (
     Operation,
     request_header,
 )
-from gateway.api.schemas import BODIES, Body, InferBody
+from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody
 from gateway.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
     EventLogUnavailable,
     GatewayError,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
     InvalidItem,
     ModelNotFound,
     NotCached,
@@ -22,16 +25,20 @@ from gateway.errors import (
     PermissionDenied,
     RateLimited,
     TaskNotSupported,
+    UnsupportedContentCoding,
     UpstreamFailed,
     UpstreamUnavailable,
 )
 from gateway.types import Criticality, Usage
 
-_INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
+INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     TaskNotSupported,
     PermissionDenied,
     ModelNotFound,
     PayloadTooLarge,
+    UnsupportedContentCoding,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
     InvalidItem,
     RateLimited,
     UpstreamFailed,
@@ -41,8 +48,9 @@ _INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     DeadlineExceeded,
     NotCached,
 )
-_INFERENCE_HEADERS = (
+INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
+    IDEMPOTENCY_HEADER,
     request_header(
         "Sluicegate-Criticality",
         "What is refused first while backends are full.",
@@ -64,6 +72,11 @@ _INFERENCE_HEADERS = (
         {"type": "string"},
         "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
     ),
+)
+_VECTORS = Content(
+    media="application/octet-stream",
+    schema={"type": "string", "format": "binary"},
+    summary="With `encoding_format: bytes`: vectors, little-endian, one after another",
 )
 _MODEL: Json = {
     "name": "model",
@@ -91,12 +104,16 @@ def _operation(body: type[Body]) -> Operation:
         summary=body.summary,
         tag="inference",
         kind=Kind.INFERENCE,
-        errors=(*_INFERENCE_ERRORS, NotFound) if is_named else _INFERENCE_ERRORS,
+        errors=(*INFERENCE_ERRORS, NotFound) if is_named else INFERENCE_ERRORS,
         body=(Content(type=body, summary="With a demo model", example=body.example),),
         answers={
-            200: (Content(type=body.answer, summary="A result for each item", example=answer),)
+            200: (
+                Content(type=body.answer, summary="A result for each item", example=answer),
+                *([_VECTORS] if body is EmbedBody else []),
+            )
         },
-        parameters=(*_INFERENCE_HEADERS, _MODEL) if is_named else _INFERENCE_HEADERS,
+        headers=("Idempotency-Replayed", *(["Sluicegate-Vectors"] if body is EmbedBody else [])),
+        parameters=(*INFERENCE_HEADERS, _MODEL) if is_named else INFERENCE_HEADERS,
     )
 
 

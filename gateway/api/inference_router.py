@@ -4,23 +4,24 @@ from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.api.inference_handler import InferenceHandler
-from gateway.api.schemas import TASKS_BY_PATH
+from gateway.api.inference_route import InferenceRoutes
 
 
 class InferenceRouter:
     """Passes requests to an inference route to its handler, all others to `app`, the application.
 
-    Paths that differ in any way, and routes that name a model, are routed by `app`.
+    Paths that differ in any way, and the native route that names a model, are routed by `app`.
     """
 
-    def __init__(self, app: ASGIApp, handler: InferenceHandler) -> None:
+    def __init__(self, app: ASGIApp, handler: InferenceHandler, routes: InferenceRoutes) -> None:
         self._app = HeadAsGet(app)
         self._handler = handler
+        self._find = routes.find
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == ScopeType.HTTP and (task := TASKS_BY_PATH.get(scope["path"])):
-            await self._handler.handle(task, "", scope, receive, send)
+        if scope["type"] == ScopeType.HTTP and (match := self._find(scope["path"])):
+            await self._handler.handle(match, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

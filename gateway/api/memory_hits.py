@@ -10,10 +10,10 @@ from time import time_ns
 from typing import NamedTuple
 
 from backends.protocol import Task
-from gateway.api.answers import HIT, JSON, PRIVATE, count_usage, encode_answer
+from gateway.api.answers import HIT, PRIVATE, count_usage
+from gateway.api.inference_route import InferenceRoute
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import HitReplay, ParsedBody, RequestState
-from gateway.api.schemas import RerankBody
 from gateway.cache.entry import CacheHit
 from gateway.events.hit_run import HitRun
 from gateway.inference.inference import Inference
@@ -37,7 +37,7 @@ _OK = 200
 _RESULT = b"\0"
 """Stands for a result: JSON has no such byte."""
 _RunKey = tuple[Principal, Task, str, str, bool, tuple[ArmUsage, ...]]
-_StoredKey = tuple[Principal, Task, str, str, str]
+_StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
 class _StoredAnswers(NamedTuple):
@@ -51,6 +51,7 @@ class _StoredAnswers(NamedTuple):
     start: bytes
     end: bytes
     lines: bytes
+    content: bytes
 
 
 class MemoryHits:
@@ -121,7 +122,7 @@ class MemoryHits:
         state.prepared = parsed.prepared
         self.events.publish_hit(replay.run, state.id, state.started)
         state.model, state.revision, state.usage = replay.model, replay.revision, replay.usage
-        state.lines = b"%b%d\r\n" % (HIT, age)
+        state.lines, state.content = b"%b%d\r\n" % (HIT, age), replay.content
         return replay.body
 
     def answer_stored(
@@ -150,6 +151,7 @@ class MemoryHits:
         info = plan.model.info
         state.model, state.revision, state.usage = info.name, info.revision, answers.usage
         state.lines = b"%b%d\r\n" % (answers.lines, max(0.0, now - entry.stored_at))
+        state.content = answers.content
         return body
 
     def add(self, state: RequestState, answer: Answer, body: bytes) -> None:
@@ -172,7 +174,8 @@ class MemoryHits:
             revision=state.revision,
             usage=state.usage,
             body=body,
-            tail=b"content-length: %d\r\n\r\n%b" % (len(body), body),
+            content=state.content,
+            tail=b"%bcontent-length: %d\r\n\r\n%b" % (state.content, len(body), body),
             run=run,
             charge=self._limiter.repeated_charge(parsed.charges),
         )
@@ -211,22 +214,27 @@ class MemoryHits:
         """Return what answers by `plan` from `tier` have in common; `None`: nothing of use."""
         principal, parsed = state.caller_and_body()
         info = plan.model.info
+        if not state.route.is_spliced(parsed.body):
+            return None
         self._forget_former_runtime(state)
-        name = (principal, state.task, info.name, info.revision, tier)
+        name = (principal, state.route, info.name, info.revision, tier)
         found = self._stored.get(name)
-        if found is None and not isinstance(parsed.body, RerankBody):
+        if found is None:
             outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
             usage = count_usage([outcome])
-            body = encode_answer(parsed.body, Answer(model=plan.model, outcomes=[outcome]), usage)
+            answer = Answer(model=plan.model, outcomes=[outcome])
+            content, body = state.route.encode(parsed.body, answer, usage, state.id)
             start, _, end = body.partition(_RESULT)
             state.model, state.revision, state.usage = info.name, info.revision, usage
             event = self.events.event_of(state)
             if event is None:
                 return None
-            lines = JSON + b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
+            lines = b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
             if len(self._stored) >= _MOST_RUNS:
                 self._stored.clear()
-            found = self._stored[name] = _StoredAnswers(HitRun(event), usage, start, end, lines)
+            found = self._stored[name] = _StoredAnswers(
+                HitRun(event), usage, start, end, lines, content
+            )
         return found
 
     def _forget_former_runtime(self, state: RequestState) -> None:

@@ -36,10 +36,12 @@ from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 
 AnyRequest = Request[Any, Any, Any]
-_GROUPS = ("model", "day", "key", "task")
+_GROUPS = ("model", "day", "hour", "key", "task")
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
+_BUCKET = "Adds lines for each day or hour (UTC) to those of `group_by`."
 _DEFAULT_ENTRY = ModelConfig()
+_OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _YEARS = range(1970, 2262)
 _ERRORS = (RateLimited, DependencyUnavailable)
@@ -55,6 +57,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     id: str
     """The same as `name`."""
     object: Literal["model"]
+    """For clients of other APIs that look for it."""
+    created: int
+    """For clients of other APIs that look for it; always 0."""
+    owned_by: str
     """For clients of other APIs that look for it."""
     name: str
     """What requests name it by."""
@@ -78,6 +84,17 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where backends serve it."""
 
 
+class ModelEndpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as Cohere's clients list it."""
+
+    name: str
+    """What requests name it by."""
+    endpoints: list[str]
+    """The tasks that Cohere's clients know."""
+    context_length: int
+    """Tokens that it reads of a text."""
+
+
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """The models a key may use."""
 
@@ -85,6 +102,8 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """For clients of other APIs that look for it."""
     data: list[ModelCard]
     """The models, by name."""
+    models: list[ModelEndpoints]
+    """The same, for Cohere's clients."""
 
 
 class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +206,9 @@ class MetadataController(Controller):
             for model in models.models()
             if _visible(model, document, _principal(request))
         ]
-        return with_etag(request, ModelList(data=cards))
+        return with_etag(
+            request, ModelList(data=cards, models=[_endpoints(card) for card in cards])
+        )
 
     @get(
         "/models/{model:str}",
@@ -226,6 +247,7 @@ class MetadataController(Controller):
                     "from": MOMENT,
                     "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
                     "group_by": {"description": _GROUP_BY, "example": ["model", "day"]},
+                    "bucket": {"description": _BUCKET, "example": "hour"},
                 },
             )
         },
@@ -240,6 +262,7 @@ class MetadataController(Controller):
         ] = None,
         until: Annotated[str | None, QueryParameter(name="to", description="Date or time")] = None,
         group_by: FromQuery[list[str] | None] = None,
+        bucket: FromQuery[Literal["day", "hour"] | None] = None,
     ) -> UsageReport:
         """Return usage between two moments (this month so far by default), grouped by model.
 
@@ -253,6 +276,8 @@ class MetadataController(Controller):
         if end <= start:
             raise InvalidRequest("`to` must be later than `from`.")
         groups = parse_group_by(group_by, _GROUPS, default="model")
+        if bucket is not None and bucket not in groups:
+            groups = [bucket, *groups]
         value = request.headers.get("x-request-timeout")
         header = None if value is None else value.encode()
         try:
@@ -282,6 +307,8 @@ def _card(model: ServedModel) -> ModelCard:
     return ModelCard(
         id=info.name,
         object="model",
+        created=0,
+        owned_by="sluicegate",
         name=info.name,
         tasks=info.tasks,
         revision=info.revision,
@@ -293,6 +320,11 @@ def _card(model: ServedModel) -> ModelCard:
         demonstration=info.demonstration,
         regions=list(model.regions),
     )
+
+
+def _endpoints(card: ModelCard) -> ModelEndpoints:
+    endpoints = [task.value for task in card.tasks if task in _OF_COHERE]
+    return ModelEndpoints(name=card.name, endpoints=endpoints, context_length=card.max_tokens)
 
 
 def _shown(moment: datetime) -> str:

@@ -18,6 +18,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.application import Application
+from gateway.api.code_samples import code_samples
 from gateway.api.openapi_parts import (
     ON_EVERY_ROUTE,
     PROBLEM,
@@ -48,11 +49,12 @@ def build_document(
     description: str,
     key: str,
     tags: Mapping[str, str],
+    has_samples: bool = False,
 ) -> bytes:
     """Return the document as JSON.
 
     `application` has the handlers, and Litestar's own description of them; `key` describes the
-    bearer token.
+    bearer token. With `has_samples` each operation has programs that send its example.
     """
     routes = list(_routes(application, operations))
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
@@ -61,7 +63,10 @@ def build_document(
     responses: Json = {}
     for route in routes:
         method, path = route.name
-        paths.setdefault(path, {})[method] = _operation(route, schemas, responses)
+        operation = _operation(route, schemas, responses)
+        if has_samples and (samples := code_samples(method, path, operation)):
+            operation["x-codeSamples"] = samples
+        paths.setdefault(path, {})[method] = operation
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -157,6 +162,7 @@ def _typed(content: Content, annotation: Any) -> Content:
 
 def _types(routes: list[_Route]) -> Iterator[Any]:
     for route in routes:
+        yield route.operation.error_format.type
         for contents in (route.bodies, *route.answers.values()):
             yield from (one.type for one in contents if one.type is not None)
 
@@ -183,7 +189,9 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
         found["security"] = []
     else:
         errors.append(AuthenticationFailed)
-    references, problems = problem_responses(errors, operation.kind)
+    written = operation.error_format
+    schema = schemas.reference(written.type)
+    references, problems = problem_responses(errors, operation.kind, written, schema)
     responses |= problems
     found["responses"] = references | {
         str(status): _answer(status, contents, operation, schemas, references.get(str(status)))

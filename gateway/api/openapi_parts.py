@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -16,7 +17,7 @@ from gateway.errors import (
     Overloaded,
     RequestTimeout,
 )
-from gateway.http.problem_details import MEDIA_TYPE, encode_problem
+from gateway.http.problem_details import MEDIA_TYPE
 
 Json = dict[str, Any]  # an OpenAPI document is free-form JSON
 PROBLEM_JSON = MEDIA_TYPE.decode()
@@ -59,6 +60,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = Kind.PLAIN
     errors: tuple[type[GatewayError], ...] = ()
     """The errors it may return beside `ON_EVERY_ROUTE`."""
+    error_format: ErrorFormat = PROBLEMS
+    """How it writes them."""
     body: tuple[Content, ...] = ()
     is_body_required: bool = True
     answers: Mapping[int, tuple[Content, ...]] = {}
@@ -89,6 +92,12 @@ TIMEOUT_HEADER = request_header(
     {"type": "number", "exclusiveMinimum": 0},
     2.5,
 )
+IDEMPOTENCY_HEADER = request_header(
+    "Idempotency-Key",
+    "A request that is sent again with this key is billed and answered once; new for each request.",
+    {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
+    "8e03978e-40d5-43dd-bc93-6894a57f9324",
+)
 MOMENT: Json = {
     "description": "A date, or a time of RFC 3339; without a zone it is UTC.",
     "schema": {"anyOf": [{"type": "string", "format": form} for form in ("date", "date-time")]},
@@ -104,7 +113,7 @@ def header_components() -> Json:
 
 def header_references(status: int, kind: Kind, more: Iterable[str] = ()) -> Json:
     """Return the headers of an answer with `status` on a route of `kind`."""
-    names = ["X-Request-Id", "Cache-Control"]
+    names = ["X-Request-Id", "X-Client-Request-Id", "Cache-Control"]
     if status == AuthenticationFailed.status:
         names.append("WWW-Authenticate")
     if status in (_TOO_MANY, _UNAVAILABLE):
@@ -120,19 +129,23 @@ def header_references(status: int, kind: Kind, more: Iterable[str] = ()) -> Json
 
 
 def problem_responses(
-    errors: Iterable[type[GatewayError]], kind: Kind
+    errors: Iterable[type[GatewayError]], kind: Kind, written: ErrorFormat, schema: Json
 ) -> tuple[dict[str, Json], Json]:
-    """Return references to the responses for `errors` by status, and those responses by name."""
+    """Return references to the responses for `errors` by status, and those responses by name.
+
+    `written` is how the route writes them, and `schema` that of what it writes.
+    """
     by_status: dict[int, list[type[GatewayError]]] = {}
     for error in dict.fromkeys(errors):
-        by_status.setdefault(error.status, []).append(error)
+        by_status.setdefault(written.status(error_example(error)), []).append(error)
+    dialect = "" if written is PROBLEMS else type(written).__name__.removesuffix("Format")
     references: dict[str, Json] = {}
     responses: Json = {}
     for status, kinds in sorted(by_status.items()):
         ordered = sorted(kinds, key=lambda error: error.code)
-        name = kind.title() + "Or".join(error.__name__ for error in ordered)
+        name = dialect + kind.title() + "Or".join(error.__name__ for error in ordered)
         references[str(status)] = {"$ref": f"#/components/responses/{name}"}
-        responses[name] = _response(status, ordered, kind)
+        responses[name] = _response(status, ordered, kind, written, schema)
     return references, responses
 
 
@@ -155,25 +168,42 @@ def codes() -> set[str]:
     return {error.code for error in all_errors()}
 
 
-def problem_example(error: type[GatewayError]) -> Json:
-    """Return a problem as a caller sees it."""
+def error_example(error: type[GatewayError]) -> GatewayError:
+    """Return an error of that class."""
     detail = _first_line(error)
-    example: GatewayError
     if issubclass(error, InvalidItem):
-        example = error(f"Item 1: {detail}", index=1, item_code="empty_input")
-    elif issubclass(error, ConfigurationError):
-        example = error(detail, file="models.yaml", line=3, field="models.sentiment.cache_ttl")
-    else:
-        example = error(detail)
-    decoded: Json = msgspec.json.decode(encode_problem(example, _EXAMPLE_ID))
+        return error(f"Item 1: {detail}", index=1, item_code="empty_input")
+    if issubclass(error, ConfigurationError):
+        return error(detail, file="models.yaml", line=3, field="models.sentiment.cache_ttl")
+    return error(detail)
+
+
+def problem_example(error: type[GatewayError], written: ErrorFormat = PROBLEMS) -> Json:
+    """Return an error as a caller sees it."""
+    decoded: Json = msgspec.json.decode(written.encode(error_example(error), _EXAMPLE_ID))
     return decoded
 
 
-def _response(status: int, errors: list[type[GatewayError]], kind: Kind) -> Json:
-    examples = {
-        error.code: {"summary": error.title, "value": problem_example(error)} for error in errors
+def _response(
+    status: int,
+    errors: list[type[GatewayError]],
+    kind: Kind,
+    written: ErrorFormat,
+    schema: Json,
+) -> Json:
+    # What the server itself refuses is a problem on every route.
+    content = {
+        form.media: {
+            "schema": shape,
+            "examples": {
+                error.code: {"summary": error.title, "value": problem_example(error, form)}
+                for error in errors
+                if form is written or error in ON_EVERY_ROUTE
+            },
+        }
+        for form, shape in ((PROBLEMS, PROBLEM), (written, schema))
+        if form is written or any(error in ON_EVERY_ROUTE for error in errors)
     }
-    content = {PROBLEM_JSON: {"schema": PROBLEM, "examples": examples}}
     return {
         "description": " ".join(f"`{error.code}`: {_first_line(error)}" for error in errors),
         "headers": header_references(status, kind),
@@ -197,6 +227,7 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     text: Json = {"type": "string"}
     number: Json = {"type": "integer", "minimum": 0}
     yield "X-Request-Id", "Names the request in logs, traces, the ledger and problems.", text
+    yield "X-Client-Request-Id", "What the caller named the request by.", text
     yield "Cache-Control", "Answers are for the caller alone.", text
     yield "WWW-Authenticate", "The scheme to authenticate with.", text
     yield "Retry-After", "Seconds after which trying again makes sense.", number
@@ -205,7 +236,9 @@ def _headers() -> Iterable[tuple[str, str, Json]]:
     yield "Cache-Status", "What the result cache did (RFC 9211).", text
     yield "Age", "Seconds since the oldest answer was computed, where all were cached.", number
     yield "Sluicegate-Rows", "Rows that the model ran for the items, and rows it knew.", text
+    yield "Sluicegate-Vectors", "How many vectors the bytes are, all of one length.", number
     yield "Server-Timing", "Where the time went, in milliseconds; on request.", text
+    yield "Idempotency-Replayed", "`true`: it was given to an earlier request.", {"enum": ["true"]}
     yield "ETag", "Names this state; send it as `If-None-Match` or `If-Match`.", text
     yield "RateLimit-Policy", "The limits: name, quota (`q`), window in seconds (`w`).", text
     yield "RateLimit", "What remains of each limit (`r`), and when it is whole (`t`).", text

@@ -14,8 +14,9 @@ from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import ArmUsage, RequestEvent, RequestId, Source
 
-_IDS_AT_ONCE = 4096
 _SOURCES = (Source.HIT, Source.COLLAPSED, Source.COMPUTED, Source.FAILED)
+_FEWEST_IDS, _MOST_IDS = 4, 4096
+"""That are reserved at once for a run."""
 
 
 class RequestEvents:
@@ -55,8 +56,10 @@ class RequestEvents:
         except EventLogUnavailable:
             return False
         if not run.reserved_ids:
-            run.first = self.ids.reserve(_IDS_AT_ONCE)
-            run.reserved_ids = _IDS_AT_ONCE
+            # Few at first: with many callers most runs are short, and 2^40 ids are not endless.
+            run.ids_at_once = min(2 * run.ids_at_once or _FEWEST_IDS, _MOST_IDS)
+            run.first = self.ids.reserve(run.ids_at_once)
+            run.reserved_ids = run.ids_at_once
         run.max_count = run.reserved_ids
         run.started = self.started
         self._runs.append(run)

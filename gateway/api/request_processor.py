@@ -9,21 +9,20 @@ Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`
 import asyncio
 from collections.abc import Callable, Mapping
 
-from backends.protocol import Task
 from gateway.api.answers import (
-    JSON,
     PRIVATE,
     cache_lines,
     count_arms,
     count_usage,
-    encode_answer,
     failed_usage,
     first_failure,
     row_lines,
 )
 from gateway.api.body_reader import BodyReader
+from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import gateway_error
-from gateway.api.http import HttpReply, check_length
+from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
+from gateway.api.inference_route import RouteMatch
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
@@ -38,9 +37,11 @@ from gateway.errors import (
     PermissionDenied,
     UpstreamUnavailable,
 )
-from gateway.http.problem_details import encode_problem, problem_lines
+from gateway.http.client_id import parse_client_id
+from gateway.http.problem_details import problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
+from gateway.inference.interfaces import ModelTable
 from gateway.inference.outcomes import describe_lookup
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
@@ -50,16 +51,11 @@ from gateway.rate_limit.repeated_charges import RepeatedCharges
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
-from gateway.types import (
-    Answer,
-    Caller,
-)
+from gateway.types import Answer, Caller, RequestId
 
 _FAULT = 500
-MEMORY = {"sluicegate.cache.tier": "memory"}
-SPAN_NAMES = {task: f"POST /v1/{task}" for task in Task}
-ATTRIBUTES = {task: {"http.request.method": "POST", "http.route": f"/v1/{task}"} for task in Task}
 
 
 class RequestProcessor:
@@ -72,6 +68,7 @@ class RequestProcessor:
         keys: KeyRing,
         limiter: RateLimiter,
         inference: Inference,
+        models: ModelTable,
         events: RequestEvents,
         metrics: GatewayMetrics,
         tracer: Tracer,
@@ -84,22 +81,28 @@ class RequestProcessor:
         self._metrics = metrics
         self.tracer = tracer
         self._now = events.now
-        self._bodies = BodyReader()
+        self._bodies = BodyReader(models)
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
             runtimes=runtimes, inference=inference, limiter=limiter, events=events
         )
 
-    def new_state(self, task: Task) -> RequestState:
+    def new_state(self, match: RouteMatch) -> RequestState:
         """Return the state of a new request, with the current runtime and a new id."""
-        return RequestState(
-            self._events.ids.new(), task=task, runtime=self._runtimes.current, started=self._now()
+        state = RequestState(
+            self._events.ids.new(),
+            route=match.route,
+            runtime=self._runtimes.current,
+            started=self._now(),
         )
+        if match.parameters:
+            state.parameters = match.parameters
+        return state
 
     def start_span(self, state: RequestState, context: str) -> None:
         """Decide whether the request, which came with a trace context, is recorded."""
-        state.span = self.tracer.request(SPAN_NAMES[state.task], context, ATTRIBUTES[state.task])
+        state.span = self.tracer.request(state.route.span_name, context, state.route.attributes)
 
     def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Find out who asks and for what, by the request's headers (names in lower case).
@@ -116,10 +119,17 @@ class RequestProcessor:
         state.principal = self._keys.find(key)
         if state.principal is None:
             raise self._keys.refusal(key)
+        if client_id := parse_client_id(headers):
+            state.name(client_id)
+        if REQUEST_ID_FIELD in headers:
+            state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
+        state.coding = accepted_coding(headers.get(b"accept-encoding", b""))
+        if state.route.headers:
+            state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
-    async def read_large(self, state: RequestState, model: str, raw: bytes) -> None:
+    async def read_large(self, state: RequestState, raw: bytes) -> None:
         """Read a body that would hold the event loop, before `reply_now` is given it.
 
         Raises:
@@ -127,22 +137,24 @@ class RequestProcessor:
         """
         try:
             async with asyncio.timeout_at(state.deadline):
-                state.parsed = await self._bodies.read_large(state, model, raw)
+                state.parsed = await self._bodies.read_large(state, raw)
         except TimeoutError as error:
             raise DeadlineExceeded.during("the reading of the body") from error
 
-    def reply_now(self, state: RequestState, model: str, raw: bytes) -> HttpReply | None:
+    def reply_now(self, state: RequestState, raw: bytes) -> HttpReply | None:
         """Return the whole answer, its event published, or `None` where it has to be waited for.
 
-        `model` is that of the path, where one is; `raw` the request's body.
+        `raw` is the request's body.
         """
         try:
             parsed = state.parsed
             if parsed is None:
-                parsed = state.parsed = self._bodies.read(state, model, raw)
-            state.usage = parsed.failed
-            # A recorded request is not replayed: each of its steps has a span.
-            body = None if state.span.is_recorded else self.hits.answer(state, parsed)
+                parsed = state.parsed = self._bodies.read(state, raw)
+            state.task, state.usage = parsed.request.task, parsed.failed
+            # A recorded request is not replayed: each of its steps has a span. Nor is one that the
+            # caller named, which has an event of its own.
+            is_alike = not (state.span.is_recorded or state.client_id)
+            body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
             lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
@@ -178,10 +190,10 @@ class RequestProcessor:
         span = state.span.child("cache lookup")
 
         def found(entries: list[CacheHit | None]) -> None:
-            describe_lookup(span, entries)
-            span.end()
             reply = None
             try:
+                describe_lookup(span, entries)
+                span.end()
                 reply = self._found(state, prepared, entries)
             finally:
                 on_done(reply)
@@ -231,8 +243,9 @@ class RequestProcessor:
             known = unpublished
             state.fail(known, state.usage)
             self._events.count_request(state)
-        state.lines = problem_lines(known)
-        return self._reply(state, encode_problem(known, state.id))
+        state.lines, errors = problem_lines(known), state.route.errors
+        state.content = b"content-type: %b\r\n" % errors.media.encode()
+        return self._reply(state, errors.encode(known, state.id))
 
     async def _ask_limiter(self, state: RequestState) -> Decision:
         _, parsed = state.caller_and_body()
@@ -289,11 +302,11 @@ class RequestProcessor:
             raise failure
         state.usage = count_usage(answer.outcomes)
         state.arms = count_arms(answer.outcomes)
-        lines = JSON + cache_lines(answer, state.options.directives) + row_lines(answer)
-        body = encode_answer(parsed.body, answer, state.usage)
+        lines = cache_lines(answer, state.options.directives) + row_lines(answer)
+        content, body = parsed.route.encode(parsed.body, answer, state.usage, state.id)
         # Last: what fails before has an event of its own.
         self._events.publish(state)
-        state.lines = lines
+        state.lines, state.content = lines, content
         return self._reply(state, body)
 
     def _found(
@@ -301,7 +314,7 @@ class RequestProcessor:
     ) -> HttpReply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
-            if len(found) == 1 and (hit := found[0]) is not None:
+            if len(found) == 1 and (hit := found[0]) is not None and not state.client_id:
                 body = self.hits.answer_stored(state, prepared, hit)
                 if body is not None:
                     return self._reply(state, body)
@@ -319,20 +332,26 @@ class RequestProcessor:
 
     def _hit(self, state: RequestState, answer: Answer) -> HttpReply:
         reply = self._answered(state, answer)
-        self.hits.add(state, answer, reply.body)
+        if not state.client_id:
+            self.hits.add(state, answer, reply.body)
         return reply
 
     def _reply(self, state: RequestState, body: bytes) -> HttpReply:
         """Return the answer with the headers that every answer has."""
-        lines = b"%bx-request-id: %b%b%b" % (
+        lines = b"%bx-request-id: %b%b%b%b" % (
             state.lines,
             state.id.encode(),
             PRIVATE,
             state.limit_lines,
+            state.content,
         )
         if state.is_body_due and state.expects:
             # What comes next may be the body or another request; nobody can tell.
             lines += CLOSE
+        if len(body) >= SMALLEST:
+            lines += VARY
+        if state.own_lines:
+            lines += state.own_lines
         if state.wants_timing:
             lines += _server_timing(state, self._now())
         if state.span.is_recorded or state.status >= _FAULT:
@@ -343,8 +362,8 @@ class RequestProcessor:
         """End the span of a request; a fault of ours has one although it is not sampled."""
         span = state.span
         if not span.is_recorded:
-            name, age = SPAN_NAMES[state.task], self._now() - state.started
-            span = self.tracer.failure(name, span.traceparent, age=age)
+            name, age = state.route.span_name, self._now() - state.started
+            span = self.tracer.failure(name, span, age=age)
         span.set("http.response.status_code", state.status)
         span.set("sluicegate.request_id", state.id)
         span.set("sluicegate.items", state.usage.items)

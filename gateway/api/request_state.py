@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.protocol import Task
+from gateway.api.http import HttpReply
+from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
-from gateway.api.schemas import Body
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
 from gateway.events.hit_run import HitRun
@@ -40,8 +40,10 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     revision: str
     usage: Usage
     body: bytes
+    content: bytes
+    """The header lines that say what the body is."""
     tail: bytes
-    """The constant end of the answer: `content-length` and the body."""
+    """The constant end of the answer: those lines, `content-length` and the body."""
     run: HitRun
     charge: RepeatedCharge
 
@@ -52,7 +54,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     `prepared` and `replay` are set later, and cleared when they are no longer valid.
     """
 
-    body: Body
+    route: InferenceRoute
+    body: RequestBody
     request: InferenceRequest
     charges: tuple[Charge, ...]
     failed: Usage
@@ -92,10 +95,20 @@ class RequestState:
     """
 
     principal: Principal | None = None
+    attempt: RequestId | None = None
+    """The id that it gets when it fails, where `id` is that of all attempts at the request."""
     options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
     wants_timing = False
+    coding = ""
+    """How a large answer is to be compressed; empty: not at all."""
+    reply: HttpReply | None = None
+    """An answer that is compressed before it is sent."""
+    own_lines = b""
+    """Header lines for this caller: that a page may read the answer, and its own id."""
+    client_id = ""
+    """What the caller names the request by."""
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""
@@ -114,12 +127,19 @@ class RequestState:
     usage = _NOTHING
     arms: tuple[ArmUsage, ...] = ()
     lines = b""
+    content = JSON
+    """The header lines that say what the body of the answer is."""
+    parameters: tuple[str, ...] = ()
+    """Those of the path."""
+    fields: tuple[bytes, ...] = ()
+    """The values of the route's `headers`."""
 
     def __init__(
-        self, request_id: RequestId, *, task: Task, runtime: Runtime, started: float
+        self, request_id: RequestId, *, route: InferenceRoute, runtime: Runtime, started: float
     ) -> None:
         self.id = request_id
-        self.task = task
+        self.route = route
+        self.task = route.task
         self.runtime = runtime
         self.started = self.admitted = self.deadline = started
 
@@ -128,15 +148,26 @@ class RequestState:
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed
 
+    def record_under(self, id_: RequestId) -> None:
+        """Have its answer recorded under `id_`, under which the ledger counts one answer."""
+        self.attempt, self.id = self.id, id_
+
     def caller_and_body(self) -> tuple[Principal, ParsedBody]:
         """Return the caller and the body, both of which must have been read."""
         if self.principal is None or self.parsed is None:
             raise RuntimeError("the request has not been read yet")
         return self.principal, self.parsed
 
+    def name(self, client_id: str) -> None:
+        """Note what the caller names the request by, which its answer repeats."""
+        self.client_id = client_id
+        self.own_lines = b"x-client-request-id: %b\r\n" % client_id.encode()
+
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
-        self.status = error.status
+        if self.attempt is not None:
+            self.id = self.attempt
+        self.status = self.route.errors.status(error)
         self.code = error.code
         self.usage = usage
 
@@ -160,4 +191,5 @@ class RequestState:
             revision=self.revision,
             code=self.code,
             arms=self.arms,
+            client_id=self.client_id,
         )

@@ -42,8 +42,8 @@ class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A vector."""
 
-    embedding: list[float]
-    """As many numbers as the model has dimensions, or were asked for."""
+    embedding: list[float] | str
+    """As many numbers as the model has dimensions, or were asked for; base64 where asked for."""
     truncated: bool = False
     """The model read a part of the text only."""
 

@@ -1,7 +1,7 @@
 """Builds the Litestar application of the customers' API."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -11,21 +11,32 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
 from litestar.types import HTTPScope, Receive, Scope, Send
 
-from backends.protocol import Task
 from gateway.api.application import Application
-from gateway.api.docs import docs_page, docs_script, openapi_document
+from gateway.api.dialect import Dialect, error_format
+from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import NO_ROUTE, problem_response
 from gateway.api.health import HealthController, ReadinessSource
+from gateway.api.home import home_page
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
+from gateway.api.inference_route import InferenceRoute, InferenceRoutes, RouteMatch
+from gateway.api.key_rotation import KeyRotation, KeyRotationController
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
+from gateway.api.native_routes import INFER, NATIVE_ROUTES
 from gateway.api.openapi import build_document, described_by_litestar
+from gateway.api.past_requests import PastRequestController, RequestSource
+from gateway.batches.batch_access import BatchParts
 from gateway.errors import NotFound
 from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
-CONTROLLERS = (MetadataController, HealthController)
+CONTROLLERS = (
+    MetadataController,
+    KeyRotationController,
+    PastRequestController,
+    HealthController,
+)
 _RAW = {"raw": True}
 _TAGS = {
     "inference": "Answers of models; a task each.",
@@ -43,7 +54,11 @@ def build_api(
     models: ModelCatalog,
     runtimes: RuntimeStore,
     usage: UsageSource,
+    requests: RequestSource,
+    rotation: KeyRotation,
     health: ReadinessSource,
+    batches: BatchParts,
+    dialects: Sequence[Dialect] = (),
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
 
@@ -51,25 +66,37 @@ def build_api(
         state = request.scope["state"]
         if REQUEST_ID not in state:
             state[REQUEST_ID] = new_id()
-        return problem_response(error, str(state[REQUEST_ID]), response_headers(request.scope))
+        errors = error_format(dialects, request.scope["path"])
+        headers = response_headers(request.scope)
+        return problem_response(error, str(state[REQUEST_ID]), headers, errors)
 
     provided: dict[str, object] = {
         "models": models,
         "runtimes": runtimes,
         "usage": usage,
+        "requests": requests,
+        "rotation": rotation,
         "health": health,
+        "files": batches.files,
+        "batches": batches.batches,
+        "endpoints": InferenceRoutes(
+            [*NATIVE_ROUTES, *(route for one in dialects for route in one.routes)]
+        ),
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
-    document = customers_document(version, frozenset(dependencies))
+    document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
+    raw = [*NATIVE_ROUTES, *(r for one in dialects for r in one.routes if "{" not in r.path)]
     return Application(
         route_handlers=[
-            *(_raw_route(handler, task) for task in Task),
+            *(_raw_route(handler, route) for route in raw),
             *CONTROLLERS,
+            *(each for dialect in dialects for each in dialect.handlers),
+            home_page,
             openapi_document,
             docs_page,
             docs_script,
         ],
-        dependencies=dependencies | {"openapi": _provide(document)},
+        dependencies=dependencies | {"openapi": provide_document(document)},
         middleware=[admission],
         exception_handlers={Exception: problem_of, HTTPException: problem_of},
         openapi_config=None,
@@ -77,22 +104,37 @@ def build_api(
     )
 
 
+def inference_routes(dialects: Sequence[Dialect]) -> InferenceRoutes:
+    """Return the routes that are answered past Litestar and on the fast path."""
+    native = [route for route in NATIVE_ROUTES if route is not INFER]
+    return InferenceRoutes([*native, *(route for one in dialects for route in one.routes)])
+
+
 @cache
-def customers_document(version: str, dependencies: frozenset[str]) -> bytes:
+def customers_document(
+    version: str, dependencies: frozenset[str], dialects: tuple[Dialect, ...] = ()
+) -> bytes:
     """Return the OpenAPI document as JSON, made from an application of its own.
 
     `dependencies` are the names of what its handlers are given.
 
     Litestar would serve its own document, without the raw routes, under a path of its own.
     """
+    handlers = [handler for dialect in dialects for handler in dialect.handlers]
+    described = {
+        ("post", route.template): operation
+        for dialect in dialects
+        for route, operation in dialect.routes.items()
+    }
     return build_document(
-        described_by_litestar(CONTROLLERS, dependencies),
-        INFERENCE_OPERATIONS,
+        described_by_litestar([*CONTROLLERS, *handlers], dependencies),
+        INFERENCE_OPERATIONS | described,
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
-        tags=_TAGS,
+        tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
+        has_samples=True,
     )
 
 
@@ -100,17 +142,17 @@ def _provide(value: object) -> Provide:
     return Provide(lambda: value, sync_to_thread=False)
 
 
-def _raw_route(handler: InferenceHandler, task: Task) -> ASGIRouteHandler:
-    """Return the route of `task`: a plain ASGI handler, since it is the hot path."""
+def _raw_route(handler: InferenceHandler, route: InferenceRoute) -> ASGIRouteHandler:
+    """Return an inference route: a plain ASGI handler, since it is the hot path."""
     # Litestar gives raw handlers no path parameters; a mount is given the rest of the path.
-    names_model = task is Task.INFER
+    names_model = route is INFER
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        model = _model_in(scope["path"]) if names_model else ""
-        await handler.handle(task, model, _http(scope), receive, send)
+        parameters = (_model_in(scope["path"]),) if names_model else ()
+        await handler.handle(RouteMatch(route, parameters), _http(scope), receive, send)
 
-    route = ASGIRouteHandler(f"/v1/{task}", opt=_RAW, is_mount=names_model, copy_scope=False)
-    return route(handle)
+    path = route.path.partition("/{")[0]
+    return ASGIRouteHandler(path, opt=_RAW, is_mount=names_model, copy_scope=False)(handle)
 
 
 def _model_in(rest: str) -> str:

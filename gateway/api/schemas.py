@@ -23,6 +23,8 @@ from backends.protocol import (
     ZeroShotParameters,
 )
 from gateway.api import results
+from gateway.api.vectors import NumberType
+from gateway.errors import InvalidRequest
 from gateway.types import InferenceRequest, ModelName
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -205,6 +207,21 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
     """Whether vectors have the length 1."""
     dimensions: Positive | None = None
     """Keeps the first so many numbers of a vector, before it is normalized."""
+    encoding_format: Literal["float", "base64", "bytes"] = "float"
+    """`base64`: a vector is a string; `bytes`: the answer is vectors, one after another, alone."""
+    output_dtype: NumberType = "float"
+    """The type of the numbers: float32, or those of it that take less room."""
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether vectors are sent as the cache keeps them."""
+        return self.encoding_format == "float" and self.output_dtype == "float"
+
+    @override
+    def request(self, model: str = "") -> InferenceRequest:
+        if self.encoding_format == "bytes" and self.on_error == "continue":
+            raise InvalidRequest("`bytes` has no place for errors of items; leave out `on_error`.")
+        return super().request(model)
 
     @override
     def task_parameters(self) -> Parameters:
@@ -242,5 +259,3 @@ TASK_BODIES: tuple[type[TaskBody], ...] = (
 )
 BODIES: tuple[type[Body], ...] = (*TASK_BODIES, InferBody)
 """The body of each inference route; the routes are made of them."""
-TASKS_BY_PATH = {f"/v1/{body.task}": body.task for body in TASK_BODIES}
-"""The routes that name no model, which are answered past Litestar and on the fast path."""

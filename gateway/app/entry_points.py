@@ -8,22 +8,29 @@ from typing import NamedTuple
 
 from litestar.types import ASGIApp
 
+from gateway.api.compressed_requests import CompressedRequests
+from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
+from gateway.api.dialect import error_format
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import ReadinessSource
+from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.app.stores import Stores
-from gateway.app.views import LedgerUsage
+from gateway.app.views import LedgerUsage, OwnKeys
 from gateway.auth.key_ring import KeyRing
+from gateway.batches.batch_access import BatchParts, open_batch_parts
+from gateway.dialects.registry import DIALECTS
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.write_coalescing import WriteCoalescingProtocol
+from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
@@ -40,12 +47,27 @@ class Listeners(NamedTuple):
     protocol: Callable[..., asyncio.Protocol]
 
 
+class WorkerOptions(NamedTuple):
+    """What differs between workers for callers and the one for batches."""
+
+    keys: KeyRing
+    ids: RequestIds
+    make_events: Callable[..., RequestEvents] = RequestEvents
+    is_bulk: bool = False
+
+
+def options_for_callers() -> WorkerOptions:
+    """Return the options of a worker that answers callers."""
+    return WorkerOptions(KeyRing(), RequestIds())
+
+
 class EntryPointParts(NamedTuple):
     """The parts of a worker that answering a request uses."""
 
     stores: Stores
-    keys: KeyRing
+    options: WorkerOptions
     limiter: RedisRateLimiter
+    idempotency: IdempotencyStore
     fleet: Fleet
     inference: Inference
     events: EventLog
@@ -62,13 +84,15 @@ def build_listeners(
     draining: Draining,
 ) -> Listeners:
     """Return the entry points; the fast path is closed once `draining` closes connections."""
-    ids = RequestIds()
+    options = parts.options
+    ids = options.ids
     processor = RequestProcessor(
         runtimes=parts.stores.runtimes,
-        keys=parts.keys,
+        keys=options.keys,
         limiter=parts.limiter,
         inference=parts.inference,
-        events=RequestEvents(
+        models=parts.fleet,
+        events=options.make_events(
             ids=ids,
             events=parts.events,
             metrics=parts.metrics,
@@ -78,36 +102,77 @@ def build_listeners(
         metrics=parts.metrics,
         tracer=parts.tracer,
     )
-    app = _build_application(parts, processor, ids, readiness)
+    batches = open_batch_parts(settings, parts.stores.ledger)
+    rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)
+    application = _build_application(parts, processor, ids, readiness, batches)
+    app = CrossOriginRequests(
+        application,
+        rules=rules,
+        keys=parts.options.keys,
+        errors_of=partial(error_format, DIALECTS),
+        new_id=ids.new,
+    )
     if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(parts, processor, draining)
+    fast_path = _build_fast_path(parts, processor, draining, rules)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
 def _build_application(
-    parts: EntryPointParts, processor: RequestProcessor, ids: RequestIds, readiness: ReadinessSource
-) -> InferenceRouter:
+    parts: EntryPointParts,
+    processor: RequestProcessor,
+    ids: RequestIds,
+    readiness: ReadinessSource,
+    batches: BatchParts,
+) -> CompressedRequests:
     runtimes = parts.stores.runtimes
     handler = InferenceHandler(processor=processor)
+    usage = LedgerUsage(parts.stores.ledger, runtimes)
     api = build_api(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=parts.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
+            keys=parts.options.keys, limiter=parts.limiter, runtimes=runtimes, new_id=ids.new
         ),
         new_id=ids.new,
         models=parts.fleet,
         runtimes=runtimes,
-        usage=LedgerUsage(parts.stores.ledger, runtimes),
+        usage=usage,
+        requests=usage,
+        rotation=OwnKeys(parts.stores),
         health=readiness,
+        batches=batches,
+        dialects=DIALECTS,
     )
-    return InferenceRouter(api, handler)
+    idempotent = IdempotentRequests(
+        InferenceRouter(api, handler, inference_routes(DIALECTS)),
+        store=parts.idempotency,
+        keys=parts.options.keys,
+        limiter=parts.limiter,
+        runtimes=runtimes,
+        errors_of=partial(error_format, DIALECTS),
+        body_budget=handler.body_budget,
+        new_id=ids.new,
+    )
+    return CompressedRequests(
+        idempotent,
+        keys=parts.options.keys,
+        runtimes=runtimes,
+        body_budget=handler.body_budget,
+        errors_of=partial(error_format, DIALECTS),
+        new_id=ids.new,
+    )
 
 
 def _build_fast_path(
-    parts: EntryPointParts, processor: RequestProcessor, draining: Draining
+    parts: EntryPointParts, processor: RequestProcessor, draining: Draining, rules: CrossOrigin
 ) -> FastPath:
-    heads = RequestHeadCache(processor=processor, keys=parts.keys, runtimes=parts.stores.runtimes)
+    heads = RequestHeadCache(
+        processor=processor,
+        keys=parts.options.keys,
+        runtimes=parts.stores.runtimes,
+        routes=inference_routes(DIALECTS),
+        cross_origin=rules,
+    )
     draining.on_close(heads.close)
     return build_fast_path(processor, heads)

@@ -8,6 +8,7 @@ from gateway.app.backends import BACKGROUND_DRAIN
 from gateway.app.secret import secret_of
 from gateway.cache.build import build_cache
 from gateway.cache.key import KeyMaker
+from gateway.dispatch.bulk import BulkRunner
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.inference.claiming import ClaimingRunner
@@ -39,6 +40,7 @@ class InferencePath:
         dispatcher: Dispatcher,
         clock: Callable[[], float],
         tracer: Tracer,
+        is_bulk: bool = False,
     ) -> None:
         self.cache = build_cache(
             runtimes.current.document.cache,
@@ -70,7 +72,7 @@ class InferencePath:
             cache=self.cache,
             last_answers=self.last_answers,
             flights=self.flights,
-            runner=self._runner,
+            runner=BulkRunner(self._runner) if is_bulk else self._runner,
             tracer=tracer,
         )
         runtimes.on_swap(self._apply)

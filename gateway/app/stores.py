@@ -18,11 +18,13 @@ from gateway.settings import Settings
 class Stores(NamedTuple):
     """The state Redis, the ledger, and the runtime that was read from them.
 
-    `limits` runs the scripts of limits; it is `state` unless the state Redis is a cluster.
+    `limits` runs the scripts of limits; it is `state` unless the state Redis is a cluster. Those of
+    idempotency keys have connections of their own: nobody else waits for requests with a key.
     """
 
     state: Redis
     limits: ScriptClient
+    idempotency: ScriptClient
     ledger: Ledger
     recovery: Recovery
     runtimes: RuntimeStore
@@ -39,9 +41,13 @@ async def open_stores(stack: AsyncExitStack, settings: Settings) -> Stores:
     stack.push_async_callback(state.aclose)
     limits = open_scripts(url, state=state, timeout=timeout, keepalive=keepalive)
     stack.push_async_callback(limits.aclose)
+    others = connect(url, key=CONTROL_KEYS, timeout=timeout, keepalive=keepalive)
+    stack.push_async_callback(others.aclose)
+    idempotency = open_scripts(url, state=others, timeout=timeout, keepalive=keepalive)
+    stack.push_async_callback(idempotency.aclose)
     ledger = stack.enter_context(Ledger(settings.ledger))
     recovery = LedgerRecovery(
         control=Control(state), record=ledger.published, region=settings.region
     )
     runtimes = RuntimeStore(await first_runtime(state, settings, recovery))
-    return Stores(state, limits, ledger, recovery, runtimes)
+    return Stores(state, limits, idempotency, ledger, recovery, runtimes)

@@ -1,6 +1,7 @@
 """Implements what handlers read where no part of a worker does: usage and readiness."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -11,23 +12,29 @@ from typing import Final
 import msgspec
 
 from gateway.api.health import Readiness
+from gateway.api.key_rotation import RotatedKey
 from gateway.api.metadata import UsageLine
 from gateway.app.principals import PrincipalsFollower
+from gateway.app.stores import Stores
+from gateway.auth.keys import digest_of_key, hash_key, new_key
+from gateway.errors import DependencyUnavailable
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.ledger.types import GroupBy, GroupUsage, RecordedRequest
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
+from gateway.runtime.control import Control, Topic
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
 
 _QUERIES: Final = 4
+_WORKERS_TIMEOUT: Final = 2.0
 AWAY: Final = "%s: cannot be reached"
 NO_REDIS: Final[Mapping[str, Callable[[], bool]]] = MappingProxyType({})
 
 
 class LedgerUsage:
-    """Reads usage from the ledger.
+    """Reads usage, and what became of requests, from the ledger.
 
     Queries run in threads of its own, so that a ledger that does not answer blocks no others.
     """
@@ -53,6 +60,36 @@ class LedgerUsage:
         )
         rows = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [_line(row, groups) for row in rows]
+
+    async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
+        """Return a request of the caller's tenant, and of its key's models."""
+        ask = partial(self._ledger.request, caller.tenant, request_id, models=caller.models)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+
+
+class OwnKeys:
+    """Rotates keys in the ledger, and notifies the workers."""
+
+    def __init__(self, stores: Stores) -> None:
+        self._accounts = stores.ledger.accounts
+        self._control = Control(stores.state)
+
+    async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
+        """Give the caller's key another text; workers that miss the news read it soon after."""
+        text = new_key()
+        change = partial(
+            self._accounts.rotate,
+            caller.key,
+            key_hash=hash_key(text),
+            former_hash=digest_of_key(former).hex(),
+            keep=keep,
+            actor=f"key {caller.key}",
+        )
+        key = await asyncio.to_thread(change)
+        with contextlib.suppress(DependencyUnavailable):
+            version = await self._control.touch(Topic.ACCOUNTS)
+            await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
+        return RotatedKey(id=key.id, key=text, former_expires=key.former_expires or key.created)
 
 
 class WorkerReadiness:

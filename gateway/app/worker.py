@@ -10,17 +10,23 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from gateway.app.backends import BackendAccess
-from gateway.app.entry_points import EntryPointParts, Listeners, build_listeners
+from gateway.app.entry_points import (
+    EntryPointParts,
+    Listeners,
+    WorkerOptions,
+    build_listeners,
+    options_for_callers,
+)
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
 from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
-from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.server import open_listener, serve
+from gateway.idempotency.store import IdempotencyStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
@@ -31,7 +37,7 @@ from gateway.runtime.models import ModelsFollower
 from gateway.runtime.runtime import Runtime
 from gateway.settings import Settings, process_environment
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import tracer_from
+from gateway.telemetry.opening import tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
@@ -86,20 +92,33 @@ async def open_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
+    options: WorkerOptions | None = None,
 ) -> "Worker":
     """Return a worker that has not started; `stack` closes its stores.
 
-    Names are looked up by `resolver`, by default as the operating system does.
+    Names are looked up by `resolver`, by default as the operating system does. By default it has
+    the options of workers that answer callers.
     """
     stores = await open_stores(stack, settings)
-    return Worker(settings, stores, GatewayMetrics(registry), resolver or SystemResolver())
+    return Worker(
+        settings,
+        stores,
+        GatewayMetrics(registry),
+        resolver or SystemResolver(),
+        options or options_for_callers(),
+    )
 
 
 class Worker:
     """Makes the parts of a worker in the order of use, and enters them in that order."""
 
     def __init__(
-        self, settings: Settings, stores: Stores, metrics: GatewayMetrics, resolver: Resolver
+        self,
+        settings: Settings,
+        stores: Stores,
+        metrics: GatewayMetrics,
+        resolver: Resolver,
+        options: WorkerOptions,
     ) -> None:
         self._settings = settings
         self._stores = stores
@@ -109,8 +128,8 @@ class Worker:
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
-        self._keys = KeyRing()
-        self._principals = PrincipalsFollower(ring=self._keys, accounts=stores.ledger.accounts)
+        self._traits = options
+        self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.accounts)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
         self._region_limits = limits_of_region(
@@ -127,6 +146,11 @@ class Worker:
             monotonic=self._clock,
             local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
+        )
+        self.idempotency = IdempotencyStore(
+            redis=stores.idempotency,
+            config=lambda: self.runtimes.current.document.idempotency,
+            monotonic=self._clock,
         )
         self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
@@ -149,6 +173,7 @@ class Worker:
             dispatcher=self.backends.dispatcher,
             clock=self._clock,
             tracer=self._tracer,
+            is_bulk=options.is_bulk,
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
@@ -174,6 +199,7 @@ class Worker:
             self.path.cache,
             self._region_limits.follower,
             self.limiter,
+            self.idempotency,
             self._principals,
             follower,
             reporter,
@@ -226,6 +252,7 @@ class Worker:
                 "coalescing": self.path.flights.statistics,
                 "stale": self.path.last_answers.statistics,
                 "limits": self.limiter.statistics,
+                "idempotency": self.idempotency.statistics,
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
@@ -246,8 +273,9 @@ class Worker:
         )
         parts = EntryPointParts(
             stores=self._stores,
-            keys=self._keys,
+            options=self._traits,
             limiter=self.limiter,
+            idempotency=self.idempotency,
             fleet=self.backends.fleet,
             inference=self.path.inference,
             events=self._events,

@@ -19,6 +19,10 @@ class KeyRing:
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
         self._principals: dict[bytes, Principal] = {}
         self.generation = 0
+        self.origins: frozenset[str] = frozenset()
+        """The origins that keys are limited to, of all keys together."""
+        self.has_bounds = False
+        """Whether some key is limited to origins or routes."""
         self._loaded = False
         if principals is not None:
             self.replace(principals)
@@ -53,6 +57,11 @@ class KeyRing:
             ValueError: a hash is not hexadecimal; nothing has changed.
         """
         self._principals = {bytes.fromhex(hash_): one for hash_, one in principals.items()}
+        bounded = [
+            one for one in principals.values() if one.origins is not None or one.routes is not None
+        ]
+        self.has_bounds = bool(bounded)
+        self.origins = frozenset(origin for one in bounded for origin in one.origins or ())
         self.generation += 1
         self._loaded = True
 

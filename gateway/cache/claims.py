@@ -47,16 +47,18 @@ return 1
 class _Claimant:
     """A caller that claims `keys`; `denied` are those that others compute, or just have."""
 
-    __slots__ = ("denied", "ended", "is_current", "keys")
+    __slots__ = ("denied", "ended", "is_current", "keys", "within")
 
     def __init__(
         self,
         keys: Sequence[CacheKey],
         is_current: Callable[[CachedResult], bool],
         ended: "asyncio.Future[None]",
+        within: float,
     ) -> None:
         self.keys = keys
         self.is_current = is_current
+        self.within = within
         self.denied: set[CacheKey] = set()
         self.ended = ended
 
@@ -169,10 +171,9 @@ class Claims:
             wanted = [key for key in keys if key not in denied]
         wanted = [key for key in wanted if not self.take([key])]
         if wanted:
-            claimant = _Claimant(wanted, is_current, self._loop.create_future())
+            claimant = _Claimant(wanted, is_current, self._loop.create_future(), within)
             if not self._unsent:
-                # The time of the first one is that of all who claim in this iteration.
-                self._loop.call_soon(self._flush, within)
+                self._loop.call_soon(self._flush)
             self._unsent.append(claimant)
             await claimant.ended
             denied |= claimant.denied
@@ -198,8 +199,14 @@ class Claims:
         ]
         self._tasks.start(self._execute(commands))
 
-    def _flush(self, within: float) -> None:
-        unsent, self._unsent = self._unsent, []
+    def _flush(self) -> None:
+        # Not of those who were cancelled meanwhile: nobody would release what they claim.
+        unsent = [claimant for claimant in self._unsent if not claimant.ended.done()]
+        self._unsent = []
+        if not unsent:
+            return
+        # They wait for one reply.
+        within = max([claimant.within for claimant in unsent])
         timer = self._loop.call_later(within, _end, unsent)
         on_done = partial(self._replied, unsent, timer)
         commands = self.commands(key for claimant in unsent for key in claimant.keys)

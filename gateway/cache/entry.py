@@ -49,6 +49,8 @@ class CachedResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     """How many tokens the text has that the model cut; 0 where it cut nothing."""
     arm: str = ""
     """The number of the revision that gave it, where several share the model's items."""
+    input_tokens: int = 0
+    """Tokens of all rows of the item; 0 in entries of earlier releases."""
 
 
 Validity = Callable[[CachedResult, float], bool]

@@ -8,7 +8,7 @@ import click
 from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
 from gateway.cli.failures import Failure
 
-_GROUPS = ("tenant", "day", "model", "key", "task", "region")
+_GROUPS = ("tenant", "day", "hour", "model", "key", "task", "region")
 
 
 @click.group()
@@ -20,6 +20,8 @@ def keys() -> None:
 @click.argument("tenant")
 @click.option("--name", default="", help="What the key is for.")
 @click.option("--model", "models", multiple=True, help="A model it may use; else it may use all.")
+@click.option("--origin", "origins", multiple=True, help="An origin whose pages alone may use it.")
+@click.option("--route", "routes", multiple=True, help="A path it may be used for; else all.")
 @click.option("--new-tenant", is_flag=True, help="Create the tenant too.")
 @admin_options
 def create(
@@ -27,6 +29,8 @@ def create(
     tenant: str,
     name: str,
     models: tuple[str, ...],
+    origins: tuple[str, ...],
+    routes: tuple[str, ...],
     new_tenant: bool,
     client: AdminClient,
     as_json: bool,
@@ -34,7 +38,10 @@ def create(
     """Create a key of TENANT. It is shown once."""
     if new_tenant:
         client.request("POST", "/admin/tenants", body={"id": tenant})
-    body = {"tenant": tenant, "name": name, "models": list(models) or None}
+    body: dict[str, object] = {"tenant": tenant, "name": name, "models": list(models) or None}
+    # A listener of the version before knows neither.
+    body |= {"origins": origins} if origins else {}
+    body |= {"routes": routes} if routes else {}
     try:
         answer = client.request("POST", "/admin/keys", body=body)
     except Failure as failure:

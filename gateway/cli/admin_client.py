@@ -79,8 +79,11 @@ class AdminClient:
                 },
                 content=None if body is None else msgspec.json.encode(body),
             )
-            # With the system's authorities, and through no proxy, which would learn the key.
-            context = ssl.create_default_context()
+            # With the system's authorities, which take 19 ms to read, where there is TLS; and
+            # through no proxy, which would learn the key.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if parts.scheme == "https":
+                context = ssl.create_default_context()
             with httpx.Client(verify=context, timeout=timeout, trust_env=False) as client:
                 response = client.send(request, stream=True)
                 return response.status_code, self._read(response.iter_bytes())

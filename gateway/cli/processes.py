@@ -11,14 +11,14 @@ from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
 PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-_WORKERS = ("shipper", "billing", "request-log")
+_WORKERS = ("shipper", "billing", "request-log", "batches")
 
 
 @click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def backend(arguments: tuple[str, ...]) -> None:
     """Run a backend: serves a model repository to gateways."""
-    become("backends", "serve", *arguments)
+    become("backends", "backend", *arguments)
 
 
 @click.command(short_help="Run a process that carries events.")

@@ -5,11 +5,13 @@ from typing_extensions import override
 
 from gateway.cli.accounts import keys, usage
 from gateway.cli.config import config
+from gateway.cli.examples import add_examples
 from gateway.cli.ledger import ledger
 from gateway.cli.models import models
 from gateway.cli.processes import admin, backend, worker
 from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
+from gateway.cli.starting import completion, init
 
 _EPILOG = (
     "Exit codes: 0 done; 1 something failed or did not start, or not every worker follows a change;"
@@ -29,11 +31,16 @@ class _InOrder(click.Group):
 @click.group(cls=_InOrder, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="sluicegate")
 def main() -> None:
-    """Sluicegate: a caching inference gateway and request router for small models."""
+    """Sluicegate: a caching inference gateway and request router for small models.
+
+    `sluicegate up` runs everything on this machine, and prints a request to try. Each command has
+    `--help` with an example.
+    """
 
 
 for _command in (
-    *(up, gateway, backend, worker, admin),
-    *(config, regions, keys, usage, ledger, models),
+    *(init, up, gateway, backend, worker, admin),
+    *(config, regions, keys, usage, ledger, models, completion),
 ):
     main.add_command(_command)
+add_examples(main)

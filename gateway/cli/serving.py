@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from gateway.cli.failures import failing
+from gateway.cli.starting import STARTER_CONFIG
 from gateway.settings import load_settings
 from gateway.supervisor.plan import UpOptions
 from gateway.supervisor.serve import run_gateway
@@ -40,6 +41,15 @@ def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ..
     return names
 
 
+def _default_config() -> Path:
+    """Return the folder `config`, or the one that `init` would copy."""
+    own = Path("config")
+    if own.is_dir():
+        return own
+    _print("There is no folder `config`: `sluicegate init` writes it, with what is in force now.")
+    return STARTER_CONFIG
+
+
 @click.command(short_help="Run everything on this machine.")
 @click.option("--port", type=PORT, envvar="SLUICEGATE_PORT", default=8080, show_default=True)
 @click.option(
@@ -66,7 +76,10 @@ def _regions(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ..
     show_default=True,
 )
 @click.option(
-    "--config", type=FOLDER, envvar="SLUICEGATE_CONFIG", default="config", show_default=True
+    "--config",
+    type=FOLDER,
+    envvar="SLUICEGATE_CONFIG",
+    help="Folder of the configuration.  [default: config, if there is one; see `sluicegate init`]",
 )
 @click.option(
     "--models",
@@ -100,7 +113,7 @@ def up(
     workers: int | None,
     regions: tuple[str, ...],
     data_dir: Path,
-    config: Path,
+    config: Path | None,
     models: Path | None,
     demo_models: bool,
     admin_key: str,
@@ -108,7 +121,8 @@ def up(
 ) -> None:
     """Run everything on this machine: Valkey, backends, workers, billing and operators' listener.
 
-    Needs no server installed. Who runs, and where, is in <data-dir>/processes.json.
+    Needs no server installed, and no configuration. Who runs, and where, is in
+    <data-dir>/processes.json.
     """
     if port == admin_port:
         raise click.UsageError("`--port` and `--admin-port` must differ")
@@ -119,7 +133,7 @@ def up(
             admin_port=admin_port,
             host=host,
             data_dir=data_dir,
-            config=config,
+            config=config or _default_config(),
         )
         options = UpOptions(
             workers=workers or _default_workers(),

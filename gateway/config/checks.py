@@ -7,13 +7,24 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from urllib.parse import urlsplit
 
-from gateway.config.document import BackendConfig, Document, LimitsConfig, PriceConfig, RegionConfig
+from gateway.config.document import (
+    BackendConfig,
+    CorsConfig,
+    Document,
+    IdempotencyConfig,
+    LimitsConfig,
+    PriceConfig,
+    RegionConfig,
+)
 from gateway.config.shape import ConfigFinding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
+_ORIGIN = re.compile(
+    r"https?://[a-z0-9]([a-z0-9.-]{0,252})(:[0-9]{1,5})?|[a-z-]+extension://[a-z0-9-]+"
+)
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _LAST_PORT = 65_535
@@ -21,6 +32,10 @@ _LARGEST_NUMBER = 2**63 - 1
 # A price of a million for one item is a slip; what it multiplies to must fit an invoice.
 _LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
+ANY_ORIGIN = "*"
+ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
+_LARGEST_PERCENT = 1000
+_DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -30,7 +45,7 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     yield from _regions(document.regions)
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
-        for field in ("cache_ttl", "stale_while_revalidate", "stale_if_error"):
+        for field in (*_DURATIONS, "moderation_threshold"):
             yield from _at_least(getattr(entry, field), 0, ("models", name, field))
         yield from _model_limits(entry.limits, ("models", name, "limits"))
     yield from _deadline(document)
@@ -38,6 +53,8 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
     yield from _at_least(document.request.max_items, 1, ("request", "max_items"))
     yield from _at_least(document.request.max_values, 1, ("request", "max_values"))
+    yield from _idempotency(document.idempotency)
+    yield from _cors(document.cors)
     yield from _limits(document.limits)
     yield from _routing(document)
     yield from _prices(document.prices)
@@ -149,6 +166,30 @@ def _cache(document: Document) -> Iterator[ConfigFinding]:
     yield from _at_least(cache.refreshes, 0, ("cache", "refreshes"))
 
 
+def _idempotency(idempotency: IdempotencyConfig) -> Iterator[ConfigFinding]:
+    # The state Redis knows no shorter time, and renewals are to arrive meanwhile.
+    yield from _at_least(idempotency.lease, 0.1, ("idempotency", "lease"))
+    yield from _at_least(idempotency.max_keys, 1, ("idempotency", "max_keys"))
+    yield from _at_least(idempotency.max_bytes, 1024, ("idempotency", "max_bytes"))
+
+
+def is_origin(text: str) -> bool:
+    """Tell whether browsers may send `text` as `Origin`."""
+    return _ORIGIN.fullmatch(text) is not None
+
+
+def _cors(cors: CorsConfig) -> Iterator[ConfigFinding]:
+    for index, origin in enumerate(cors.origins):
+        if origin != ANY_ORIGIN and not is_origin(origin):
+            yield ConfigFinding(("cors", "origins", index), f"`{origin[:80]}` {ORIGIN_RULE}")
+    for tenant, origins in cors.tenants.items():
+        for index, origin in enumerate(origins):
+            if not is_origin(origin):
+                detail = f"`{origin[:80]}` {ORIGIN_RULE}"
+                yield ConfigFinding(("cors", "tenants", tenant, index), detail)
+    yield from _at_least(cors.max_age, 0, ("cors", "max_age"))
+
+
 def _limits(limits: LimitsConfig) -> Iterator[ConfigFinding]:
     yield from rule_findings(limits.tenant, ("limits", "tenant"))
     yield from rule_findings(limits.key, ("limits", "key"))
@@ -191,6 +232,8 @@ def _prices(prices: tuple[PriceConfig, ...]) -> Iterator[ConfigFinding]:
             yield ConfigFinding((*here, "currency"), detail)
         for name in ("hit", "computed", "row", "token"):
             yield from _amount(getattr(price, name), (*here, name))
+        if not 0 <= price.batch_percent <= _LARGEST_PERCENT:
+            yield ConfigFinding((*here, "batch_percent"), "must be from 0 to 1000")
         if (price.model, price.since) in seen:
             detail = f"`{price.model}` has another price from {price.since} on"
             yield ConfigFinding((*here, "since"), detail)
@@ -264,7 +307,7 @@ def _unique(names: list[str], path: Path, field: str) -> Iterator[ConfigFinding]
         yield ConfigFinding((*path, index, field), f"`{name}` is given twice")
 
 
-def _at_least(value: float, minimum: int, path: Path) -> Iterator[ConfigFinding]:
+def _at_least(value: float, minimum: float, path: Path) -> Iterator[ConfigFinding]:
     if isinstance(value, int) and value > _LARGEST_NUMBER:
         yield ConfigFinding(path, f"must be at most {_LARGEST_NUMBER}")
     elif not (math.isfinite(value) and value >= minimum):

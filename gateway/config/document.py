@@ -58,6 +58,10 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Accepts the name although no backend serves the model yet."""
     limits: tuple[Rule, ...] = ()
     """Limits on what is computed for the model, over all tenants."""
+    moderation: dict[str, str] = {}
+    """The category of `POST /v1/moderations` that a label is part of; others are ignored."""
+    moderation_threshold: float = 0.5
+    """The score from which a category applies to a text."""
 
 
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,6 +94,25 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_items: int = 2048
     max_values: int = 65_536
     """JSON values in a body, lists and objects among them."""
+
+
+class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Origins whose pages may read answers, `*` for all; `tenants` adds some for a tenant each."""
+
+    origins: tuple[str, ...] = ()
+    tenants: dict[str, tuple[str, ...]] = {}
+    max_age: int = 7_200
+    """Seconds that browsers keep the answer to a preflight."""
+
+
+class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds on what is kept of requests with an `Idempotency-Key`, each of a tenant."""
+
+    lease: float = 5.0
+    """Seconds after which a retry runs the request of a worker that died; renewed while it runs."""
+    max_keys: int = 50_000
+    max_bytes: int = 32 * 1024 * 1024
+    """Bytes of the keys and their answers; the oldest are forgotten first."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -148,6 +171,8 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     computed: int = 0
     row: int = 0
     token: int = 0
+    batch_percent: int = 100
+    """What the lines of batches cost, in percent of these prices."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,6 +183,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     deadline: DeadlineConfig = DeadlineConfig()
     cache: CacheConfig = CacheConfig()
     request: RequestConfig = RequestConfig()
+    # Not hashable, as it has a dictionary; Litestar hashes defaults.
+    cors: CorsConfig = msgspec.field(default_factory=CorsConfig)
+    idempotency: IdempotencyConfig = IdempotencyConfig()
     limits: LimitsConfig = LimitsConfig()
     routing: RoutingConfig = RoutingConfig()
     prices: tuple[PriceConfig, ...] = (PriceConfig(),)

@@ -90,6 +90,7 @@ class Attempt:
                 rows=frame.rows,
                 tokens=frame.tokens,
                 known_rows=frame.known,
+                input_tokens=frame.tokens + frame.known_tokens,
                 truncated_from=frame.truncated_from,
                 arm=frame.arm,
                 shadow=frame.shadow,

@@ -1,6 +1,6 @@
 """Counts calls, retries, hedges and outcomes of the dispatcher, for all endpoints together.
 
-A counter by region is one of `GatewayMetrics`, added to in `CallSpans`, which is around each call.
+A counter by region would be one of `GatewayMetrics`.
 """
 
 import msgspec

@@ -108,7 +108,10 @@ class Unpacker:
         return events
 
     def decode_partially(self, block: Block) -> PartialBlock:
-        """Return the events of a malformed `block`, and the records that are not events."""
+        """Return the events of a malformed `block`, and the records that are not events.
+
+        Records beyond its last number are not: another block has events of those numbers.
+        """
         found = PartialBlock([], [], [])
         try:
             records = self._list.decode(block.payload)
@@ -116,8 +119,12 @@ class Unpacker:
             return PartialBlock([], [], [block.payload])
         for number, record in enumerate(records, start=block.first):
             try:
-                found.events.append(self._event.decode(record))
-                found.numbers.append(number)
+                event = self._event.decode(record) if number <= block.last else None
             except msgspec.DecodeError:
+                event = None
+            if event is None:
                 found.wrong.append(bytes(record))
+            else:
+                found.events.append(event)
+                found.numbers.append(number)
         return found

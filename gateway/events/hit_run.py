@@ -11,12 +11,12 @@ class HitRun:
 
     `count` of them belong to the present event-loop iteration, which may have up to `max_count`;
     `started` is the loop's time at which the first of them began. `reserved_ids` are not used yet.
-    `gateway.api.request_events` reserves more when there are none.
+    `gateway.api.request_events` reserves more when there are none: `ids_at_once`, which grows.
     """
 
     __slots__ = (
-        *("arm", "count", "event", "first", "max_count", "model", "reserved_ids", "started"),
-        "task",
+        *("arm", "count", "event", "first", "ids_at_once", "max_count", "model", "reserved_ids"),
+        *("started", "task"),
     )
 
     def __init__(self, event: RequestEvent) -> None:
@@ -24,7 +24,7 @@ class HitRun:
         self.task = event.task
         self.model = event.model
         self.arm = event.arms[0].arm if event.arms else ""
-        self.first = self.reserved_ids = self.max_count = self.count = 0
+        self.first = self.reserved_ids = self.ids_at_once = self.max_count = self.count = 0
         self.started = 0.0
 
     def add(self) -> int:

@@ -14,7 +14,8 @@ _ID, _TIME, _DURATION, _COUNT_FIELD = 0, 1, 8, 12
 _NUMBERS = struct.Struct(">BQ")
 _FLOAT = struct.Struct(">Bd")
 _COUNT = struct.Struct(">BH")
-_ARRAY, _STRING, _UINT64, _FLOAT64, _UINT16 = 0x90, 0xA0, 0xCF, 0xCB, 0xCD
+_STRING, _UINT64, _FLOAT64, _UINT16 = 0xA0, 0xCF, 0xCB, 0xCD
+_ARRAY16 = b"\xdc"
 _encode = msgspec.msgpack.encode
 
 
@@ -28,7 +29,7 @@ class EventTemplate:
 
     def __init__(self, event: RequestEvent) -> None:
         fields = msgspec.structs.astuple(event)
-        self._start = bytes([_ARRAY | len(fields)])
+        self._start = _ARRAY16 + len(fields).to_bytes(2, "big")
         self._middle = b"".join(map(_encode, fields[_TIME + 1 : _DURATION]))
         self._end = b"".join(map(_encode, fields[_DURATION + 1 : _COUNT_FIELD]))
         self._after = b"".join(map(_encode, fields[_COUNT_FIELD + 1 :]))

@@ -13,6 +13,7 @@ from gateway.errors import (
     InvalidItem,
     MethodNotAllowed,
     RequestTimeout,
+    UnsupportedContentCoding,
 )
 from gateway.http.server_internals import STATUS_LINE
 
@@ -73,14 +74,19 @@ def problem_headers(error: GatewayError) -> Headers:
         seconds = min(max(0.0, error.retry_after), MAX_RETRY_AFTER)
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
         headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
+    if isinstance(error, UnsupportedContentCoding):
+        headers.append((b"accept-encoding", b"gzip, zstd"))
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b'Bearer realm="sluicegate"'))
     return headers
 
 
 def problem_lines(error: GatewayError) -> bytes:
-    """Return the header lines of an inference route's response to a request that failed."""
-    headers = [(b"content-type", MEDIA_TYPE), *problem_headers(error)]
+    """Return the header lines of an inference route's response to a request that failed.
+
+    What the body is, each route says for itself.
+    """
+    headers = problem_headers(error)
     headers.append((b"cache-status", b"sluicegate; fwd=bypass"))
     if isinstance(error, MethodNotAllowed):
         headers.append((b"allow", b"POST"))

@@ -16,7 +16,7 @@ from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Settle, StartedWork, Work, WorkItem, WorkRunner, finish
 from gateway.dispatch.work_task import WorkTask
 from gateway.inference.interfaces import SharedCache
-from gateway.inference.outcomes import hit_outcome, joined_outcome, would_repeat
+from gateway.inference.outcomes import hit_outcome, joined_outcome
 from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome
@@ -49,13 +49,13 @@ class _HeldClaims:
         self._on_end = on_end
         self.unsettled = {item.index: item.key for item in items if item.key is not None}
         self.unanswered: list[CacheKey] = []
-        """The keys of items that failed."""
+        """The keys of items that failed; a refusal that was stored in their place stays."""
         self.since = since
 
     def settle(self, index: int, outcome: ItemOutcome) -> None:
         """Settle an item, whose claim has ended."""
-        key, failure = self.unsettled.pop(index, None), outcome.failure
-        if failure is not None and key is not None and not would_repeat(failure):
+        key = self.unsettled.pop(index, None)
+        if outcome.failure is not None and key is not None:
             self.unanswered.append(key)
         if not self.unsettled:
             self._on_end(self)
@@ -152,7 +152,11 @@ class ClaimingRunner:
         self, work: Work, items: Sequence[WorkItem]
     ) -> tuple[list[WorkItem], list[WorkItem]]:
         """Return which of `items` this worker computes, and which another does."""
-        claims = await self._cache.claim(_keys(items), work.is_valid)
+        try:
+            claims = await self._cache.claim(_keys(items), work.is_valid)
+        except asyncio.CancelledError:
+            self._cache.release(_keys(items))  # they may be on their way
+            raise
         if True not in claims:
             return list(items), []
         claimed = iter(claims)

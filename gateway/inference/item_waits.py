@@ -32,6 +32,8 @@ class ItemWaits:
         self._is_whole = is_whole
         self._loop = asyncio.get_running_loop()
         self._open = 0
+        self._own: set[Flight] = set()
+        self._is_failing = False
         self._on_end: Callable[[bool], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -44,6 +46,7 @@ class ItemWaits:
         self._on_end = callback
         flights = dict.fromkeys((*self.led.values(), *self.joined.values()))
         self._open = len(flights)
+        self._own = set(self.led.values())
         self._timer = self._loop.call_at(self._caller.deadline + _GRACE, self._end, False)
         ended = self._flight_ended
         for flight in flights:
@@ -97,18 +100,20 @@ class ItemWaits:
         """
         if self._loop.time() >= self._caller.deadline:
             return []
-        own = self.led.values()
         return [
             index
             for index, flight in self.joined.items()
-            if self._is_leaders_own(flight) and flight not in own
+            if self._is_leaders_own(flight) and flight not in self._own
         ]
 
     def _flight_ended(self, flight: Flight) -> None:
         self._open -= 1
+        if self._is_failing or self._on_end is None:
+            return
         outcome = flight.outcome
         if self._is_whole and outcome and outcome.failure and self._ends_the_request(flight):
             # Later: what settles the item may be in no state to be cancelled.
+            self._is_failing = True
             self._loop.call_soon(self._end, True)
         elif not self._open:
             self._end(False)
@@ -121,7 +126,7 @@ class ItemWaits:
 
     def _ends_the_request(self, flight: Flight) -> bool:
         """Tell whether an item has failed in a way that the whole request does."""
-        return flight in self.led.values() or not self._is_leaders_own(flight)
+        return flight in self._own or not self._is_leaders_own(flight)
 
     def _is_leaders_own(self, flight: Flight) -> bool:
         """Tell whether the leader's failure has reasons that do not hold for who joined it."""

@@ -226,6 +226,7 @@ def _kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: flo
         owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
         truncated_from=outcome.truncated_from,
         arm=outcome.arm,
+        input_tokens=outcome.input_tokens,
     )
 
 

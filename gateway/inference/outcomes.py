@@ -35,6 +35,7 @@ def hit_outcome(entry: CachedResult, tier: str, now: float) -> ItemOutcome:
         result=entry.payload,
         truncated_from=entry.truncated_from,
         arm=entry.arm,
+        input_tokens=entry.input_tokens or entry.tokens,
         age=age,
         tier=tier,
     )
@@ -64,6 +65,7 @@ def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
         result=outcome.result,
         truncated_from=outcome.truncated_from,
         arm=outcome.arm,
+        input_tokens=outcome.input_tokens,
     )
 
 

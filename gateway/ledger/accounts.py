@@ -10,15 +10,16 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, Table, func, insert, or_, select, update
 
-from gateway.config.checks import rule_findings
+from gateway.config.checks import ORIGIN_RULE, is_origin, rule_findings
 from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger import schema
 from gateway.ledger.audit import Audit
 from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import Key, Tenant
+from gateway.ledger.types import NO_BOUNDS, Key, KeyBounds, Tenant
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_ROUTE: Final = re.compile(r"/[A-Za-z0-9_./~-]{0,200}(/\*)?")
 _SUBJECT: Final = "accounts"
 # The factor of changes in `version`; the number of expired keys is added to it.
 _STEP: Final = 1 << 24
@@ -95,6 +96,7 @@ class Accounts:
         models: Collection[str] | None = None,
         rules: Collection[Rule] = (),
         expires: datetime | None = None,
+        bounds: KeyBounds = NO_BOUNDS,
         actor: str = "system",
     ) -> Key:
         """Create a key of `tenant` from the hash of its text.
@@ -102,12 +104,12 @@ class Accounts:
         Raises:
             NotFound: there is no such tenant.
             Conflict: the same text is a key already.
-            InvalidRequest: a rule is invalid, or the time of expiry is past.
+            InvalidRequest: a rule, an origin or a route is invalid, or the time of expiry is past.
         """
         key = f"key_{secrets.token_hex(8)}"
         row: dict[str, Any] = {"id": key, "tenant": tenant, "hash": key_hash, "name": name}
         row |= {"rules": _encode_rules(rules), "models": _encode_models(models)}
-        row |= {"created": self._store.clock(), "revoked": None}
+        row |= {"created": self._store.clock(), "revoked": None} | _encode_bounds(bounds)
         row["expires"] = None if expires is None else to_nanoseconds(expires)
         if expires is not None and row["expires"] <= row["created"]:
             raise InvalidRequest(f"`expires` is past: {expires.isoformat()}; name a later time")
@@ -143,6 +145,36 @@ class Accounts:
         """
         return self._change_key(key, actor, "key.limits", {"rules": _encode_rules(rules)})
 
+    def set_key_bounds(self, key: str, bounds: KeyBounds, *, actor: str = "system") -> Key:
+        """Replace the origins and routes that a key is limited to.
+
+        Raises:
+            NotFound: there is no such key.
+            InvalidRequest: an origin or a route is invalid.
+        """
+        return self._change_key(key, actor, "key.bounds", _encode_bounds(bounds))
+
+    def rotate(
+        self, key: str, *, key_hash: str, former_hash: str, keep: float, actor: str = "system"
+    ) -> Key:
+        """Give a key another text, by its hash; `former_hash` is valid for `keep` seconds.
+
+        All other texts that it had end at once: an answer with one may have been lost.
+
+        Raises:
+            NotFound: there is no such key.
+        """
+        until = self._store.clock() + int(keep * 1_000_000_000)
+        values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
+        values["former_expires"] = until
+        table = schema.keys
+        with self._store.writing() as connection:
+            before = _get(connection, table, key, "key")
+            connection.execute(update(table).where(table.c.id == key).values(**values))
+            # Not the hashes, which no reader of the audit needs.
+            self._record_change(connection, actor, "key.rotate", key, tenant=before.tenant)
+            return _key(_get(connection, table, key, "key"))
+
     def revoke(self, key: str, *, actor: str = "system") -> Key:
         """Revoke a key for ever; no effect on a revoked one.
 
@@ -161,7 +193,14 @@ class Accounts:
             .where(or_(keys.c.expires.is_(None), keys.c.expires > self._store.clock()))
         )
         with self._store.reading() as connection:
-            return {row.hash: _principal(row) for row in connection.execute(query)}
+            rows = list(connection.execute(query))
+        now = self._store.clock()
+        found = {row.hash: _principal(row) for row in rows}
+        for row in rows:
+            if row.former_expires is not None and row.former_expires > now:
+                former = msgspec.structs.replace(found[row.hash], expires=row.former_expires)
+                found.setdefault(row.former_hash, former)
+        return found
 
     def version(self) -> int:
         """Return a number that changes whenever the result of `load_principals` may change.
@@ -169,10 +208,13 @@ class Accounts:
         Cheap enough for a poll every second. A key's expiry changes it, too.
         """
         changes, keys = schema.changes, schema.keys
-        expired = select(func.count()).where(keys.c.expires <= self._store.clock())
+        now = self._store.clock()
+        expired = select(func.count()).where(keys.c.expires <= now)
+        former = select(func.count()).where(keys.c.former_expires <= now)
         count = select(changes.c.count).where(changes.c.subject == _SUBJECT)
         with self._store.reading() as connection:
-            return int(connection.scalar(count) or 0) * _STEP + int(connection.scalar(expired) or 0)
+            ended = int(connection.scalar(expired) or 0) + int(connection.scalar(former) or 0)
+            return int(connection.scalar(count) or 0) * _STEP + ended
 
     def _change_key(self, key: str, actor: str, action: str, values: dict[str, object]) -> Key:
         table = schema.keys
@@ -215,6 +257,18 @@ def _encode_models(models: Collection[str] | None) -> str | None:
     return None if models is None else msgspec.json.encode(sorted(set(models))).decode()
 
 
+def _encode_bounds(bounds: KeyBounds) -> dict[str, object]:
+    for origin in bounds.origins or ():
+        if not is_origin(origin):
+            raise InvalidRequest(f"`{origin[:80]}` in `origins` {ORIGIN_RULE}")
+    for route in bounds.routes or ():
+        if not _ROUTE.fullmatch(route):
+            raise InvalidRequest(
+                f"`{route[:80]}` in `routes` must be a path such as `/v1/embed` or `/v1/infer/*`"
+            )
+    return {"origins": _encode_models(bounds.origins), "routes": _encode_models(bounds.routes)}
+
+
 def _tenant(row: Row[Any]) -> Tenant:
     return Tenant(
         id=TenantId(row.id),
@@ -234,6 +288,9 @@ def _key(row: Row[Any]) -> Key:
         created=to_datetime(row.created),
         expires=None if row.expires is None else to_datetime(row.expires),
         revoked=None if row.revoked is None else to_datetime(row.revoked),
+        origins=None if row.origins is None else _models.decode(row.origins),
+        routes=None if row.routes is None else _models.decode(row.routes),
+        former_expires=None if row.former_expires is None else to_datetime(row.former_expires),
     )
 
 
@@ -245,4 +302,6 @@ def _principal(row: Row[Any]) -> Principal:
         key_rules=_decode_rules(row.rules),
         models=None if row.models is None else frozenset(_models.decode(row.models)),
         expires=row.expires,
+        origins=None if row.origins is None else frozenset(_models.decode(row.origins)),
+        routes=None if row.routes is None else frozenset(_models.decode(row.routes)),
     )

@@ -7,7 +7,7 @@ from typing import Any, Final
 from gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
-_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code")
+_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _USED: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
 _kind_of: Final = attrgetter(*_KIND)
 _used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))

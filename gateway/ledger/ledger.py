@@ -10,7 +10,10 @@ from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.arm_usage import arm_costs
 from gateway.ledger.audit import Audit
+from gateway.ledger.batches import BatchStore
+from gateway.ledger.files import FileStore
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
+from gateway.ledger.past_requests import find_request
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
 from gateway.ledger.published import PublishedState
@@ -19,8 +22,9 @@ from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import ArmCost, GroupBy, GroupUsage
+from gateway.ledger.types import ArmCost, GroupBy, GroupUsage, RecordedRequest
 from gateway.ledger.usage import priced_usage, usage_by_group
+from gateway.ledger.webhooks import DeliveryStore
 
 
 class Ledger:
@@ -42,6 +46,9 @@ class Ledger:
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)
         self.plans = ServingPlanStore(self._store, self.audit)
+        self.files = FileStore(self._store)
+        self.batches = BatchStore(self._store)
+        self.deliveries = DeliveryStore(self._store)
 
     def usage(
         self,
@@ -75,6 +82,12 @@ class Ledger:
             models=models,
         )
         return usage_by_group(found, groups)
+
+    def request(
+        self, tenant: str, request_id: str, *, models: Collection[str] | None = None
+    ) -> RecordedRequest | None:
+        """Return a request of `tenant` and `models` by its id, `None` if it is not recorded."""
+        return find_request(self._store, tenant, request_id, models=models)
 
     def arm_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()

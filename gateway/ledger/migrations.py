@@ -21,27 +21,48 @@ InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 
 
 class Migration(NamedTuple):
-    """Holds the statements that migrate the tables of the former version to `version`.
+    """Holds the columns that migrate the tables of the former version to `version`.
 
     Programs of the versions from `compatible_from` on may use the tables afterwards.
     """
 
     version: int
     compatible_from: int
-    statements: tuple[str, ...] = ()
+    columns: tuple[tuple[str, str], ...] = ()
+    """The tables that get a column, and its definition."""
 
 
 MIGRATIONS: Final = (
     Migration(
         version=2,
         compatible_from=2,
-        statements=("ALTER TABLE usage_events ADD COLUMN requests BIGINT NOT NULL DEFAULT 1",),
+        columns=(("usage_events", "requests BIGINT NOT NULL DEFAULT 1"),),
     ),
     # Adds `schema_migrations`, `published_prices`, `published_documents`, `drained_backends` and
     # `usage_rollups`.
     Migration(version=3, compatible_from=2),
     # Adds `arm_usage` and `serving_plans`.
     Migration(version=4, compatible_from=2),
+    # Adds `files`, `batches` and `webhook_deliveries`.
+    Migration(
+        version=5,
+        compatible_from=2,
+        columns=(
+            ("usage_events", "batch BIGINT NOT NULL DEFAULT 0"),
+            ("prices", "batch_percent BIGINT NOT NULL DEFAULT 100"),
+            ("published_prices", "batch_percent BIGINT NOT NULL DEFAULT 100"),
+        ),
+    ),
+    Migration(
+        version=6,
+        compatible_from=2,
+        columns=(
+            ("keys", "origins TEXT"),
+            ("keys", "routes TEXT"),
+            ("keys", "former_hash VARCHAR(128)"),
+            ("keys", "former_expires BIGINT"),
+        ),
+    ),
 )
 VERSION: Final = MIGRATIONS[-1].version
 
@@ -68,6 +89,7 @@ def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
     Raises:
         DependencyUnavailable: the tables are of a version that this program must not use.
     """
+    existing = set(sqlalchemy.inspect(connection).get_table_names())
     for table in schema.metadata.sorted_tables:
         connection.execute(CreateTable(table, if_not_exists=True))
     found = _newest(connection)
@@ -76,8 +98,7 @@ def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
         return
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
-            for statement in migration.statements:
-                connection.exec_driver_sql(statement)
+            _add_columns(connection, migration, existing)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
         # No program of the former version uses a new ledger.
         applied = {"applied": 0 if found is None else now}
@@ -88,6 +109,12 @@ def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
     # Programs of version 2 use the tables if this is the highest row.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
+
+
+def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
+    for name, column in migration.columns:
+        if name in existing:  # one that was created now has it
+            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {column}")
 
 
 def _newest(connection: Connection) -> int | None:

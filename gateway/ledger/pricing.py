@@ -26,11 +26,22 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
 
     entry: PriceConfig
     since: int
+    is_batch: bool = False
 
     @property
     def version(self) -> str:
         """A name of the entry, the same in all documents that contain it."""
-        return f"{self.entry.model}@{self.entry.since}"
+        return f"{self.entry.model}@{self.entry.since}{'+batch' * self.is_batch}"
+
+    def for_batches(self) -> "Price":
+        """Return the price of lines of batches: of each unit the percentage, rounded to 10^-9."""
+        percent = self.entry.batch_percent
+        units = {
+            name: (getattr(self.entry, name) * percent + 50) // 100
+            for name in ("hit", "computed", "row", "token")
+        }
+        entry = msgspec.structs.replace(self.entry, **units)
+        return Price(entry=entry, since=self.since, is_batch=True)
 
 
 def starts_at(entry: PriceConfig) -> int:

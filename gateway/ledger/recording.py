@@ -39,10 +39,8 @@ class _RecordedRanges(msgspec.Struct, frozen=True, kw_only=True):
     mark: int
     ranges: Sequence[tuple[int, int]]
 
-    def holds(self, number: int | None) -> bool:
-        """Tell whether the ledger has the record `number`; false if it is `None`."""
-        if number is None:
-            return False
+    def holds(self, number: int) -> bool:
+        """Tell whether the ledger has the record `number`."""
         return number <= self.mark or any(first <= number <= last for first, last in self.ranges)
 
 
@@ -92,12 +90,10 @@ class EventRecorder:
         # In one order, so that workers that record the same logs cannot deadlock.
         for batch in sorted(batches, key=lambda each: each.log_id):
             recorded = self._recorded(connection, batch.log_id)
-            numbered = batch.numbered()
-            events = [e for number, e in numbered if not recorded.holds(number)]
+            events = [e for number, e in batch.numbered() if not recorded.holds(number)]
             valid = list(filter(is_valid, events))
             invalid = [] if len(valid) == len(events) else [e for e in events if not is_valid(e)]
-            is_known = all(number is not None for number, _ in numbered)
-            new = self._insert(connection, valid, in_runs=is_known)
+            new = self._insert(connection, valid)
             counted += new
             duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
@@ -110,19 +106,17 @@ class EventRecorder:
             self._advance(connection, batch, recorded)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
-    def _insert(
-        self, connection: Connection, events: Sequence[RequestEvent], *, in_runs: bool
-    ) -> int:
-        """Insert the new events; return the number of their requests.
+    def _insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
+        """Insert the new events, joined to runs; return the number of their requests.
 
-        `in_runs` joins them to runs: only where their numbers will tell that they are recorded, as
-        all ids of a run but the first are in no row.
+        All ids of a run but the first are in no row: the numbers of its records tell later that
+        they are recorded.
         """
         if not events:
             return 0
         table = schema.usage_events
         reopen(connection, min(e.time for e in events))
-        rows = rows_of_runs(events) if in_runs else list(map(row_of, events))
+        rows = rows_of_runs(events)
         attempt = connection.begin_nested()
         if self._store.insert_new(connection, table, rows) == len(rows):
             attempt.commit()

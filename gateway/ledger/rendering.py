@@ -10,7 +10,7 @@ from gateway.ledger.invoices import Invoice
 from gateway.ledger.types import GroupUsage, Units
 
 _UNITS = Units.__struct_fields__
-_GROUPS = ("day", "tenant", "key", "model", "task", "region")
+_GROUPS = ("day", "hour", "tenant", "key", "model", "task", "region")
 
 
 def invoice_csv(invoice: Invoice) -> str:

@@ -20,7 +20,7 @@ _LOCK: Final = "usage.rollup"
 _PREFIX: Final = "rollup-"
 _HOURS: Final = 100
 """Hours that one transaction scans: after a very late event there are years of them."""
-_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code")
+_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 _until: Final = schema.usage_rollups

@@ -25,7 +25,8 @@ _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 def _price_columns() -> list[Column[Any]]:
     units = ("hit", "computed", "row", "token")
     currency: Column[Any] = Column("currency", String(8), nullable=False)
-    return [currency, *(Column(unit, BigInteger, nullable=False) for unit in units)]
+    percent: Column[Any] = Column("batch_percent", BigInteger, nullable=False, server_default="100")
+    return [currency, *(Column(unit, BigInteger, nullable=False) for unit in units), percent]
 
 
 schema_version: Final = Table(
@@ -63,6 +64,10 @@ keys: Final = Table(
     Column("created", BigInteger, nullable=False),
     Column("expires", BigInteger),
     Column("revoked", BigInteger),
+    Column("origins", Text),
+    Column("routes", Text),
+    Column("former_hash", String(128)),
+    Column("former_expires", BigInteger),
 )
 
 changes: Final = Table(
@@ -94,6 +99,7 @@ usage_events: Final = Table(
     Column("revision", Text, nullable=False),
     Column("code", Text, nullable=False),
     Column("requests", BigInteger, nullable=False, server_default="1"),
+    Column("batch", BigInteger, nullable=False, server_default="0"),
     Index("usage_events_tenant_time", "tenant", "time"),
     Index("usage_events_time", "time"),
 )
@@ -248,6 +254,51 @@ quota_grants: Final = Table(
     Column("granted", BigInteger, nullable=False),
 )
 """The units of a quota granted to each region in the period that ends at `period` (seconds)."""
+
+files: Final = Table(
+    "files",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("purpose", String(64), nullable=False),
+    Column("filename", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger, nullable=False),
+    Column("is_stored", Integer, nullable=False),
+    Index("files_tenant_created", "tenant", "created"),
+    Index("files_expires", "expires"),
+)
+"""Tenants' files, whose contents are in the file storage; `is_stored` is 0 during an upload."""
+
+batches: Final = Table(
+    "batches",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("input_file", String(64), nullable=False),
+    Column("is_open", Integer, nullable=False),
+    Column("holder", String(128), nullable=False),
+    Column("lease", BigInteger, nullable=False),
+    Column("state", Text, nullable=False),
+    Index("batches_tenant_created", "tenant", "created"),
+    Index("batches_is_open", "is_open"),
+)
+"""Batches; `state` is JSON. The `holder` of the lease, which ends at `lease`, runs it."""
+
+webhook_deliveries: Final = Table(
+    "webhook_deliveries",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("payload", Text, nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("due", BigInteger, nullable=False),
+    Index("webhook_deliveries_due", "due"),
+)
+"""Webhooks that were not delivered yet; `due` is the time of the next attempt."""
 
 audit: Final = Table(
     "audit",

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,22 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     created: datetime
     expires: datetime | None
     revoked: datetime | None
+    origins: tuple[str, ...] | None = None
+    """Origins from whose pages alone it may be used."""
+    routes: tuple[str, ...] | None = None
+    """Paths that it may be used for."""
+    former_expires: datetime | None = None
+    """Until when the text before the last rotation is valid."""
+
+
+class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits a key to origins and to routes, as those for browsers are; `None` is no bound."""
+
+    origins: tuple[str, ...] | None = None
+    routes: tuple[str, ...] | None = None
+
+
+NO_BOUNDS: Final = KeyBounds()
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,12 +64,9 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     numbers: Sequence[int] = ()
 
-    def numbered(self) -> list[tuple[int | None, RequestEvent]]:
-        """Return the events with their sequence numbers, `None` if unknown."""
-        numbers: Sequence[int | None] = self.numbers
-        if len(numbers) != len(self.events):
-            is_complete = len(self.events) == self.last - self.first + 1
-            numbers = range(self.first, self.last + 1) if is_complete else [None] * len(self.events)
+    def numbered(self) -> list[tuple[int, RequestEvent]]:
+        """Return the events with their sequence numbers."""
+        numbers = self.numbers or range(self.first, self.first + len(self.events))
         return list(zip(numbers, self.events, strict=True))
 
 
@@ -70,6 +84,7 @@ class GroupBy(StrEnum):
 
     TENANT = "tenant"
     DAY = "day"
+    HOUR = "hour"
     MODEL = "model"
     KEY = "key"
     TASK = "task"
@@ -97,6 +112,7 @@ class GroupUsage(Units, frozen=True, kw_only=True):
     """Usage of one group; it has a field for each thing that it was grouped by."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET
+    hour: str | msgspec.UnsetType = msgspec.UNSET
     tenant: str | msgspec.UnsetType = msgspec.UNSET
     key: str | msgspec.UnsetType = msgspec.UNSET
     model: str | msgspec.UnsetType = msgspec.UNSET
@@ -105,6 +121,21 @@ class GroupUsage(Units, frozen=True, kw_only=True):
     cost: str
     """A decimal number, in `currency`; exact."""
     currency: str
+
+
+class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what is recorded of a request; `usage` is unknown of those in a row of several."""
+
+    id: str
+    time: datetime
+    key: str
+    model: str
+    task: str
+    status: int
+    code: str
+    region: str
+    revision: str
+    usage: Units | None
 
 
 class ArmCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,12 @@ from sqlalchemy import ColumnElement, func, select
 
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
+from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, GroupUsage, Units
 
-_DAY: Final = 86_400 * 1_000_000_000
+_DAY: Final = 24 * HOUR
+_LENGTHS: Final = {GroupBy.DAY: _DAY, GroupBy.HOUR: HOUR}
 _events: Final = schema.usage_events.c
 _SUMMED: Final = Units.__struct_fields__
 
@@ -42,13 +44,14 @@ def priced_usage(
     found: list[PricedUsage] = []
     for start, end in prices.periods(since, until):
         for row in _rows(store, tenant, start, end, group_by, models):
-            *group, model = row[: len(group_by) + 1]
-            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 1 :]), strict=True))
+            *group, model, is_batch = row[: len(group_by) + 2]
+            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 2 :]), strict=True))
+            price = prices.at(model, start)
             found.append(
                 PricedUsage(
                     group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
                     model=model,
-                    price=prices.at(model, start),
+                    price=price.for_batches() if is_batch else price,
                     units=Units(**sums),
                 )
             )
@@ -63,7 +66,7 @@ def _rows(
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
 ) -> list[Sequence[Any]]:
-    groups = [*(_column(g) for g in group_by), _events.model]
+    groups = [*(_column(g) for g in group_by), _events.model, _events.batch]
     sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
     query = (
         select(*groups, *sums)
@@ -97,10 +100,13 @@ def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) ->
 
 
 def _column(group: GroupBy) -> ColumnElement[Any]:
-    return _events.time // _DAY if group is GroupBy.DAY else _events[group.value]
+    length = _LENGTHS.get(group)
+    return _events[group.value] if length is None else _events.time // length
 
 
 def _label(group: GroupBy, value: Any) -> str:
     if group is GroupBy.DAY:
         return to_datetime(int(value) * _DAY).date().isoformat()
+    if group is GroupBy.HOUR:
+        return to_datetime(int(value) * HOUR).strftime("%Y-%m-%dT%H:%M:%SZ")
     return str(value)

@@ -14,6 +14,7 @@ from typing_extensions import override
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import RateLimited
+from gateway.http.client_id import ECHO, parse_client_id
 from gateway.rate_limit.base import Charge, RateLimiter
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_headers
@@ -22,6 +23,7 @@ from gateway.types import Principal, RequestId
 
 REQUEST_ID = "sluicegate_request_id"
 PRINCIPAL = "sluicegate_principal"
+CLIENT_ID = "sluicegate_client_id"
 DECISION = "sluicegate_decision"
 
 
@@ -51,6 +53,8 @@ class AdmissionMiddleware(ASGIMiddleware):
             return
         state = scope["state"]
         state[REQUEST_ID] = self._new_id()
+        if client_id := parse_client_id(dict(scope["headers"])):
+            state[CLIENT_ID] = client_id
         if not scope["route_handler"].opt.get("public"):
             state[PRINCIPAL] = principal = self._authenticate(scope)
             state[DECISION] = decision = await self._limiter.admit(self._charges(principal))
@@ -82,6 +86,8 @@ def response_headers(scope: Scope) -> dict[str, str]:
     decision = state.get(DECISION)
     limits = [] if decision is None else rate_limit_headers(decision)
     own = {name.decode(): value.decode() for name, value in limits}
+    if CLIENT_ID in state:
+        own[ECHO] = state[CLIENT_ID]
     return {"x-request-id": str(state.get(REQUEST_ID, "")), **own}
 
 

@@ -10,6 +10,7 @@ from gateway.rate_limit.lease import Lease
 from gateway.types import CONCURRENT
 
 _MOST = 4096
+_UNKNOWN: tuple[Sequence[Charge], None] = ((), None)
 
 
 def is_plain(charge: Charge) -> bool:
@@ -94,7 +95,7 @@ class LeasedCharge:
 
 
 class RepeatedCharges:
-    """Keeps a `RepeatedCharge` for each tuple of charges that was admitted.
+    """Keeps a `RepeatedCharge` for each tuple of charges that was admitted twice.
 
     Tuples are told apart by identity: `charges_for` returns the same one for equal requests. To be
     cleared when a rule may have changed, as another lease may then apply.
@@ -103,23 +104,25 @@ class RepeatedCharges:
     def __init__(self, make: Callable[[Sequence[Charge]], RepeatedCharge]) -> None:
         self._make = make
         # With the tuple itself, so that nothing else gets its id.
-        self._known: dict[int, tuple[Sequence[Charge], RepeatedCharge]] = {}
+        self._known: dict[int, tuple[Sequence[Charge], RepeatedCharge | None]] = {}
 
     def charge(self, charges: Sequence[Charge]) -> bytes | None:
         """Take `charges`, and return the header lines; `None` where the limiter must decide."""
-        known = self._known.get(id(charges))
-        if known is None:
+        _, repeated = self._known.get(id(charges), _UNKNOWN)
+        if repeated is None:
             return None
-        lines = known[1].charge()
+        lines = repeated.charge()
         if lines is None:
             del self._known[id(charges)]
         return lines
 
     def add(self, charges: Sequence[Charge]) -> None:
         """Note that the limiter has admitted `charges`."""
-        if len(self._known) >= _MOST:
+        # Not made at once: with very many callers few of them are met again in time.
+        is_repeated = id(charges) in self._known
+        if len(self._known) >= _MOST and not is_repeated:
             self._known.clear()
-        self._known[id(charges)] = (charges, self._make(charges))
+        self._known[id(charges)] = (charges, self._make(charges) if is_repeated else None)
 
     def clear(self) -> None:
         """Leave all decisions to the limiter."""

@@ -1,5 +1,6 @@
 """Locates the server to connect to: at an address, by Sentinel, or by the slot of a key."""
 
+import ssl
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -60,9 +61,13 @@ class QueryingLocator:
         self._urls = list(urls)
         self._command = command
         self._parse = parse
-        # All have `timeout` together: a server that hangs must leave time for the next.
+        # All have `timeout` together: a server that hangs must leave time for the next. One context
+        # for all queries: to make one reads the system's certificates, for 10 ms and more.
         self._open = partial(
-            StandaloneClient, timeout=timeout / (len(self._urls) + 1), keepalive=keepalive
+            StandaloneClient,
+            timeout=timeout / (len(self._urls) + 1),
+            keepalive=keepalive,
+            tls=ssl.create_default_context() if urls[0].startswith("rediss:") else None,
         )
         self._failure = failure
 

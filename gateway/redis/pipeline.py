@@ -30,7 +30,8 @@ class StandaloneClient:
     """Runs commands on the Redis at `url`; connects at first use, and reconnects after a failure.
 
     A call may take `timeout` seconds, connecting included. A caller may be cancelled at any time:
-    its replies are read and discarded. Belongs to one event loop.
+    its replies are read and discarded. Belongs to one event loop. Without `tls`, a connection with
+    TLS makes a context of its own.
     """
 
     def __init__(
@@ -39,8 +40,10 @@ class StandaloneClient:
         *,
         timeout: float,
         keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._address: dict[str, Any] = dict(parse_url(url))
+        self._tls = tls
         self._timeout = timeout
         self._keepalive = keepalive
         self._connector = Connector()
@@ -97,7 +100,7 @@ class StandaloneClient:
         else:
             is_tls = issubclass(address.get("connection_class", object), SSLConnection)
             host, port = await self.locate()
-            context = ssl.create_default_context() if is_tls else None
+            context = (self._tls or ssl.create_default_context()) if is_tls else None
             transport, connection = await loop.create_connection(
                 make,
                 sock=await self._connector.connect(host, port, connect_timeout=self._timeout),

@@ -13,7 +13,7 @@ from gateway.redis.pipeline import Command
 from gateway.redis.url import read_servers
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 
-_Values = Sequence[str | int | float]
+_Values = Sequence[str | bytes | int | float]
 
 
 class Script(Protocol):
@@ -78,7 +78,8 @@ class _ClusterScript:
             return await self._run(b"EVAL", self._script, keys, args)
 
     async def _run(self, name: bytes, script: str, keys: Sequence[str], args: _Values) -> Any:
-        command: Command = (name, script, len(keys), *keys, *map(str, args))
+        values = [each if isinstance(each, bytes) else str(each) for each in args]
+        command: Command = (name, script, len(keys), *keys, *values)
         (reply,) = await self._client.execute([command])
         if isinstance(reply, OSError):
             raise reply

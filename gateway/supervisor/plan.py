@@ -15,7 +15,7 @@ from gateway.supervisor.data_directory import Credentials, DataDirectory
 from gateway.supervisor.spec import ProcessSpec, Role
 
 _PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
-_EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER)
+_EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER, Role.BATCHES)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):

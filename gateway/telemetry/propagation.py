@@ -5,39 +5,39 @@ where their packages are installed. Backends are always sent W3C Trace Context; 
 nobody, and is not passed on.
 """
 
+import logging
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from opentelemetry.trace import get_current_span
-
-from gateway.errors import ConfigurationError
 from gateway.telemetry.trace_context import context_of, split_context
 
 Headers = Sequence[tuple[bytes, bytes]]
-DEFAULT: Final = "tracecontext,baggage"
+DEFAULT: Final = frozenset({"tracecontext", "baggage"})
+_log = logging.getLogger(__name__)
 
 
 class ContextReader:
     """Reads contexts of requests in the formats `names`, the value of `OTEL_PROPAGATORS`.
 
-    Raises:
-        ConfigurationError: a format is unknown, or its package is not installed.
+    Those that are unknown, or whose package is not installed, are ignored with a warning.
     """
 
     def __init__(self, names: str = "") -> None:
-        formats = {name.strip().lower() for name in (names or DEFAULT).split(",")}
+        formats = {name.strip().lower() for name in names.split(",")} - {""} or DEFAULT
         self._reads_w3c = "tracecontext" in formats and "none" not in formats
         self.split = split_context if self._reads_w3c else _without_context
         """Returns the trace context of a request's bytes, and these without it."""
         others = set() if "none" in formats else formats - {"tracecontext", "baggage"}
-        self._others = [_installed(name) for name in sorted(others)]
+        self._others = [found for name in sorted(others) if (found := _installed(name))]
 
     def read(self, headers: Headers) -> str:
         """Return the trace context that `headers` (names in lower case) carry."""
         context = context_of(headers) if self._reads_w3c else ""
         if context or not self._others:
             return context
+        from opentelemetry.trace import get_current_span  # noqa: PLC0415 - it is rarely needed
+
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         for propagator in self._others:
             found = get_current_span(propagator.extract(carrier)).get_span_context()
@@ -50,13 +50,11 @@ def _without_context(request: bytes) -> tuple[str, bytes]:
     return "", split_context(request)[1]
 
 
-def _installed(name: str) -> Any:  # a `TextMapPropagator`, made by a package of any kind
+def _installed(name: str) -> Any:  # a `TextMapPropagator` of any package, or `None`
     found = entry_points(group="opentelemetry_propagator", name=name)
     try:
         (entry,) = found
         return entry.load()()
-    except Exception as error:  # whatever a propagator's package raises
-        raise ConfigurationError(
-            f"`OTEL_PROPAGATORS` names `{name}`, which cannot be used: install its package, or"
-            f" leave it out; the default is `{DEFAULT}`"
-        ) from error
+    except Exception:  # noqa: BLE001 - whatever a propagator's package raises
+        _log.warning("a propagator is not installed and is ignored", extra={"propagator": name})
+        return None

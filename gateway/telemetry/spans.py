@@ -1,22 +1,21 @@
-"""Has the spans of a request: those that are recorded, and those that only pass a context on.
+"""Has the spans that are not recorded: they pass a trace context on, and read no clock.
 
-What is not sampled reads no clock.
+Those that are recorded are in `recorded_spans`. This module needs nothing of OpenTelemetry, which
+is imported only where tracing is on.
 """
 
 from collections.abc import Mapping
-from random import getrandbits
-from time import time_ns
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from typing_extensions import override
 
 from gateway.telemetry.trace_context import unsampled
 
 Attributes = Mapping[str, str | int | float | bool]
 NO_ATTRIBUTES: Final[Attributes] = {}
-OK: Final = Status()
+MEMORY: Final[Attributes] = {"sluicegate.cache.tier": "memory"}
+"""Of the look-up in memory."""
 
 
 class Span:
@@ -69,7 +68,14 @@ NO_SPAN: Final = Span()
 
 
 class UnsampledSpan(Span):
-    """Is the root of what is not recorded, so that backends do not record it either."""
+    """Is the root of what is not recorded, so that backends do not record it either.
+
+    Without a trace context of the caller it begins a trace.
+    """
+
+    def __init__(self, traceparent: str = "") -> None:
+        super().__init__(traceparent)
+        self.begins_trace = not traceparent
 
     @property
     @override
@@ -77,113 +83,3 @@ class UnsampledSpan(Span):
         if self._traceparent[53:55] not in ("00", "02"):
             self._traceparent = unsampled(self._traceparent)
         return self._traceparent
-
-
-class SpanSink(Protocol):
-    """Takes ended spans."""
-
-    def add(
-        self,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        times: tuple[int, int],
-        attributes: Attributes,
-        kind: SpanKind = SpanKind.INTERNAL,
-        status: Status = OK,
-    ) -> None:
-        """Queue a span, of a start and an end; never waits and never raises."""
-        ...
-
-
-class RecordedSpan(Span):
-    """Times a step, which began at `started` (ns of the wall clock), by default now."""
-
-    is_recorded = True
-
-    def __init__(
-        self,
-        sink: SpanSink,
-        name: str,
-        context: SpanContext,
-        parent: SpanContext | None,
-        *,
-        kind: SpanKind = SpanKind.INTERNAL,
-        attributes: Attributes = NO_ATTRIBUTES,
-        started: int = 0,
-    ) -> None:
-        self._name = name
-        self._context = context
-        self._parent = parent
-        self._kind = kind
-        self._started = started or time_ns()
-        self._sink = sink
-        self._attributes = dict(attributes)
-        self._status = OK
-        self._has_ended = False
-
-    @override
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            # The code of a `GatewayError`. A message might hold a caller's text.
-            self.fail(getattr(error, "code", type(error).__name__))
-        self.end()
-
-    @property
-    @override
-    def traceparent(self) -> str:
-        trace_id, span_id, _, flags, state, _ = self._context
-        text = f"00-{trace_id:032x}-{span_id:016x}-{flags:02x}"
-        return f"{text} {state.to_header()}" if state else text
-
-    @override
-    def child(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
-        context = self._context
-        return RecordedSpan(self._sink, name, below(context), context, attributes=attributes)
-
-    @override
-    def record(
-        self, name: str, started: int, ended: int, attributes: Attributes = NO_ATTRIBUTES
-    ) -> None:
-        context = self._context
-        self._sink.add(name, below(context), context, (started, ended), attributes)
-
-    @override
-    def set(self, name: str, value: str | float | bool) -> None:
-        self._attributes[name] = value
-
-    @override
-    def fail(self, code: str) -> None:
-        self._attributes["error.type"] = code
-        self._status = Status(StatusCode.ERROR, code)
-
-    @override
-    def end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            times = self._started, time_ns()
-            self._sink.add(
-                self._name,
-                self._context,
-                self._parent,
-                times,
-                self._attributes,
-                self._kind,
-                self._status,
-            )
-
-
-def below(parent: SpanContext) -> SpanContext:
-    """Return the context of a new span below `parent`."""
-    return SpanContext(
-        parent.trace_id,
-        getrandbits(64) or 1,
-        False,
-        parent.trace_flags,
-        parent.trace_state,
-    )

@@ -13,7 +13,8 @@ SAMPLED: Final = 1
 LENGTH: Final = 55
 """Of a `traceparent`; what follows it after a blank is the `tracestate`."""
 _LONGEST_STATE = 512
-_ODD: Final = "13579bdf"
+ODD: Final = "13579bdf"
+"""The last digits of flags that say sampled."""
 _IDS = rb"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
 # As most clients write them. A folded line is left to the parser.
@@ -31,7 +32,8 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     start = request.find(_MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
     # Not in a body, where it would end elsewhere than its declared length says.
-    if found is None or request.find(b"\r\n\r\n", 0, start) >= 0:
+    # The empty line may end where the field begins.
+    if found is None or request.find(b"\r\n\r\n", 0, start + 2) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]
     if b"race" not in rest:
@@ -59,7 +61,7 @@ def context_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 def is_sampled(context: str) -> bool:
     """Tell whether the `sampled` flag of a context is set."""
-    return context[54] in _ODD
+    return context[54] in ODD
 
 
 def unsampled(context: str) -> str:

@@ -145,6 +145,7 @@ class _Line(msgspec.Struct):
     revision: str
     code: str
     arms: list[dict[str, object]] | msgspec.UnsetType = msgspec.UNSET
+    client_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 @lru_cache(maxsize=16)
@@ -164,6 +165,8 @@ def request_lines(event: RequestEvent) -> bytes:
     )
     if event.arms:
         fields.arms = [msgspec.structs.asdict(arm) for arm in event.arms]
+    if event.client_id:
+        fields.client_id = event.client_id
     line = _encode(fields) + b"\n"
     if event.count == 1:
         return line

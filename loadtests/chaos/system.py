@@ -24,6 +24,7 @@ from gateway.settings import Settings, process_environment
 from gateway.types import Rule
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.proxy import FaultyProxy
+from loadtests.harness.loopback import no_authorities
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 
@@ -100,7 +101,7 @@ class PacedBackend:
     async def change_revision(self) -> None:
         """Switch it to another revision of its model."""
         write_revision(self.models, 2)
-        async with httpx.AsyncClient(timeout=_TIMEOUT) as client:
+        async with httpx.AsyncClient(timeout=_TIMEOUT, verify=no_authorities()) as client:
             answer = await client.post(f"http://127.0.0.1:{self.port}{RELOAD_PATH}")
             answer.raise_for_status()
 
@@ -206,6 +207,7 @@ class _Gateway:
             )
         }
         variables = {f"SLUICEGATE_{name.upper()}": value for name, value in named.items()}
+        variables["SLUICEGATE_BATCHES"] = "false"
         with (settings.data_dir / "output").open("wb") as output:
             self._child = subprocess.Popen(
                 [sys.executable, "-m", "gateway", "gateway", "--workers", "1"],
@@ -233,7 +235,8 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _until_ok(url: str) -> None:
-    async with asyncio.timeout(_TIMEOUT), httpx.AsyncClient() as client:
+    client = httpx.AsyncClient(verify=no_authorities())
+    async with asyncio.timeout(_TIMEOUT), client:
         while True:
             try:
                 if (await client.get(url)).is_success:

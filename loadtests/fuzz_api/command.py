@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from loadtests.fuzz_api.run import DOCUMENTS, check
+from loadtests.fuzz_api.run import DOCUMENTS, check, documented_gateway
 
 
 @click.command("fuzz-api")
@@ -19,9 +19,9 @@ def fuzz_api_command(*, examples: int, seed: int | None, document: tuple[str, ..
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     are_true = True
-    for name in document or DOCUMENTS:
-        with tempfile.TemporaryDirectory() as folder:
-            done = check(Path(folder), name, examples=examples, seed=chosen)
-        click.echo(f"\n## {name}\n\n{done.report}")
-        are_true = are_true and done.is_true
+    with tempfile.TemporaryDirectory() as place, documented_gateway(Path(place)) as gateway:
+        for name in document or DOCUMENTS:
+            done = check(gateway, Path(place), name, examples=examples, seed=chosen)
+            click.echo(f"\n## {name}\n\n{done.report}")
+            are_true = are_true and done.is_true
     sys.exit(0 if are_true else 1)

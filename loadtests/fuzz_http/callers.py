@@ -38,6 +38,8 @@ class RequestBody(msgspec.Struct, frozen=True, kw_only=True):
 
     content: bytes
     texts: tuple[str, ...]
+    continues: bool = False
+    """Whether it says `on_error: continue`."""
 
 
 def body(chance: random.Random, unique: str) -> RequestBody:
@@ -55,14 +57,15 @@ def body(chance: random.Random, unique: str) -> RequestBody:
     content = json.dumps(dict(fields), indent=indent)
     if chance.random() < 0.3:
         content = content.replace("t", "\\u0074")  # the same to a reader, names included
-    return RequestBody(content=content.encode(), texts=texts)
+    return RequestBody(content=content.encode(), texts=texts, continues=_CONTINUE in fields)
 
 
+_CONTINUE = ("on_error", "continue")
 _WISHES: list[tuple[str, object]] = [
     ("top_k", 3),
     ("function", "softmax"),
     ("function", None),
-    ("on_error", "continue"),
+    _CONTINUE,
 ]
 
 

@@ -28,6 +28,8 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Whose answers may be in it."""
     texts: tuple[str, ...] | None = None
     """What it must answer with 200, in this order; `None` where that is not known."""
+    continues: bool = True
+    """Whether single items may fail: its body says `on_error: continue`, or is not known."""
     to_head: bool = False
     may_close: bool = False
     """Whether the server may close the connection after it."""
@@ -90,13 +92,14 @@ def _judge_results(expect: ExpectedResponse, response: Response) -> bool:
         raise UnexpectedResponse(f"{expect.name}: {len(results)} results of {len(expect.texts)}")
     for index, result in enumerate(results):
         if "error" in result:
-            if result["error"]["code"] not in _BUSY:
+            if not expect.continues or result["error"]["code"] not in _BUSY:
                 raise UnexpectedResponse(f"{expect.name}: an item failed: {result['error']}")
             continue
         labels = [one["label"] for one in result.get("labels", ())]
         begin = f"{expect.scope}|"
         wanted = None if expect.texts is None else [begin + expect.texts[index]]
-        if labels != wanted if wanted else not all(label.startswith(begin) for label in labels):
+        is_own = bool(labels) and all(label.startswith(begin) for label in labels)
+        if labels != wanted if wanted else not is_own:
             raise UnexpectedResponse(
                 f"{expect.name}: a crossed answer, {labels} in place of {wanted or begin}"
             )

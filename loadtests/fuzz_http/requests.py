@@ -238,7 +238,9 @@ class ValidRequestGenerator:
 
 def inference_response(name: str, caller: Caller, sent: RequestBody) -> ExpectedResponse:
     """Return the expected answer to `sent` for `caller`."""
-    return ExpectedResponse(name=name, statuses=OK, scope=caller.scope, texts=sent.texts)
+    return ExpectedResponse(
+        name=name, statuses=OK, scope=caller.scope, texts=sent.texts, continues=sent.continues
+    )
 
 
 def response_with_status(name: str, *statuses: int, to_head: bool = False) -> ExpectedResponse:

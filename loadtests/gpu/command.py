@@ -18,6 +18,8 @@ import msgspec
 from backends.settings import Provider
 from loadtests.gpu.plan import (
     BUDGETS,
+    MAIN,
+    SMALL,
     Options,
     Section,
     SectionResult,
@@ -50,6 +52,7 @@ _PLACES: dict[Section, tuple[str, str]] = {
 @click.option("--only", multiple=True, type=click.Choice(get_args(Section)), help="Sections.")
 @click.option("--provider", type=click.Choice(get_args(Provider)), default="cuda")
 @click.option("--device", default=0, show_default=True)
+@click.option("--served", type=click.Choice((MAIN, SMALL)), default=MAIN, help="By the whole path.")
 @click.option("--tiny", is_flag=True, help="Toy models and short runs: does it all work?")
 @click.option("--seconds", default=4.0, show_default=True, help="Of each timed run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs at least; the median counts.")

@@ -17,7 +17,8 @@ from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries
 from backends.telemetry.spans import NO_TRACING
 from loadtests.gpu.device import UtilizationSampler
-from loadtests.gpu.models import texts, write_repository
+from loadtests.gpu.imported import chosen_form, import_classifier
+from loadtests.gpu.models import texts
 from loadtests.gpu.plan import (
     Candidate,
     Journal,
@@ -52,13 +53,13 @@ def backend_settings(options: Options, candidate: Candidate) -> BackendSettings:
 def engine(options: Options) -> SectionResult:
     """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
     candidate = best_candidate(options)
-    models = write_repository(options, candidate)
+    models = import_classifier(options, candidate)
     journal = Journal(options, "engine")
     for runs in (1,) if options.provider == "cpu" else (1, 2, 3):
         settings = msgspec.structs.replace(
             backend_settings(options, candidate), models=models, gpu_runs=runs
         )
-        name = f"engine in process, {candidate.name}, {runs} in flight"
+        name = f"engine, {options.served} imported, {candidate.form.precision}, {runs} in flight"
         if not journal.has(name):
             journal.begin(name)
             journal.end(asyncio.run(_measure(options, settings, name)))
@@ -82,10 +83,10 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Me
             return Measurement(what=what, passed=False, note="; ".join(loaded.problems.values()))
         for encoder in loaded.encoders:
             await stack.enter_async_context(encoder.batcher)
-        return await _load(options, loaded, what)
+        return await _load(options, loaded, what, note=chosen_form(settings.models))
 
 
-async def _load(options: Options, loaded: ModelSet, what: str) -> Measurement:
+async def _load(options: Options, loaded: ModelSet, what: str, *, note: str) -> Measurement:
     source = texts(options, length=options.length, seed=8)
     latencies: list[float] = []
     warm = time.perf_counter() + options.seconds / 4
@@ -107,7 +108,7 @@ async def _load(options: Options, loaded: ModelSet, what: str) -> Measurement:
         waste=round(1 - tokens / max(1, padded), 3),
         p50=latencies[len(latencies) // 2],
         p99=latencies[len(latencies) * 99 // 100],
-        note=f"{rows:.0f} rows a batch",
+        note=f"{rows:.0f} rows a batch, {note}",
     )
 
 

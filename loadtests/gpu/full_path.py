@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from backends.protocol import ServingState
@@ -18,7 +17,7 @@ from gateway.supervisor.bootstrap import bootstrap
 from loadtests.gpu.client import LoadResult, LoadSpec
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.engine import backend_settings
-from loadtests.gpu.models import write_repository
+from loadtests.gpu.imported import chosen_form, import_classifier
 from loadtests.gpu.plan import (
     Candidate,
     Journal,
@@ -27,6 +26,7 @@ from loadtests.gpu.plan import (
     SectionResult,
     best_candidate,
 )
+from loadtests.harness.loopback import get, is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
@@ -40,7 +40,7 @@ _ITEMS = (1, 16)
 def http(options: Options) -> SectionResult:
     """Send single texts, then several in a request, through the gateway."""
     candidate = best_candidate(options)
-    models = write_repository(options, candidate)
+    models = import_classifier(options, candidate)
     journal = Journal(options, "http")
     with contextlib.ExitStack() as stack:
         backends = [
@@ -54,7 +54,9 @@ def http(options: Options) -> SectionResult:
                 answers = _load(
                     options, port, items=items, seed=200 + 100 * place, seconds=options.seconds
                 )
-            journal.end(_line(options, answers, items, busy.share, _states(backends)))
+            line = _line(options, answers, items, busy.share, _states(backends))
+            note = f"{line.note}; {options.served} imported: {chosen_form(models)}"
+            journal.end(msgspec.structs.replace(line, note=note))
     return SectionResult(section="http", status="done", lines=journal.lines, best=candidate.name)
 
 
@@ -171,7 +173,7 @@ def _line(
 def _states(backends: list[int]) -> list[ServingState]:
     states = []
     for port in backends:
-        answer = httpx.get(f"http://127.0.0.1:{port}/v1/state", timeout=10)
+        answer = get(f"http://127.0.0.1:{port}/v1/state", timeout=10)
         states.append(msgspec.msgpack.decode(answer.content, type=ServingState))
     return states
 
@@ -200,7 +202,4 @@ def _process(
 def _ready(child: subprocess.Popen[bytes], url: str) -> bool:
     if child.poll() is not None:
         raise RuntimeError(f"it ended with {child.returncode}; see its log in the output folder")
-    try:
-        return httpx.get(f"{url}/health/ready", timeout=1).status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False
+    return is_answered(f"{url}/health/ready", timeout=1)

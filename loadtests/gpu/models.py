@@ -11,12 +11,11 @@ from backends.executors.buckets import Shape
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.weights import seeded_weights
-from loadtests.gpu.plan import MAIN, Candidate, Options
+from loadtests.gpu.plan import MAIN, Options
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FRAME = 2  # [CLS] and [SEP]
-_LABELS = ("negative", "positive")
 
 Batch = dict[str, NDArray[np.int32]]
 
@@ -74,32 +73,6 @@ def random_batch(options: Options, shape: Shape, *, seed: int, mixed: bool = Fal
     mask = (np.arange(shape.length) < lengths[:, None]).astype(np.int32)
     ids = random.integers(len(_SPECIAL), options.shape(MAIN).vocab, shape, dtype=np.int32) * mask
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-
-
-def write_repository(options: Options, candidate: Candidate) -> Path:
-    """Write a repository of one encoder and a classifying head called `bench`; return it."""
-    root = options.work / f"models-{candidate.form.precision}-{candidate.form.attention}"
-    shape = options.shape(MAIN)
-    encoder, head = root / "encoder" / "1", root / "bench" / "1"
-    for folder in (encoder, head):
-        folder.mkdir(parents=True, exist_ok=True)
-    graph = encoder / "model.onnx"
-    graph.unlink(missing_ok=True)
-    graph.hardlink_to(ensure_graph(options, MAIN, candidate.form))
-    write_tokenizer(encoder / "tokenizer.json", shape.vocab)
-    (encoder / "model.yaml").write_text(
-        "kind: encoder\ngraph: model.onnx\ntokenizer: tokenizer.json\n"
-        f"max_tokens: {shape.positions}\ndimensions: {shape.hidden}\n"
-        f"profile: {candidate.form.precision}\noutputs: {{pooled: pooled}}\n"
-    )
-    random = np.random.default_rng(2)
-    weights = random.standard_normal((shape.hidden, len(_LABELS))).astype(np.float32)
-    np.savez(head / "head.npz", w0=weights, b0=np.zeros(len(_LABELS), dtype=np.float32))
-    (head / "model.yaml").write_text(
-        "kind: head\nencoder: encoder\ntask: classify\noutput: pooled\nweights: head.npz\n"
-        f"labels: [{', '.join(_LABELS)}]\n"
-    )
-    return root
 
 
 def write_tokenizer(path: Path, vocabulary: int) -> None:

@@ -29,6 +29,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     work: Path
     provider: Provider = "cuda"
     device: int = 0
+    served: str = MAIN
+    """The size of the model that the engine and the whole path run."""
     tiny: bool = False
     seconds: float = 4.0
     rounds: int = 3

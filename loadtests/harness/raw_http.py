@@ -87,6 +87,12 @@ class Connection:
             body = await self._reader.readexactly(length)
         return Response(status=status, headers=headers, body=body)
 
+    async def chunk(self) -> bytes:
+        """Return the next chunk of a body; an empty one is the last."""
+        async with asyncio.timeout(WAIT_LIMIT):
+            length = int(await self._reader.readuntil(b"\r\n"), 16)
+            return (await self._reader.readexactly(length + 2))[:-2]
+
     async def is_closed(self) -> bool:
         """Tell whether nothing more comes because the worker closed the connection."""
         async with asyncio.timeout(WAIT_LIMIT):

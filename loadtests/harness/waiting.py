@@ -1,11 +1,15 @@
-"""Waits for a condition with a deadline, never for a length of time."""
+"""Waits for a condition with a deadline, never for a length of time.
+
+The longer a wait lasts, the longer are the pauses between two look-ups of the condition, up to a
+twentieth of a second: what is waited for needs the processor.
+"""
 
 import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
 
-_INTERVAL = 0.005
+_INTERVAL, _LONGEST_INTERVAL = 0.005, 0.05
 WAIT_LIMIT = 60.0
 """Seconds after which a test that waits has failed: far more than a slow machine needs."""
 
@@ -17,27 +21,35 @@ def wait_until(
     what: str = "",
     every: float = _INTERVAL,
 ) -> None:
-    """Return once `holds()`, asked `every` so many seconds; fail after `within` seconds."""
-    deadline = time.monotonic() + within
+    """Return once `holds()`, asked `every` so many seconds or less often.
+
+    Fails after `within` seconds.
+    """
+    began = time.monotonic()
     never = threading.Event()
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
-        never.wait(every)
+        never.wait(_pause(began, within, every, what or holds))
 
 
 async def until(holds: Callable[[], bool], *, within: float = WAIT_LIMIT, what: str = "") -> None:
     """Return once `holds()`, leaving the loop to others meanwhile."""
-    deadline = time.monotonic() + within
+    began = time.monotonic()
     while not holds():
-        assert time.monotonic() < deadline, f"not within {within} s: {what or holds}"
-        await asyncio.sleep(_INTERVAL)
+        pause = _pause(began, within, _INTERVAL, what or holds)
+        await asyncio.sleep(pause)
 
 
 async def eventually(
     holds: Callable[[], Awaitable[bool]], *, within: float = WAIT_LIMIT, every: float = _INTERVAL
 ) -> None:
-    """Return once `await holds()`: it may ask others, and is asked `every` so many seconds."""
-    deadline = time.monotonic() + within
+    """Return once `await holds()`: it may ask others, `every` so many seconds or less often."""
+    began = time.monotonic()
     while not await holds():
-        assert time.monotonic() < deadline, f"not within {within} s: {holds}"
-        await asyncio.sleep(every)
+        pause = _pause(began, within, every, holds)
+        await asyncio.sleep(pause)
+
+
+def _pause(began: float, within: float, every: float, what: object) -> float:
+    waited = time.monotonic() - began
+    assert waited < within, f"not within {within} s: {what}"
+    return max(every, min(waited / 10, _LONGEST_INTERVAL))

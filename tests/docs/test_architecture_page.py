@@ -12,7 +12,11 @@ BLOCKS = {
     text.splitlines()[0]: text.splitlines()[1:]
     for text in re.findall(r"^```layers\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 }
-SECTIONS = {"gateway": "### The gateway", "backends": "### A backend"}
+SECTIONS = {
+    "gateway": "### The gateway",
+    "backends": "### A backend",
+    "sluicegate": "### The client",
+}
 
 
 def layers(package: str) -> list[str]:
@@ -32,17 +36,17 @@ def section(title: str) -> str:
     return PAGE.partition(title)[2].partition("\n| rule |")[0].partition("\n### ")[0]
 
 
-@pytest.mark.parametrize("package", ["gateway", "backends"])
+@pytest.mark.parametrize("package", SECTIONS)
 def test_the_map_has_the_layers_of_the_import_contract(package: str) -> None:
     assert BLOCKS[package] == layers(package)
 
 
-@pytest.mark.parametrize("package", ["gateway", "backends"])
+@pytest.mark.parametrize("package", SECTIONS)
 def test_every_module_is_in_the_map_and_no_other(package: str) -> None:
     assert set(re.findall(r"\w+", " ".join(BLOCKS[package]))) == modules(package)
 
 
-@pytest.mark.parametrize("package", ["gateway", "backends"])
+@pytest.mark.parametrize("package", SECTIONS)
 def test_the_page_says_what_each_module_does(package: str) -> None:
     assert first_cells(section(SECTIONS[package])) == modules(package)
 

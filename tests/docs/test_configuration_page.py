@@ -28,8 +28,14 @@ def document_fields(kind: Any, path: str) -> Iterator[tuple[str, object]]:
             name = f"{path}.{field.name}" if path else field.name
             below = list(document_fields(field.type, name))
             if path and not isinstance(field.default, msgspec.Struct):
-                yield name, REQUIRED if field.required else field.default
+                yield name, REQUIRED if field.required else default(field)
             yield from below
+
+
+def default(field: msgspec.structs.FieldInfo) -> object:
+    """Return the default of a field, that of a table too."""
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
 
 
 # A rule is written once for tenants, keys and models alike.

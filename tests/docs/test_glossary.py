@@ -3,7 +3,8 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
+
+import pytest
 
 from tests.docs.tables import ROOT, page, rows
 
@@ -23,11 +24,23 @@ def singular(noun: str) -> str:
     return noun
 
 
-def public_classes() -> Iterator[ast.ClassDef]:
-    for package in ("gateway", "backends"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            body = ast.parse(path.read_text(encoding="utf-8")).body
-            yield from (n for n in body if isinstance(n, ast.ClassDef) and n.name[0] != "_")
+@pytest.fixture(scope="module")
+def public_classes() -> list[ast.ClassDef]:
+    """The classes of the product, for which all of it is parsed."""
+    paths = [path for folder in ("gateway", "backends") for path in (ROOT / folder).rglob("*.py")]
+    body = [node for path in sorted(paths) for node in ast.parse(path.read_bytes()).body]
+    return [node for node in body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
+
+
+@pytest.fixture(scope="module")
+def nouns(public_classes: list[ast.ClassDef]) -> dict[str, str]:
+    """The nouns of the language, each with a class that it is the noun of."""
+    errors = exceptions(public_classes)
+    return {
+        head_noun(c.name): c.name
+        for c in public_classes
+        if c.name not in errors and head_noun(c.name) not in PLAIN
+    }
 
 
 def exceptions(classes: list[ast.ClassDef]) -> set[str]:
@@ -46,13 +59,6 @@ def head_noun(name: str) -> str:
     return str(re.findall(r"[A-Z]+(?=[A-Z][a-z]|$)|[A-Z][a-z0-9]+", name)[-1]).lower()
 
 
-CLASSES = list(public_classes())
-EXCEPTIONS = exceptions(CLASSES)
-NOUNS = {
-    head_noun(c.name): c.name
-    for c in CLASSES
-    if c.name not in EXCEPTIONS and head_noun(c.name) not in PLAIN
-}
 TABLES = [row for row in rows(PAGE) if row[0] not in {"word", "noun"}]
 TERMS = [word for row in TABLES for word in words(row[0])]
 FORBIDDEN = {word for row in TABLES for word in words(row[2] if len(row) > 2 else "")}
@@ -72,18 +78,20 @@ def test_a_word_that_is_not_said_is_not_explained() -> None:
     assert FORBIDDEN & set(TERMS) == set()
 
 
-def test_every_noun_of_a_public_class_is_explained() -> None:
+def test_every_noun_of_a_public_class_is_explained(nouns: dict[str, str]) -> None:
     known = {singular(word.split()[-1]) for word in TERMS}
 
-    assert {noun: name for noun, name in NOUNS.items() if singular(noun) not in known} == {}
+    assert {noun: name for noun, name in nouns.items() if singular(noun) not in known} == {}
 
 
-def test_every_noun_of_the_table_of_roles_is_that_of_a_public_class() -> None:
-    nouns = {singular(head_noun(c.name)) for c in CLASSES}
+def test_every_noun_of_the_table_of_roles_is_that_of_a_public_class(
+    public_classes: list[ast.ClassDef],
+) -> None:
+    used = {singular(head_noun(c.name)) for c in public_classes}
     roles = PAGE[PAGE.index("## Roles") :]
 
-    assert [w for row in rows(roles)[1:] for w in words(row[0]) if singular(w) not in nouns] == []
+    assert [w for row in rows(roles)[1:] for w in words(row[0]) if singular(w) not in used] == []
 
 
-def test_no_public_class_is_named_by_a_word_that_is_not_said() -> None:
-    assert {noun: name for noun, name in NOUNS.items() if noun in FORBIDDEN} == {}
+def test_no_public_class_is_named_by_a_word_that_is_not_said(nouns: dict[str, str]) -> None:
+    assert {noun: name for noun, name in nouns.items() if noun in FORBIDDEN} == {}

@@ -9,7 +9,7 @@ import click
 import pytest
 from prometheus_client import CollectorRegistry, Metric
 
-from backends.otlp import TracingStatistics
+from backends.otlp_statistics import TracingStatistics
 from backends.plans import ArmStatistics
 from backends.telemetry.metrics import BackendMetrics
 from backends.types import (

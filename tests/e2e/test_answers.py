@@ -236,9 +236,9 @@ def test_a_text_longer_than_the_model_is_read_up_to_its_length(system: System) -
 
 
 def test_a_wrong_key_is_refused(system: System) -> None:
-    response = httpx.post(
-        system.url + CLASSIFY, json={}, headers={"authorization": "Bearer sk-wrong-wrong-wrong"}
-    )
+    with system.client() as client:
+        wrong = {"authorization": "Bearer sk-wrong-wrong-wrong"}
+        response = client.post(CLASSIFY, json={}, headers=wrong)
 
     assert response.status_code == 401
     assert response.headers["www-authenticate"].startswith("Bearer")
@@ -284,7 +284,7 @@ def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
 
 
 def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System) -> None:
-    pipeline = PipelineMeter(system, PacedDevice(), idle=0.0)
+    pipeline = PipelineMeter(system, PacedDevice())
 
     cost = pipeline.run(sentences(16, seed=5), items=4, connections=2).cost
 
@@ -294,7 +294,7 @@ def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System)
 
 def test_the_pipeline_benchmark_accepts_no_hits(system: System) -> None:
     texts = sentences(4, seed=6)
-    pipeline = PipelineMeter(system, PacedDevice(), idle=0.0)
+    pipeline = PipelineMeter(system, PacedDevice())
     pipeline.run(texts, items=1, connections=1)
 
     with pytest.raises(RuntimeError, match="4 items were sent, 0 rows computed"):

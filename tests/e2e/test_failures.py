@@ -74,7 +74,7 @@ class Load:
 
 
 async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: System) -> None:
-    load = Load(system, "backend", count=1000)
+    load = Load(system, "backend", count=600)
     killed: list[int] = []
 
     await load.run(then=lambda: killed.append(system.kill("backend", region="eu")), after=200)
@@ -86,13 +86,13 @@ async def test_a_killed_backend_of_the_preferred_region_is_not_noticed(system: S
     wait_until(
         lambda: answered <= set(events(system)), within=60, what="every answer is in the ledger"
     )
-    assert load.statuses == {200: 1000}
+    assert load.statuses == {200: 600}
     assert load.broken == 0
     assert load.wrong == []
 
 
 async def test_every_answer_is_billed_once_though_workers_are_killed(system: System) -> None:
-    load = Load(system, "workers", count=1000)
+    load = Load(system, "workers", count=700)
     before = set(events(system))
     killed: list[int] = []
 

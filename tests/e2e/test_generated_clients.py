@@ -1,9 +1,12 @@
-"""Tests clients generated from the OpenAPI documents against the running product.
+"""Tests generated clients, and programs in the documentation, against the running product.
 
 Every example of the customers' document is sent as it stands there.
 """
 
 import importlib
+import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +15,13 @@ from pathlib import Path
 from typing import Any  # Any: modules that exist only while this test runs
 
 import httpx
+import msgspec
 import pytest
 
+from gateway.settings import process_environment
 from loadtests.harness.system import ADMIN_KEY, System
-from tests.support.documents import conforms, operations, resolved
+from tests.docs.tables import page
+from tests.support.documents import Document, conforms, documents, operations, resolved
 
 pytestmark = pytest.mark.e2e
 
@@ -28,6 +34,10 @@ content_type_overrides:
 """
 _PATIENT = httpx.Timeout(60.0)
 _OF_EVERY_SERVER = {"content-length", "content-type", "date"}
+TYPESCRIPT = Path(__file__).parents[1] / "clients" / "typescript"
+PROGRAMS = re.findall(r"^```python\n(.*?)^```", page("docs/clients.md"), re.MULTILINE | re.DOTALL)
+# Names of what no example can know.
+UNKNOWN = ("after", "batch_id", "file_id", "input_file_id", "request_id")
 Modules = Callable[[str], Any]
 
 
@@ -41,6 +51,16 @@ def generated(url: str, name: str, folder: Path) -> Modules:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return lambda module: importlib.import_module(f"{name}.{module}")
+
+
+def answerable(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return the operations whose examples are JSON, and name nothing that must be made first."""
+    return [
+        (method, path, operation)
+        for method, path, operation in operations(document)
+        if not any(f'"{name}"' in json.dumps(operation) for name in UNKNOWN)
+        and "multipart/form-data" not in operation.get("requestBody", {}).get("content", {})
+    ]
 
 
 def customer(made: Modules, system: System) -> Any:
@@ -140,14 +160,62 @@ def test_a_generated_client_manages_tenants_and_keys(
     assert isinstance(usage, models.UsagePage)
 
 
+@pytest.mark.system
+@pytest.mark.skipif(
+    shutil.which("node") is None or not (TYPESCRIPT / "node_modules").is_dir(),
+    reason="Node.js or its packages are missing: see `make check-openapi`",
+)
+def test_a_generated_typescript_client_compiles_and_makes_a_round_trip(
+    system: System, tmp_path: Path
+) -> None:
+    def node(program: str, *arguments: str) -> str:
+        command = ["node", program, *arguments]
+        environment = dict(process_environment())
+        environment |= {"SLUICEGATE_URL": system.url, "SLUICEGATE_KEY": system.key}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    for name in ("round_trip.ts", "tsconfig.json"):
+        shutil.copy(TYPESCRIPT / name, tmp_path)
+    (tmp_path / "node_modules").symlink_to(TYPESCRIPT / "node_modules")
+    for name, url in (("customers", system.url), ("operators", system.admin_url)):
+        document = tmp_path / f"{name}.json"
+        document.write_bytes(httpx.get(f"{url}/openapi.json").content)
+        node("node_modules/@hey-api/openapi-ts/bin/run.js", "-i", document.name, "-o", name)
+    node("node_modules/typescript/bin/tsc")
+
+    answers = msgspec.json.decode(node("out/round_trip.js"))
+
+    assert {"sentiment", "minilm", "reviewer"} <= set(answers.pop("models"))
+    assert answers.pop("max_tokens") > 0
+    assert isinstance(answers.pop("entities"), int)
+    assert answers == {
+        "labels": ["positive", "empty_input"],
+        "items": 2,
+        "topic": "sport",
+        "choice": 1,
+        "best": 0,
+        "dimensions": 8,
+        "review": 1,
+        "usage": answers["usage"],
+        "ready": True,
+        "problem": "model_not_found",
+    }
+
+
 def test_every_example_of_the_customers_document_is_answered(system: System) -> None:
     with system.client() as client:
         document = client.get("/openapi.json").json()
-        for method, path, operation in operations(document):
+        for method, path, operation in answerable(document):
             parameters = operation.get("parameters", [])
             headers = {
                 one["name"]: str(one["example"]) for one in parameters if one["in"] == "header"
             }
+            if "Idempotency-Key" in headers:
+                headers["Idempotency-Key"] = operation["operationId"]  # one for each request
             query = {one["name"]: one["example"] for one in parameters if one["in"] == "query"}
             place = {one["name"]: one["example"] for one in parameters if one["in"] == "path"}
             body = operation.get("requestBody", {"content": {"application/json": {}}})
@@ -168,3 +236,65 @@ def test_every_example_of_the_customers_document_is_answered(system: System) -> 
                 conforms(document, told["content"]["application/json"]["schema"], answer.json())
                 sent = {name.lower() for name in answer.headers} - _OF_EVERY_SERVER
                 assert sent <= {name.lower() for name in told["headers"]}
+
+
+def samples(language: str) -> list[str]:
+    """Return the programs of the customers' document in one language, if they can be answered."""
+    return [
+        sample["source"]
+        for _, _, operation in answerable(documents()["customers"])
+        for sample in operation.get("x-codeSamples", ())
+        if sample["lang"] == language
+    ]
+
+
+@pytest.fixture
+def addressed(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment says where the gateway is, and has a key."""
+    monkeypatch.setenv("SLUICEGATE_URL", system.url)
+    monkeypatch.setenv("SLUICEGATE_KEY", system.key)
+
+
+@pytest.mark.usefixtures("addressed")
+def test_every_python_sample_of_the_document_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for program in samples("python"):
+        exec(program, {})  # noqa: S102 - a program of this project
+
+        assert capsys.readouterr().out
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is missing")
+@pytest.mark.usefixtures("addressed")
+def test_every_curl_sample_of_the_document_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".curlrc").write_text("fail\n")  # else it ends with 0 whatever the status is
+    monkeypatch.setenv("CURL_HOME", str(tmp_path))
+    script = "set -e\n" + "".join(samples("shell"))
+
+    done = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.system
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is missing")
+@pytest.mark.usefixtures("addressed")
+def test_every_javascript_sample_of_the_document_runs(tmp_path: Path) -> None:
+    programs = samples("javascript")
+    path = tmp_path / "samples.mjs"
+    path.write_text("".join(f"{{\n{program}}}\n" for program in programs))
+
+    node = shutil.which("node") or ""
+    done = subprocess.run([node, path], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    answered = [line for line in done.stdout.splitlines() if line.startswith("200 ")]
+    assert len(answered) == len(programs), done.stdout
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.usefixtures("addressed")
+def test_every_program_of_the_page_on_clients_runs(program: str) -> None:
+    exec(program, {})  # noqa: S102 - a program of this project

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
+from loadtests.harness.loopback import get
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import System, pretty
 from loadtests.harness.waiting import wait_until
@@ -129,10 +129,10 @@ def test_a_revoked_key_is_refused_at_once(system: System) -> None:
         assert made.is_success, pretty(made)
         key = made.json()["key"]
         headers = {"authorization": f"Bearer {key}"}
-        allowed = httpx.get(f"{system.url}/v1/models", headers=headers)
+        allowed = get(f"{system.url}/v1/models", headers=headers)
         admin.delete(f"/admin/keys/{made.json()['id']}")
 
-    refused = httpx.get(f"{system.url}/v1/models", headers=headers)
+    refused = get(f"{system.url}/v1/models", headers=headers)
 
     assert allowed.status_code == 200
     assert refused.status_code == 401

@@ -1,5 +1,6 @@
 """Tests `sluicegate up --models`: the user's models are served and not changed."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -18,16 +19,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_model_of_the_users_wins_over_the_demo_model_of_its_name(
-    demo_models: Path, tmp_path: Path
+    demo_models: Path, light_models: Path, tmp_path: Path
 ) -> None:
     """Its folder is as it was; the demo models lie in the data directory, served beside it."""
     own = tmp_path / "own"
     for name in ("minilm", "sentiment"):
-        shutil.copytree(demo_models / name / "1", own / name / "1")
+        shutil.copytree(light_models / name / "1", own / name / "1")
     manifest = own / "sentiment" / "1" / "model.yaml"
     manifest.write_text(manifest.read_text().replace("negative", "bad").replace("positive", "fine"))
     before = contents(own)
-    shutil.copytree(demo_models, tmp_path / "data" / "models")
+    shutil.copytree(demo_models, tmp_path / "data" / "models", copy_function=os.link)
 
     with System(tmp_path / "data", models=own, arguments=("--demo-models",)) as system:
         output = system.output()

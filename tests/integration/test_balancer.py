@@ -4,13 +4,14 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import SIGTERM
 
 import httpx
 import pytest
 
+from loadtests.harness.loopback import no_authorities
 from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY, post
 from loadtests.harness.stub_process import StubProcess, stub_process
@@ -78,7 +79,9 @@ class Site:
         headers = {"authorization": f"Bearer {KEY}"}
         body = {"model": "stub", "input": ["a text"]}
         url = f"http://127.0.0.1:{self.port}/v1/classify"
-        async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+        async with httpx.AsyncClient(
+            headers=headers, timeout=60, verify=no_authorities()
+        ) as client:
             try:
                 return (await client.post(url, json=body)).status_code == 200
             except httpx.TransportError:
@@ -145,20 +148,16 @@ async def test_one_of_two_gateways_is_stopped_and_nothing_is_lost(site: Site) ->
     assert (set(sent.statuses), sent.refused, sent.broken) == ({200}, 0, [])
 
 
-async def test_gateways_that_come_back_elsewhere_are_found_without_a_restart(site: Site) -> None:
-    async with AsyncExitStack() as before:
-        await before.enter_async_context(site.gateway("gateway-1", "127.0.7.1"))
-        await before.enter_async_context(site.gateway("gateway-2", "127.0.7.2"))
-        await eventually(site.is_answering, within=60)
-    assert not await site.is_answering()
-
-    async with site.gateway("gateway-1", "127.0.7.11"), site.gateway("gateway-2", "127.0.7.12"):
-        await eventually(site.is_answering, within=60, every=0.1)
+async def test_a_gateway_that_comes_back_elsewhere_is_found_without_a_restart(site: Site) -> None:
+    for host in ("127.0.7.1", "127.0.7.11"):
+        async with site.gateway("gateway-1", host):
+            await eventually(site.is_answering, within=60, every=0.1)
+        assert not await site.is_answering()
 
 
 async def test_without_gateways_the_balancer_says_so_in_a_problem(site: Site) -> None:
     async def refused() -> bool:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(verify=no_authorities()) as client:
             try:
                 answer = await client.get(f"http://127.0.0.1:{site.port}/v1/models")
             except httpx.TransportError:

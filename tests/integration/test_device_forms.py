@@ -14,12 +14,12 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
-from backends.errors import ModelProblem, StartProblem
+from backends.errors import ModelFailed, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import pad
+from backends.executors.padded_batch import PaddedBatch, pad
 from backends.model_tools.importing.convert import convert
 from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.publish import publish
@@ -30,7 +30,7 @@ from backends.qualification.forms import RECORD, QuickestForm, open_quickest
 from backends.qualification.gate import Bounds
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
-from backends.types import OutputKind
+from backends.types import FloatArray, OutputKind
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
 from tests.parity.served import write_models
 from tests.parity.texts import read_texts
@@ -246,6 +246,28 @@ def test_runtimes_that_compile_take_the_plain_form_where_they_lack_kernels(
 
     assert choose(folder, opening, provider=provider, profile="fp16") == PLAIN
     assert opening.opened == [OWN, PLAIN, PLAIN]
+
+
+def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) -> None:
+    """Some kernels are missing only when they are wanted."""
+    folder = written(tmp_path)
+    opening = Opening()
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        executor = opening(source)
+        if source.path.name == OWN:
+            executor.run = fail  # type: ignore[method-assign, assignment]
+        return executor
+
+    def fail(_: PaddedBatch) -> FloatArray:
+        raise ModelFailed("no kernel")
+
+    assert choose(folder, open_executor, provider="tensorrt", profile="fp16") == PLAIN
+
+    (folder / RECORD).unlink()
+    (folder / PLAIN).write_bytes(b"")
+    with pytest.raises(ModelProblem, match=r"model\.onnx: it cannot run here: no kernel"):
+        choose(folder, open_executor, provider="tensorrt", profile="fp16")
 
 
 def test_a_graph_that_no_form_stands_in_for_is_refused_for_its_own_reason(tmp_path: Path) -> None:

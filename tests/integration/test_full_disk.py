@@ -18,6 +18,7 @@ from gateway.settings import Settings, environment
 from gateway.types import RequestEvent
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
+from loadtests.harness.loopback import no_authorities
 from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY, Response, post
 from loadtests.harness.stub_backend import StubBackend
@@ -190,12 +191,13 @@ async def test_a_gateway_starts_on_a_full_disk_says_so_and_recovers_by_itself(
 
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "gateway", "--workers", "1"),
-        env=environment(settings),
+        env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}") as client:
+        url = f"http://127.0.0.1:{settings.port}"
+        async with httpx.AsyncClient(base_url=url, verify=no_authorities()) as client:
             client.headers["authorization"] = f"Bearer {KEY}"
 
             async def status_of(path: str, *wanted: int) -> bool:
@@ -231,7 +233,7 @@ async def test_a_first_start_on_a_full_disk_ends_in_one_line(
 
     gateway = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway", "gateway", "--workers", "1", "--no-admin"),
-        env=environment(settings),
+        env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from gateway.settings import Settings, environment, process_environment
+from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
@@ -41,7 +41,12 @@ def process(
         command = [sys.executable, "-m", "gateway", "gateway", "--workers", "1", *options]
         with subprocess.Popen(
             command,
-            env={**process_environment(), **environment(own), **settings},
+            env={
+                **process_environment(),
+                **environment(own),
+                "SLUICEGATE_BATCHES": "false",
+                **settings,
+            },
             stdout=printed,
             stderr=subprocess.PIPE,
         ) as running:
@@ -81,19 +86,6 @@ def test_every_process_prints_json_lines_to_standard_output(tmp_path: Path) -> N
     assert list((tmp_path / "data" / "logs").iterdir()) == []
 
 
-def test_files_are_kept_where_they_are_asked_for(tmp_path: Path) -> None:
-    output = tmp_path / "output"
-
-    with gateway(tmp_path, output, SLUICEGATE_LOGS="files"):
-        pass
-
-    assert {path.name for path in (tmp_path / "data" / "logs").iterdir()} == {
-        "gateway-0.log",
-        "admin.log",
-        "shipper.log",
-    }
-
-
 def test_another_place_for_logs_is_refused(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "gateway", "gateway"],
@@ -108,13 +100,14 @@ def test_another_place_for_logs_is_refused(tmp_path: Path) -> None:
     assert "SLUICEGATE_LOGS" in result.stderr or "`$.logs`" in result.stderr
 
 
-def test_a_gateway_serves_on_where_its_lines_cannot_be_printed(tmp_path: Path) -> None:
+def test_files_are_kept_where_they_are_asked_for_though_nothing_can_be_printed(
+    tmp_path: Path,
+) -> None:
+    """The gateway serves on."""
     port = free_port()
 
     def is_alive() -> bool:
-        with suppress(httpx.TransportError):
-            return httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=60.0).is_success
-        return False
+        return is_answered(f"http://127.0.0.1:{port}/health/live", timeout=60.0)
 
     full = Path("/dev/full")
     with process(
@@ -124,6 +117,11 @@ def test_a_gateway_serves_on_where_its_lines_cannot_be_printed(tmp_path: Path) -
 
         assert running.poll() is None
         assert is_alive()
+    assert {path.name for path in (tmp_path / "data" / "logs").iterdir()} == {
+        "gateway-0.log",
+        "admin.log",
+        "shipper.log",
+    }
 
 
 def test_without_operators_their_port_and_key_are_left_alone(tmp_path: Path) -> None:

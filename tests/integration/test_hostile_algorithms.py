@@ -13,108 +13,19 @@ import msgspec
 import pytest
 
 from backends.protocol import ClassifyParameters, Done, Failed, InferParameters, Task
-from loadtests.harness.model_repository import write_model, write_repository
+from loadtests.harness.hostile_algorithms import (
+    FAILED,
+    HARM,
+    HEAD,
+    IMPORTS,
+    KILLED,
+    write_algorithm,
+)
+from loadtests.harness.model_repository import write_repository
 from loadtests.harness.waiting import wait_until
 from tests.support.backend_process import ask, free_port, infos, request, serving
 
-HEAD = """
-import asyncio
-import os
-import re
-import signal
-import sys
-import threading
-import time
-
-
-async def run(item, ask):
-    if item == "good film":
-        await ask("mood", [item])
-        return os.getpid()
-    return await harm(item, ask)
-
-
-async def harm(item, ask):
-"""
-HARM = {
-    "regex": r"return bool(re.match(r'^(\w+\s?)*$', 'a' * 40 + '!'))",
-    "loop": "return sum(range(10**11))",
-    "deaf": """
-    while True:
-        try:
-            await asyncio.sleep(600)
-        except asyncio.CancelledError:
-            pass
-    """,
-    "exit": "os._exit(0)",
-    "stop": "os.kill(os.getpid(), signal.SIGSTOP)",
-    "signals": """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.raise_signal(signal.SIGINT)
-    for process in (os.getppid(), 0, -1):
-        try:
-            os.kill(process, signal.SIGKILL)
-        except PermissionError:
-            pass
-    os.kill(os.getppid(), signal.SIGKILL)
-    """,
-    "threads": """
-    while True:
-        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-    """,
-    "spinning": """
-    await asyncio.to_thread(sum, range(10**11))
-    """,
-    "fork": """
-    while True:
-        os.fork()
-    """,
-    "memory": """
-    kept = []
-    while True:
-        kept.append(bytearray(2**20))
-    """,
-    "mapped": """
-    import mmap
-    kept = []
-    while True:
-        kept.append(mmap.mmap(-1, 2**24))
-        kept[-1].write(bytes(2**24))
-    """,
-    "recursion": """
-    sys.setrecursionlimit(10**9)
-    def deeper():
-        return deeper()
-    deeper()
-    """,
-    "nan": "return {'score': float('nan')}",
-}
-IMPORTS = {
-    "import-hangs": "while True: pass",
-    "import-ends": "import os; os._exit(0)",
-}
-KILLED = ["regex", "loop", "exit", "stop", "spinning", "mapped", "recursion"]
-FAILED = {
-    "signals": "PermissionError",
-    "fork": "PermissionError",
-    "threads": "RuntimeError",
-    "memory": "MemoryError",
-    "nan": "NaN",
-}
 Outcomes = dict[str, list[Done | Failed]]
-
-
-def write_algorithm(models: Path, name: str, text: str, *, time: float = 2.0) -> None:
-    options = {"time": time, "import_time": 1.0, "memory_bytes": 192 * 2**20}
-    manifest = {
-        "kind": "algorithm",
-        "algorithm": "custom",
-        "code": "own.py",
-        "uses": ["mood"],
-        "tasks": ["infer"],
-        "options": options,
-    }
-    (write_model(models, name, manifest) / "own.py").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +37,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         write_algorithm(models, name, HEAD + "    " + harm.strip() + "\n", time=seconds)
     write_algorithm(models, "innocent", HEAD + "    pass\n")
     for name, text in IMPORTS.items():
-        write_algorithm(models, name, text)
+        write_algorithm(models, name, text, import_time=1.0)
     port = free_port()
     with serving(models, port) as process:
         yield port

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from backends.api.bounded import ConnectionTimeouts
+from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import STATE_PATH
@@ -116,6 +117,25 @@ async def test_a_repeated_head_is_answered_as_the_first_one(port: int, pieces: i
             await connection.send(b"")
             response = await connection.response()
             assert (response.status, b"bad_call" in response.body) == (400, True)
+
+
+async def test_a_head_that_others_repeat_need_not_be_the_first(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[bytes]()
+    begin = RepeatedHeadProtocol._begin_call
+
+    def record(self: RepeatedHeadProtocol, body: bytes) -> bool:
+        begun.append(body)
+        return begin(self, body)
+
+    monkeypatch.setattr(RepeatedHeadProtocol, "_begin_call", record)
+    async with Connection(port) as connection:
+        for head in (_CALL, _CALL + b"x-other: 1\r\n", _CALL + b"x-other: 1\r\n"):
+            await connection.send(head + b"content-length: 7\r\n\r\nno call")
+            assert (await connection.response()).status == 400
+
+    assert begun == [b"no call"]
 
 
 async def test_requests_with_a_repeated_head_that_come_together_are_all_answered(

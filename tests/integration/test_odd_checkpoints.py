@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from backends.cli import main
 from backends.model_tools.importing.convert import convert
 from backends.protocol import Task
+from loadtests.harness.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.odd_checkpoints import (
@@ -40,7 +41,6 @@ from tests.support.odd_checkpoints import (
     weights,
     write,
 )
-from tests.support.weight_files import write_safetensors
 
 TEXT = ("A man sleeps.", "He rests.")
 LABELS = "contradiction,neutral,entailment"

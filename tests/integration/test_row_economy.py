@@ -102,6 +102,19 @@ async def test_a_row_is_the_same_whoever_asks_it(backend: Backend) -> None:
     assert (pair.rows, document.rows) == (0, 0)
 
 
+async def test_an_item_has_the_same_tokens_however_many_rows_are_known(backend: Backend) -> None:
+    outcomes = []
+    for texts in (["good film"], ["good film"], ["good film", "paris", "paris"]):
+        outcomes += await backend.ask("nli", Task.CLASSIFY, texts)
+
+    counted = [(o.tokens, o.known_tokens) for o in outcomes if isinstance(o, Done)]
+    whole = counted[0][0]
+    assert whole > 2
+    assert counted[:3] == [(whole, 0), (0, whole), (0, whole)]
+    assert sorted(map(sum, counted[3:])) == [whole - 1] * 2
+    assert sorted(tokens for tokens, _ in counted[3:]) == [0, whole - 1]
+
+
 async def test_what_another_tenant_asked_is_not_known(backend: Backend) -> None:
     counted = []
     for scope in ("one", "two"):

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.http.draining import Draining
 from gateway.settings import process_environment
+from loadtests.harness.loopback import get
 from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import post
 from loadtests.harness.stub_backend import StubBackend
@@ -67,7 +68,7 @@ def admin_process(folder: Path, redis: str, port: int) -> "subprocess.Popen[byte
 def readiness(port: int) -> httpx.Response | None:
     """Return what an operators' listener says of itself, nothing where it is not there."""
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=60)
+        return get(f"http://127.0.0.1:{port}/health/ready", timeout=60)
     except httpx.TransportError:
         return None
 

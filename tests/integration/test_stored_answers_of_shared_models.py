@@ -240,6 +240,40 @@ def claiming(runner: WorkRunner, cache: ClaimedByNobody, *, lease: float) -> Cla
     return ClaimingRunner(runner, cache=cache, tasks=tasks, lease=lease, tracer=Tracer())
 
 
+class ClaimedInVain(ClaimedByNobody):
+    """A cache that says nothing about claims; keeps what is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = asyncio.Event()
+        self.released: list[CacheKey] = []
+
+    @override
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return []
+
+    @override
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        self.released += keys
+
+
+async def test_work_that_is_given_up_while_it_claims_leaves_no_claim(anyio_backend: str) -> None:
+    cache = ClaimedInVain()
+    runner = claiming(SlowRunner(), cache, lease=60.0)
+    deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
+    running = asyncio.create_task(
+        dispatch(runner, work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+    )
+    await cache.asked.wait()
+
+    running.cancel()
+    await until(lambda: bool(cache.released))
+
+    assert cache.released == [cache_key("a"), cache_key("b")]
+
+
 async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_computed(
     anyio_backend: str,
 ) -> None:

@@ -1,5 +1,6 @@
 """Traces of a worker's hits and misses in collectors that work, and in those that do not."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -7,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status as StatusCode
 
+from backends.protocol import Call
 from gateway.redis.client import connect
+from gateway.types import Rule
 from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend, refuse
+from loadtests.harness.stub_backend import Reply, StubBackend, answer, refuse
 from loadtests.harness.waiting import eventually, until
 from tests.support.tracing import GrpcSink, HttpSink, Sink
 from tests.support.worker import RunningWorker, classify, running_worker
@@ -45,7 +48,7 @@ def sink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @asynccontextmanager
 async def workers(
-    folder: Path, url: str, stub: StubBackend, *names: str
+    folder: Path, url: str, stub: StubBackend, *names: str, rules: tuple[Rule, ...] = ()
 ) -> AsyncIterator[list[RunningWorker]]:
     redis = connect(url, timeout=60.0)
     await redis.flushall()
@@ -54,7 +57,9 @@ async def workers(
         found = []
         for name in names:
             (folder / name).mkdir()
-            running = running_worker(folder / name, url, [stub], cache={"redis_timeout": 5.0})
+            running = running_worker(
+                folder / name, url, [stub], rules=rules, cache={"redis_timeout": 5.0}
+            )
             found.append(await stack.enter_async_context(running))
         yield found
 
@@ -131,10 +136,49 @@ async def test_a_miss_a_redis_hit_and_a_memory_hit_leave_complete_traces(
     (call,) = miss["POST /v1/call"]
     assert item.traceparent == f"00-{1:032x}-{call.span_id.hex()}-01"
     assert item.tracestate == "a=1"
+    assert set(redis_hit) == {"POST /v1/classify", "admission", "cache lookup"}
     assert value(redis_hit["cache lookup"][-1], "sluicegate.cache.tier") == "redis"
     for hit in hits:
         assert names(hit) == ["POST /v1/classify", "admission", "cache lookup"]
         assert value(hit["cache lookup"][0], "sluicegate.cache.tier") == "memory"
+
+
+@pytest.mark.parametrize("sink", ["http"], indirect=True)
+async def test_limits_every_attempt_and_a_wait_for_another_worker_have_spans(
+    tmp_path: Path, valkey: str, sink: Sink
+) -> None:
+    calls, may_answer = 0, asyncio.Event()
+
+    async def second_answers(stub: StubBackend, call: Call, reply: Reply) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            reply.cut()
+            return
+        await may_answer.wait()
+        await answer(stub, call, reply)
+
+    rule = Rule(name="tokens", unit="tokens", capacity=100_000, window=60.0)
+    async with (
+        StubBackend(behaviour=second_answers) as stub,
+        workers(tmp_path, valkey, stub, "one", "two", rules=(rule,)) as (one, two),
+    ):
+        asked = [asyncio.create_task(ask(one, 1))]
+        await until(lambda: calls == 2)
+        asked.append(asyncio.create_task(ask(two, 2)))
+        await until(lambda: any(span.name == "claim" for span in spans_of(sink, 2)))
+        may_answer.set()
+        assert [response.status for response in await asyncio.gather(*asked)] == [200, 200]
+        retried, waited = await trace(sink, 1), await trace(sink, 2)
+
+    assert set(retried) == _STEPS | {"limits of work"}
+    cut, answered = sorted(retried["POST /v1/call"], key=lambda span: span.start_time_unix_nano)
+    assert value(cut, "error.type") == "unreachable"
+    assert cut.status.code == StatusCode.STATUS_CODE_ERROR
+    assert answered.status.code == StatusCode.STATUS_CODE_UNSET
+    assert "POST /v1/call" not in waited
+    assert len(waited["wait for other workers"]) == 1
+    assert value(waited["claim"][0], "sluicegate.items.theirs") == 1
 
 
 async def test_what_is_not_sampled_leaves_nothing_but_a_failure(

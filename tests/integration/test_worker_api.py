@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from loadtests.harness.loopback import no_authorities
 from loadtests.harness.raw_http import KEY, Response, post
 from loadtests.harness.stub_backend import StubBackend, answer, answer_when, fail_items, hang
 from loadtests.harness.valkey import Valkey
@@ -248,7 +249,8 @@ async def test_an_item_that_fails_alone_leaves_the_others(
 
 async def test_usage_is_asked_of_the_ledger(worker: RunningWorker) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{worker.port}") as client:
+    url = f"http://127.0.0.1:{worker.port}"
+    async with httpx.AsyncClient(base_url=url, verify=no_authorities()) as client:
         response = await client.get("/v1/usage", headers=headers, params={"to": "2261-01-01"})
 
     assert response.status_code == 200, response.text

@@ -11,21 +11,29 @@ from litestar import Litestar
 from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
+from gateway.api.cross_origin import CrossOrigin
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
+from gateway.api.key_rotation import RotatedKey
 from gateway.api.metadata import UsageLine
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api
+from gateway.api.routes import build_api, inference_routes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
+from gateway.batches.batch_access import open_batch_parts
 from gateway.config.document import Document, LimitsConfig
+from gateway.dialects.registry import DIALECTS
+from gateway.errors import DependencyUnavailable
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import RecordedRequest
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
@@ -74,6 +82,14 @@ class FakeUsage:
         self.asked.append((caller, since, until, group_by))
         return self.lines
 
+    async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
+        """Know no request."""
+        return None
+
+    async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
+        """Refuse to."""
+        raise DependencyUnavailable("There is no ledger.")
+
 
 class Api:
     """Holds the application and its fakes, to be inspected and changed."""
@@ -106,6 +122,7 @@ class Api:
             keys=self.keys,
             limiter=limiter,
             inference=self.scene.inference,
+            models=self.scene.models,
             events=RequestEvents(
                 ids=ids,
                 events=self.events,
@@ -116,7 +133,15 @@ class Api:
             metrics=self.metrics,
             tracer=self.tracer,
         )
-        heads = RequestHeadCache(processor=processor, keys=self.keys, runtimes=self.runtimes)
+        rules = CrossOrigin(runtimes=self.runtimes, keys=self.keys)
+        self.routes = inference_routes(DIALECTS)
+        heads = RequestHeadCache(
+            processor=processor,
+            keys=self.keys,
+            runtimes=self.runtimes,
+            routes=self.routes,
+            cross_origin=rules,
+        )
         self.fast_path = build_fast_path(processor, heads)
         self.handler = handler = InferenceHandler(processor=processor)
         return build_api(
@@ -133,7 +158,11 @@ class Api:
             ),
             runtimes=self.runtimes,
             usage=self.usage,
+            requests=self.usage,
+            rotation=self.usage,
             health=self,
+            batches=open_batch_parts(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
+            dialects=DIALECTS,
         )
 
     def document(self) -> Document:

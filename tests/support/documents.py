@@ -12,6 +12,7 @@ from litestar.handlers import HTTPRouteHandler
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
 from gateway.api.routes import CONTROLLERS, customers_document
+from gateway.dialects.registry import DIALECTS
 
 Document = dict[str, Any]
 METHODS = {"get", "put", "post", "delete"}
@@ -29,14 +30,15 @@ def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
                         yield name
 
 
-DEPENDENCIES = frozenset(_dependencies([*HANDLERS, *CONTROLLERS]))
+OF_DIALECTS = [handler for dialect in DIALECTS for handler in dialect.handlers]
+DEPENDENCIES = frozenset(_dependencies([*HANDLERS, *CONTROLLERS, *OF_DIALECTS]))
 """Names of what handlers are given when they are called."""
 
 
 def documents() -> dict[str, Document]:
     """Return the document of each listener."""
     return {
-        "customers": msgspec.json.decode(customers_document("1.2.3", DEPENDENCIES)),
+        "customers": msgspec.json.decode(customers_document("1.2.3", DEPENDENCIES, DIALECTS)),
         "operators": msgspec.json.decode(operators_document(HANDLERS, DEPENDENCIES)),
     }
 

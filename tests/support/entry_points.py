@@ -91,7 +91,7 @@ class EntryPoint:
             limits=LimitsConfig(tenant=_RULES),
             request=RequestConfig(max_body_bytes=1_500, max_items=4),
         )
-        app = InferenceRouter(self.api.application, self.api.handler)
+        app = InferenceRouter(self.api.application, self.api.handler, self.api.routes)
         protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
         if fast:
             fast_path = self.api.fast_path

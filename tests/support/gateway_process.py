@@ -46,6 +46,7 @@ class GatewayProcess:
             "SLUICEGATE_HOST": host,
             "SLUICEGATE_PORT": str(port),
             "SLUICEGATE_ADMIN_PORT": str(free_port()),
+            "SLUICEGATE_BATCHES": "false",
             **environment,
         }
         if not config.exists():

@@ -132,6 +132,8 @@ class GatedRunner:
         self.tasks = RecordedTasks()
         self.failure: ItemFailure | None = None
         self.bug: Exception | None = None
+        self.result: Callable[[bytes], bytes] = msgspec.json.encode
+        """Makes the result of an item's body."""
 
     def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
@@ -165,7 +167,7 @@ class GatedRunner:
         if self.failure is not None:
             return ItemOutcome(source=Source.FAILED, failure=self.failure)
         return ItemOutcome(
-            source=Source.COMPUTED, result=msgspec.json.encode(body), rows=1, tokens=5
+            source=Source.COMPUTED, result=self.result(body), rows=1, tokens=5, input_tokens=5
         )
 
 

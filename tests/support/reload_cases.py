@@ -284,7 +284,7 @@ _PRICES: dict[str, object] = {
     "model": "another",
     "since": "2991-01-01",
     "currency": "USD",
-    **dict.fromkeys(("hit", "computed", "row", "token"), 7),
+    **dict.fromkeys(("hit", "computed", "row", "token", "batch_percent"), 7),
 }
 for _field, _price in _PRICES.items():
     CASES[f"prices[].{_field}"] = partial(_price_changes, field=_field, value=_price)

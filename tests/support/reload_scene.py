@@ -151,6 +151,11 @@ class ReloadScene:
         body = msgspec.json.encode({"model": self.name, "input": texts})
         await connection.send(post("/v1/classify", body, key=key, headers=headers))
 
+    async def exchange(self, request: bytes) -> Response:
+        """Send a whole request, and return the answer."""
+        await self._connection.send(request)
+        return await self._connection.response()
+
     async def status(self, *texts: str) -> int:
         """Ask, and return the status of the answer."""
         return (await self.ask(*texts)).status

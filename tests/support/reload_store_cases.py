@@ -1,20 +1,94 @@
 """Changes fields of the document and finds the effect of each: the result cache and limits."""
 
 import asyncio
+import uuid
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
+from backends.protocol import Call, Done
 from gateway.errors import ConfigurationError
 from gateway.regional_limits.follower import limits_of_region
 from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
-from loadtests.harness.stub_backend import answer_when, fail_items
+from loadtests.harness.raw_http import KEY, post
+from loadtests.harness.stub_backend import Reply, StubBackend, answer_when, fail_items
 from loadtests.harness.waiting import eventually, until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
 
 CASES: dict[str, ReloadCase] = {}
 HOUR = 3_600.0
+
+
+# Origins of pages
+
+
+async def _allowed(scene: ReloadScene) -> tuple[str | None, str | None]:
+    """Return the origin that an answer allows, and how long a preflight is kept."""
+    asked = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    answer = await scene.ask("a", headers={"origin": "https://a.example"})
+    async with scene.worker.connect() as connection:
+        await connection.send(post("/v1/classify", None, method="OPTIONS", headers=asked))
+        _, preflight = await connection.head()
+    allowed = answer.headers.get("access-control-allow-origin")
+    return allowed, preflight.get("access-control-max-age")
+
+
+async def _origin_is_allowed(
+    scene: ReloadScene, before: Section, after: Section, expected: object
+) -> None:
+    found = await scene.both({"cors": before}, {"cors": after}, partial(_allowed, scene))
+    assert found == expected
+
+
+_ORIGIN = "https://a.example"
+for _field, _before, _after, _seen in (
+    ("origins[]", {}, {"origins": [_ORIGIN]}, ((None, None), (_ORIGIN, "7200"))),
+    ("tenants.*[]", {}, {"tenants": {"acme": [_ORIGIN]}}, ((None, None), (_ORIGIN, "7200"))),
+    ("max_age", {"origins": ["*"]}, {"origins": ["*"], "max_age": 5}, (("*", "7200"), ("*", "5"))),
+):
+    CASES[f"cors.{_field}"] = partial(
+        _origin_is_allowed, before=_before, after=_after, expected=_seen
+    )
+
+
+# Idempotency keys
+
+
+async def _is_replayed_after_another(scene: ReloadScene) -> bool:
+    """Use two keys, and tell whether the answer of the first is still there."""
+    first, second = ({"idempotency-key": str(uuid.uuid4())} for _ in range(2))
+    await scene.ask("a", headers=first)
+    await scene.ask("a", headers=second)
+    return "idempotency-replayed" in (await scene.ask("a", headers=first)).headers
+
+
+async def _room_is_made(scene: ReloadScene, field: str, little: int) -> None:
+    found = await scene.both(
+        {"idempotency": {field: little}},
+        {"idempotency": {field: 100_000}},
+        partial(_is_replayed_after_another, scene),
+    )
+    assert found == (False, True)
+
+
+for _field, _little in (("max_keys", 1), ("max_bytes", 1_024)):
+    CASES[f"idempotency.{_field}"] = partial(_room_is_made, field=_field, little=_little)
+
+
+@case_of(CASES, "idempotency.lease")
+async def _(scene: ReloadScene) -> None:
+    store = scene.worker.parts.idempotency
+
+    async def interval() -> float:
+        return store.renewal_interval
+
+    found = await scene.both(
+        {"idempotency": {"lease": 3}}, {"idempotency": {"lease": 60}}, interval
+    )
+
+    assert found == (1, 20)
 
 
 # The result cache
@@ -278,3 +352,40 @@ async def _(scene: ReloadScene) -> None:
         for lease in (50.0, 70.0):
             await scene.put(limits={"share_lease": lease})
             await until(lambda expected=lease: leases.seen == expected)  # type: ignore[misc]
+
+
+async def _labels_of(stub: StubBackend, call: Call, reply: Reply) -> None:
+    labels = b'{"labels":[{"label":"a","score":0.6},{"label":"b","score":0.4}]}'
+    for index in range(len(call.items)):
+        await reply.send(Done(index=index, result=labels, rows=1, tokens=4))
+    await reply.end(stub.report)
+
+
+async def _moderation(scene: ReloadScene) -> tuple[int, bool | None]:
+    """Return the status of a moderation, and whether the text is flagged."""
+    scene.eu.behaviour = scene.us.behaviour = _labels_of
+    body = msgspec.json.encode({"model": scene.name, "input": "a text"})
+    response = await scene.exchange(post("/v1/moderations", body, key=KEY))
+    results = response.json().get("results")
+    return response.status, results[0]["flagged"] if results else None
+
+
+@case_of(CASES, "models.*.moderation.*")
+async def _(scene: ReloadScene) -> None:
+    found = await scene.both(
+        {}, {"entry": {"moderation": {"a": "hate"}}}, partial(_moderation, scene)
+    )
+
+    assert found == ((400, None), (200, True))
+
+
+@case_of(CASES, "models.*.moderation_threshold")
+async def _(scene: ReloadScene) -> None:
+    entry = {"moderation": {"a": "hate", "b": "violence"}}
+    found = await scene.both(
+        {"entry": entry | {"moderation_threshold": 0.7}},
+        {"entry": entry | {"moderation_threshold": 0.5}},
+        partial(_moderation, scene),
+    )
+
+    assert found == ((200, False), (200, True))

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 from typing_extensions import override
 
 from backends.otlp import SpanQueue
-from gateway.telemetry.tracing import OtelTracer
+from gateway.telemetry.otel_tracer import OtelTracer
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 

@@ -10,12 +10,12 @@ from hashlib import blake2b
 import httptools
 import msgspec
 
-from backends.protocol import Task
+from gateway.api.cross_origin import CrossOrigin
 from gateway.api.http import Headers, headers_by_name
+from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
-from gateway.api.schemas import TASKS_BY_PATH
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_valid_host
@@ -25,20 +25,29 @@ from gateway.types import CacheDirectives, Principal
 
 _LONGEST = 4096
 _MOST = 4096
+_KEYED = b"idempotency-key"
+_NAMED = b"request-id:"
 # A body with one of these does not end where its declared length says, or is not to be read yet.
-_UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade")
+_UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding")
 
 
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The decisions about a request by its head; `length` is that of its body."""
 
-    task: Task
+    match: RouteMatch
+    fields: tuple[bytes, ...]
     length: int
     principal: Principal
     options: RequestOptions
     wants_timing: bool
     is_plain: bool
     """No header of the request changes the answer of a memory hit."""
+    coding: str
+    """How a large answer is to be compressed; empty: not at all."""
+    own_lines: bytes
+    """Header lines of answers to this caller."""
+    client_id: str
+    """What the caller names the request by."""
     context: str
     """The trace context, where it is of another form than `split_context` takes out."""
 
@@ -47,11 +56,18 @@ class RequestHeadCache:
     """The heads a worker has seen lately, of requests that the fast path may answer."""
 
     def __init__(
-        self, *, processor: RequestProcessor, keys: KeyRing, runtimes: RuntimeStore
+        self,
+        *,
+        processor: RequestProcessor,
+        keys: KeyRing,
+        runtimes: RuntimeStore,
+        cross_origin: CrossOrigin,
+        routes: InferenceRoutes,
     ) -> None:
         self._processor = processor
         self._keys = keys
         self._runtimes = runtimes
+        self._cross_origin = cross_origin
         # Copied for each digest: to begin with the key anew would cost a round of it.
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: dict[bytes, CachedHead | None] = {}
@@ -59,7 +75,7 @@ class RequestHeadCache:
         self._runtime: Runtime | None = None
         self._generation = -1
         self._is_closed = False
-        self._tasks = {path.encode(): task for path, task in TASKS_BY_PATH.items()}
+        self._routes = routes
 
     def __len__(self) -> int:
         return len(self._heads)
@@ -74,6 +90,12 @@ class RequestHeadCache:
         digest = self._digest(head)
         known = self._heads.get(digest)
         if known is None and digest not in self._heads and len(head) <= _LONGEST:
+            # Each such head is another, and would push those that return out of the cache.
+            lowered = head.lower()
+            if _KEYED in lowered:
+                return None
+            if _NAMED in lowered:
+                return self._read(head)
             if len(self._heads) >= _MOST:
                 self._heads.clear()
             known = self._heads[digest] = self._read(head)
@@ -116,27 +138,35 @@ class RequestHeadCache:
         if self._is_closed:
             return None
         reader = _HeadReader()
-        task = self._tasks.get(reader.read(head))
+        target = reader.read(head)
+        match = self._routes.find_target(target)
         headers = headers_by_name(reader.headers)
         length = headers.get(b"content-length", b"")
-        if task is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
+        if match is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
             return None
         context = self._processor.tracer.contexts.read(reader.headers)
-        state = self._processor.new_state(task)
+        state = self._processor.new_state(match)
+        origin = headers.get(b"origin", b"")
         try:
             self._processor.read_head(state, "POST", headers)
+            if state.principal is None:
+                return None
+            self._cross_origin.check(state.principal, target.decode(), origin)
         except GatewayError:
             return None
-        if state.principal is None:
-            return None
+        lines = state.own_lines + self._cross_origin.lines(origin, state.principal)
         return CachedHead(
-            task=task,
+            match=match,
+            fields=state.fields,
             length=int(length),
             principal=state.principal,
             options=state.options,
             wants_timing=state.wants_timing,
-            is_plain=not (state.wants_timing or context)
+            is_plain=not (state.wants_timing or context or lines)
             and state.options.directives == CacheDirectives(),
+            coding=state.coding,
+            own_lines=lines,
+            client_id=state.client_id,
             context=context,
         )
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from gateway.api.answers import HIT
+from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.api.http import Headers, HttpReply
 from gateway.api.request_processor import RequestProcessor
@@ -46,6 +47,7 @@ class FastPath:
         self.processor = processor
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
+        self._splits_first = False
         self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
@@ -55,7 +57,7 @@ class FastPath:
 
         `None` where there was none; see `MemoryHits.replay`.
         """
-        parsed = self.heads.find_replayable(request)
+        parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
             parsed, _ = self._find_without_context(request)
             if parsed is None:
@@ -76,16 +78,25 @@ class FastPath:
         A plain memory hit is replayed to equal requests from now on.
         """
         head = found.known
-        state = self.processor.new_state(head.task)
+        state = self.processor.new_state(head.match)
         state.principal = head.principal
         state.options = head.options
         state.wants_timing = head.wants_timing
+        if head.coding:
+            state.coding = head.coding
+        if head.own_lines:
+            state.own_lines, state.client_id = head.own_lines, head.client_id
+        if head.fields:
+            state.fields = head.fields
         self.processor.start_span(state, found.context)
         state.on_head_read()
-        reply = self.processor.reply_now(state, "", body)
+        reply = self.processor.reply_now(state, body)
         parsed = state.parsed
         if head.is_plain and parsed is not None and parsed.replay is not None:
             self.heads.add_replayable(found.head + body, parsed)
+        if reply is not None and head.coding and len(reply.body) >= SMALLEST:
+            state.reply = reply  # it is compressed first, in a thread
+            return state
         return reply or state
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
@@ -107,7 +118,10 @@ class FastPath:
     def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
         """Return what is known of a request but for its trace context, and that."""
         context, rest = self._split(request)
-        if rest is request:
+        was_looked_up = not self._splits_first
+        # The next request is most likely of this kind, too: one look-up for each suffices.
+        self._splits_first = rest is not request
+        if rest is request and was_looked_up:
             return None, ""
         return self.heads.find_replayable(rest), context
 
@@ -261,6 +275,10 @@ class FastPathProtocol(WriteCoalescingProtocol):
         """Start to answer `state`; until then nothing else is answered."""
         self._is_waiting = True
         self._waits_until = state.deadline + self._timeouts.idle
+        if state.reply is not None:
+            self._fast_path.hit_events.commit()  # the answer is written later, if at all
+            self._start(state, state.reply)
+            return
         if not self._fast_path.processor.lookup_nowait(state, partial(self._on_lookup_done, state)):
             self._start(state)
 
@@ -268,7 +286,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         try:
             if reply is None:
                 self._start(state)
-            elif self.flow.write_paused:
+            elif self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
                 self._fast_path.hit_events.commit()  # the answer is written later, if at all
                 self._start(state, reply)
             else:
@@ -295,7 +313,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         self._forget_computed()
         try:
             reply = self._fast_path.processor.reply(state, answer)
-            if self.flow.write_paused:
+            if self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
                 self._fast_path.hit_events.commit()  # the answer is written later, if at all
                 self._start(state, reply)
             else:
@@ -325,6 +343,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
         try:
             if reply is None:
                 reply = await self._fast_path.processor.reply_later(state)
+            if len(reply.body) >= SMALLEST:
+                reply = await compressed(reply, state.coding)
             if self.flow.write_paused:
                 await self.flow.drain()
             self._end(reply)

@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.admin.serve import serve_admin
-from gateway.cli import main
+from gateway.cli.root import main
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings
+from loadtests.harness.loopback import is_answered, no_authorities
 from loadtests.harness.waiting import wait_until
 from tests.support.admin import KEY
 
@@ -34,18 +35,11 @@ def listener(settings: Settings) -> Iterator[Settings]:
     thread = threading.Thread(target=serve)
     thread.start()
     url = f"http://127.0.0.1:{settings.admin_port}/health/ready"
-    wait_until(lambda: _answers(url), what="the listener answers")
+    wait_until(lambda: is_answered(url), what="the listener answers")
     yield settings
     loop.call_soon_threadsafe(stop.set)
     thread.join(timeout=60)
     loop.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 @contextlib.contextmanager
@@ -142,7 +136,8 @@ def test_the_listener_answers_head_as_get(listener: Settings) -> None:
     url = f"http://127.0.0.1:{listener.admin_port}"
 
     for path, headers in (("/health/ready", {}), ("/metrics", {"authorization": f"Bearer {KEY}"})):
-        read, head = httpx.get(url + path, headers=headers), httpx.head(url + path, headers=headers)
+        with httpx.Client(base_url=url, headers=headers, verify=no_authorities()) as client:
+            read, head = client.get(path), client.head(path)
 
         assert (read.status_code, head.status_code, head.content) == (200, 200, b"")
         assert head.headers["content-type"] == read.headers["content-type"]

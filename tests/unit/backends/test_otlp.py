@@ -11,13 +11,9 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from typing_extensions import override
 
-from backends.otlp import (
-    SpanQueue,
-    TracingProblem,
-    open_provider,
-    open_queue,
-)
-from backends.otlp_variables import is_tracing_wanted
+from backends.otlp import SpanQueue, open_provider, open_queue
+from backends.otlp_variables import OTLP, TracingProblem, drop_unusable, is_tracing_wanted
+from backends.settings import process_environment
 from loadtests.harness.waiting import wait_until
 from tests.support.tracing import BlockedExporter, GrpcSink, HttpSink, Sink
 
@@ -70,13 +66,17 @@ def record(queue: SpanQueue, count: int = 1) -> None:
         (_ENDPOINT, True),
         ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
         ({"OTEL_TRACES_EXPORTER": "console"}, True),
+        ({"OTEL_TRACES_EXPORTER": "zipkin, otlp"}, True),
+        (_ENDPOINT | {"OTEL_TRACES_EXPORTER": "zipkin"}, False),
+        (_ENDPOINT | {"OTEL_TRACES_EXPORTER": " "}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": " "}, False),
     ],
 )
 def test_traces_are_sent_where_they_are_asked_for(environ: dict[str, str], wanted: bool) -> None:  # noqa: FBT001
     assert is_tracing_wanted(environ) is wanted
 
 
-def test_several_exporters_may_be_named() -> None:
+def test_several_exporters_may_be_named_and_unknown_ones_are_none() -> None:
     queue = open_queue({"OTEL_TRACES_EXPORTER": "otlp, console, zipkin"})
 
     assert [type(one) for one in exporters_of(queue)] == [OTLPSpanExporter, ConsoleSpanExporter]
@@ -154,6 +154,56 @@ def test_timeouts_are_in_milliseconds_and_the_shortest_counts() -> None:
     ]
 
     assert timeouts == [10.0, 1.5, 0.25, 2.0, 10.0]
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize(
+    ("name", "text", "warnings"),
+    [
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "", 0),
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "10s", 1),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "", 0),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", 1),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "none", 0),
+        ("OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT", "abc", 1),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-1", 1),
+        ("OTEL_TRACES_SAMPLER_ARG", " ", 0),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a secret", 1),
+    ],
+)
+def test_what_is_empty_or_invalid_is_ignored_as_the_specification_says(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
+    name: str,
+    text: str,
+    warnings: int,
+) -> None:
+    if protocol == "grpc":
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    for variable, value in {**_ENDPOINT, f"{OTLP}PROTOCOL": protocol, name: text}.items():
+        monkeypatch.setenv(variable, value)
+
+    drop_unusable(process_environment())
+    queue = open_queue(process_environment())
+    open_provider(queue, {})
+    queue.shutdown()
+
+    assert len(caplog.records) == warnings
+    assert "secret" not in caplog.text
+
+
+def test_the_compression_of_traces_alone_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    sink = GrpcSink()
+    environ = {f"{OTLP}COMPRESSION": "gzip", f"{OTLP}TRACES_COMPRESSION": "none"}
+    queue, _ = open_from(monkeypatch, sink.environment | environ)
+
+    record(queue)
+    queue.shutdown()
+    sink.stop()
+
+    assert [span.name for span in sink.spans] == ["0"]
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

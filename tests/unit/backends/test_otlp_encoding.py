@@ -3,6 +3,7 @@
 import pytest
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.exporter.otlp.proto.common import trace_encoder
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -17,7 +18,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import Attributes
 
-from backends.otlp_encoding import encode_spans
+from backends.otlp_encoding import SCOPE, SpanBatch, encode_message, encode_span, encode_spans
 
 _RESOURCE, _SCOPE = Resource({"service.name": "x"}), InstrumentationScope("s", "1")
 
@@ -38,6 +39,7 @@ def span(
     state: str = "",
     name: str = "a span",
     resource: Resource = _RESOURCE,
+    scope: InstrumentationScope = _SCOPE,
 ) -> ReadableSpan:
     return ReadableSpan(
         name,
@@ -51,7 +53,7 @@ def span(
         status=status or Status(),
         start_time=1_700_000_000_000_000_000,
         end_time=1_700_000_000_000_000_123,
-        instrumentation_scope=_SCOPE,
+        instrumentation_scope=scope,
     )
 
 
@@ -78,8 +80,32 @@ def span(
 def test_spans_are_encoded_as_the_sdk_does(odd: ReadableSpan) -> None:
     spans = [span({"first": 1}), odd, span({"first": 1}), odd]
 
-    assert encode_spans(spans) == trace_encoder.encode_spans(spans)
+    assert encode_message(spans) == trace_encoder.encode_spans(spans)
 
 
 def test_one_span_is_encoded_as_the_sdk_does() -> None:
-    assert encode_spans([span()]) == trace_encoder.encode_spans([span()])
+    assert encode_message([span()]) == trace_encoder.encode_spans([span()])
+
+
+@pytest.mark.parametrize("others", [[], [span(scope=SCOPE)], [span(events=(Event("e", {}, 5),))]])
+def test_spans_that_come_encoded_go_with_the_others(others: list[ReadableSpan]) -> None:
+    early = [span({"n": n}, scope=SCOPE) for n in (1, 2)]
+    batch = SpanBatch([*others, *[encode_span(each, _RESOURCE, SCOPE) for each in early]])
+    batch.resource = _RESOURCE
+
+    sent = encode_message(batch)
+
+    expected = trace_encoder.encode_spans([*others, *early])
+    assert (
+        list(sent.resource_spans[-1].scope_spans[-1].spans)[-2:]
+        == [*expected.resource_spans[0].scope_spans[-1].spans][-2:]
+    )
+    assert {each.resource.SerializeToString() for each in sent.resource_spans} == {
+        expected.resource_spans[0].resource.SerializeToString()
+    }
+    assert _count(sent) == _count(expected) == len(batch)
+    assert encode_spans(batch).SerializePartialToString() == encode_spans(batch)
+
+
+def _count(request: ExportTraceServiceRequest) -> int:
+    return sum(len(scope.spans) for each in request.resource_spans for scope in each.scope_spans)

@@ -1,10 +1,13 @@
 """Tests what the HTTP fuzzer takes for a right answer."""
 
 import json
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
+from loadtests.fuzz_http.callers import body
 from loadtests.fuzz_http.expect import ExpectedResponse, Response, UnexpectedResponse, judge
 
 EXPECT = ExpectedResponse(
@@ -31,6 +34,35 @@ def test_each_item_has_its_own_answer() -> None:
 
 def test_an_item_that_was_refused_counts_as_a_refusal() -> None:
     assert judge(EXPECT, answer(failed("overloaded"), labelled("two"))) == 503
+
+
+def test_no_item_fails_where_the_body_does_not_say_that_it_goes_on() -> None:
+    expect = msgspec.structs.replace(EXPECT, continues=False)
+
+    with pytest.raises(UnexpectedResponse, match="an item failed"):
+        judge(expect, answer(failed("overloaded"), labelled("two")))
+
+
+@pytest.mark.parametrize("result", [{}, {"labels": []}])
+def test_a_result_without_labels_is_none_even_where_the_texts_are_not_known(
+    result: dict[str, Any],
+) -> None:
+    expect = msgspec.structs.replace(EXPECT, texts=None)
+
+    assert judge(expect, answer(labelled("one"))) == 200
+    with pytest.raises(UnexpectedResponse, match="crossed"):
+        judge(expect, answer(result))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bodies_say_whether_they_go_on(seed: int) -> None:
+    chance = random.Random(seed)
+    bodies = [body(chance, str(number)) for number in range(100)]
+
+    said = [json.loads(sent.content).get("on_error") == "continue" for sent in bodies]
+
+    assert said == [sent.continues for sent in bodies]
+    assert any(said)
 
 
 @pytest.mark.parametrize(

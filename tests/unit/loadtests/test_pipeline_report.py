@@ -1,7 +1,7 @@
 """Tests how runs of the pipeline benchmark become a line of its table."""
 
 from loadtests.generator import Outcome
-from loadtests.pipeline import PipelineSample, ProcessorTime, row
+from loadtests.pipeline import PipelineSample, ProcessorTime, row, settled
 
 
 def sample(gateway: float) -> PipelineSample:
@@ -13,10 +13,22 @@ def sample(gateway: float) -> PipelineSample:
     )
 
 
-def test_units_are_of_the_bare_server_in_the_same_round() -> None:
+def test_units_are_of_the_bare_server_beside_each_run() -> None:
     line = row(16, [sample(50.0), sample(80.0), sample(300.0)], units=[10.0, 20.0, 30.0])
 
     assert line.microseconds.gateway == 80.0
     assert line.units.gateway == 5.0
     assert line.items_per_second == 8.0
     assert line.microseconds.served == 83.0
+
+
+def test_what_start_up_leaves_running_is_no_idle_rate() -> None:
+    windows = [
+        {"gateway": 0.9, "events": 0.3},
+        {"gateway": 0.02, "events": 0.03},
+        {"gateway": 0.01, "events": 0.01},
+        {"gateway": 0.009, "events": 0.0105},
+        {"gateway": 0.5, "events": 0.0},
+    ]
+
+    assert settled(iter(windows)) == {"gateway": 0.009, "events": 0.0105}

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from backends.algorithms.cascade import Cascade
@@ -12,7 +13,7 @@ from backends.algorithms.label_tree import LabelTree, read_tree
 from backends.algorithms.long_document import LongClassify, LongEmbed
 from backends.algorithms.zero_shot import ZeroShot
 from backends.errors import ItemRefused
-from backends.protocol import ClassifyParameters, EmbedParameters
+from backends.protocol import ClassifyParameters, EmbedParameters, Function
 from tests.support.fake_models import FakeModel, asking
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +26,23 @@ def classify(model: str, labels: Sequence[str] = ("no", "yes")) -> Classify:
 
 def told(**by_text: list[float]) -> FakeModel:
     return FakeModel(lambda text: by_text[str(text)])
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "none"])
+@pytest.mark.parametrize("labels", [3, 40])
+async def test_a_classifier_answers_alike_by_either_way(function: Function, labels: int) -> None:
+    """A call's items are answered by a query; splits, shadows and owners' algorithms `run` it."""
+    names = [f"label {number}" for number in range(labels)]
+    algorithm = Classify(model="m", labels=names, function=function)
+    logits = np.random.default_rng(0).normal(scale=3.0, size=(200, labels)).astype(np.float32)
+    logits[0, :3] = 18.0, 21.0, -3.0
+
+    for line in logits:
+        parameters = ClassifyParameters(top_k=2)
+        ask = asking(m=FakeModel(lambda _, line=line: line))  # type: ignore[misc]
+        ran = await algorithm.run("text", parameters, ask)
+
+        assert algorithm.answer(line[None, :], parameters) == ran
 
 
 async def test_a_cascade_asks_the_large_model_only_below_the_threshold() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.shared import RowCache, RowCaller, SharedRows
-from backends.errors import DeadlineExceeded
+from backends.errors import DeadlineExceeded, ItemRefused
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
@@ -88,6 +88,28 @@ async def test_a_row_asked_twice_by_one_item_runs_once() -> None:
         b.gate.open()
 
         assert await b.ask(7, 7, 7) == (1, 2)
+
+
+async def test_no_rows_are_answered_at_once() -> None:
+    async with bench() as b, asyncio.timeout(10.0):
+        assert await b.ask() == (0, 0)
+
+
+async def test_what_is_over_its_budget_does_not_wait_for_room() -> None:
+    async with bench() as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        waiting = asyncio.create_task(b.ask(*range(2, 4098)))
+        await until(lambda: b.batcher.statistics().queued_rows == 4096)
+        caller = RowCaller(scope="b", deadline=b.clock() + 600.0, rows_left=0)
+        ids = np.array([7], dtype=np.int32)
+        row = Encoding(ids=ids, type_ids=None, key=ids.tobytes())
+
+        async with asyncio.timeout(10.0):
+            with pytest.raises(ItemRefused):
+                await b.rows.ask([row], kind=OutputKind.POOLED, caller=caller)
+        b.gate.open()
+        await asyncio.gather(blocker, waiting)
 
 
 async def test_scopes_share_nothing() -> None:

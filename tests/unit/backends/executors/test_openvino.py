@@ -31,10 +31,24 @@ OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 FORMS: tuple[Attention, ...] = ("fused", "heads", "ranges", "gathered")
 
 
-@pytest.fixture(params=FORMS)
-def graph(request: pytest.FixtureRequest, tmp_path: Path) -> GraphSource:
+@pytest.fixture(scope="module", params=FORMS)
+def graph(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GraphSource:
     """A small encoder in each form that a CPU runs."""
-    return write(tmp_path / "model.onnx", request.param)
+    return write(tmp_path_factory.mktemp("graph") / "model.onnx", request.param)
+
+
+@pytest.fixture(scope="module")
+def exact(graph: GraphSource) -> OpenVinoExecutor:
+    """It compiled in fp32."""
+    need_openvino()
+    return OpenVinoExecutor(graph, worker_threads=1)
+
+
+@pytest.fixture(scope="module")
+def rounded(graph: GraphSource) -> OpenVinoExecutor:
+    """It compiled in bf16."""
+    need_bf16_of_the_cpu()
+    return OpenVinoExecutor(msgspec.structs.replace(graph, profile="bf16"), worker_threads=1)
 
 
 def write(path: Path, attention: Attention = "gathered") -> GraphSource:
@@ -50,13 +64,12 @@ def batch(*lengths: int, output: OutputKind = OutputKind.POOLED) -> PaddedBatch:
     return msgspec.structs.replace(padded, type_ids=types)
 
 
-def test_answers_equal_those_of_onnx_runtime(graph: GraphSource) -> None:
-    need_openvino()
-    ours, theirs = OpenVinoExecutor(graph, worker_threads=1), OnnxExecutor(graph, worker_threads=1)
+def test_answers_equal_those_of_onnx_runtime(graph: GraphSource, exact: OpenVinoExecutor) -> None:
+    theirs = OnnxExecutor(graph, worker_threads=1)
     lengths = (3, 24, 1, 9)
 
     for output in OutputKind:
-        found = ours.run(batch(*lengths, output=output))
+        found = exact.run(batch(*lengths, output=output))
         expected = theirs.run(batch(*lengths, output=output))
         if output is OutputKind.TOKENS:
             # Of no meaning at padding.
@@ -68,10 +81,7 @@ def test_answers_equal_those_of_onnx_runtime(graph: GraphSource) -> None:
         assert np.abs(found - expected).max() < 1e-5
 
 
-def test_bf16_is_near_and_is_not_fp32(graph: GraphSource) -> None:
-    need_bf16_of_the_cpu()
-    exact = OpenVinoExecutor(graph, worker_threads=1)
-    rounded = OpenVinoExecutor(msgspec.structs.replace(graph, profile="bf16"), worker_threads=1)
+def test_bf16_is_near_and_is_not_fp32(exact: OpenVinoExecutor, rounded: OpenVinoExecutor) -> None:
     rows = batch(3, 24, 1, 9)
 
     expected, found = exact.run(rows), rounded.run(rows)
@@ -83,9 +93,10 @@ def test_bf16_is_near_and_is_not_fp32(graph: GraphSource) -> None:
 
 
 @pytest.mark.parametrize("profile", ["fp32", "bf16"])
-def test_other_rows_change_no_bit(graph: GraphSource, profile: str) -> None:
-    need_bf16_of_the_cpu()
-    executor = OpenVinoExecutor(msgspec.structs.replace(graph, profile=profile), worker_threads=1)
+def test_other_rows_change_no_bit(
+    exact: OpenVinoExecutor, rounded: OpenVinoExecutor, profile: str
+) -> None:
+    executor = exact if profile == "fp32" else rounded
 
     def encode(texts: Sequence[str]) -> list[IntArray]:
         return [np.array([2, *(ord(c) % 50 for c in text[:20]), 3], np.int32) for text in texts]
@@ -107,13 +118,10 @@ def test_runs_have_a_stream_of_one_thread_each(tmp_path: Path) -> None:
     assert compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
 
 
-def test_an_id_beyond_the_embeddings_is_a_failed_batch(graph: GraphSource) -> None:
+def test_an_id_beyond_the_embeddings_is_a_failed_batch(exact: OpenVinoExecutor) -> None:
     """OpenVINO would look up zeros, and say nothing."""
-    need_openvino()
-    executor = OpenVinoExecutor(graph, worker_threads=1)
-
     with pytest.raises(ModelFailed, match="beyond the embeddings"):
-        executor.run(pad([np.array([2, 50, 3], dtype=np.int32)], OutputKind.POOLED))
+        exact.run(pad([np.array([2, 50, 3], dtype=np.int32)], OutputKind.POOLED))
 
 
 def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
-from backends.telemetry.spans import NO_SPAN, NO_TRACING, OtelTracing, otlp_tracing
+from backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
+from backends.telemetry.spans import NO_SPAN, NO_TRACING
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
@@ -130,6 +132,32 @@ async def test_no_span_holds_input(
 
     assert exporter.get_finished_spans()
     assert "secretword" not in "".join(span.to_json() for span in exporter.get_finished_spans())
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        "nonsense0",
+        f"00-{'0' * 32}-{PARENT}-00",
+        f"cc-{TRACE}-{PARENT}-01-more0",
+        traceparent(TRACE, sampled=False),
+        traceparent(TRACE),
+    ],
+)
+def test_a_call_is_recorded_where_the_sdk_would_record_it(
+    tracing: OtelTracing, exporter: InMemorySpanExporter, parent: str
+) -> None:
+    provider = TracerProvider(shutdown_on_exit=False)
+    context = TraceContextTextMapPropagator().extract({"traceparent": parent})
+    theirs = provider.get_tracer("theirs").start_span("x", context)
+
+    tracing.call({"traceparent": parent}, {}).end()
+
+    assert bool(exporter.get_finished_spans()) is theirs.is_recording()
+
+
+def test_an_exporter_that_is_unknown_leaves_tracing_off() -> None:
+    assert otlp_tracing({"OTEL_TRACES_EXPORTER": "zipkin"}, "eu", "eu-0") is NO_TRACING
 
 
 def test_tracing_that_is_off_makes_no_objects() -> None:

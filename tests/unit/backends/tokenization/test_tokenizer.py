@@ -1,5 +1,6 @@
 """Texts to ids, off the loop and together."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -160,6 +161,22 @@ async def test_only_little_text_is_tokenized_on_the_loop(
     await tokenizer.encode(["good " * words])
 
     assert (threads == {threading.main_thread()}) is on_loop
+
+
+async def test_many_short_texts_at_once_do_not_hold_the_loop_up(
+    file: Path, pool: RecordingPool
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+
+    async def ask() -> None:
+        await tokenizer.ids([f"about {number}" for number in range(40)])
+
+    await asyncio.gather(*[ask() for _ in range(50)])
+    at_once = pool.jobs
+    await ask()
+
+    assert at_once >= 30
+    assert pool.jobs == at_once
 
 
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, pool: RecordingPool) -> None:

@@ -1,6 +1,7 @@
 """Texts whose words are looked up have the tokens that the tokenizer gives them."""
 
 import json
+import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def test_what_is_found_is_what_the_tokenizer_says(name: str, texts: list[str]) -
 
 
 def test_plain_texts_are_found() -> None:
-    texts = ["good film", "Good  film!", "Is this the good film, about money?", "good goods film"]
+    texts = ["good film", "Good  film!", "Is this the good film, about money?", "good film goods!"]
 
     assert all(TABLES["uncased"].find(text) is not None for text in texts)
 
@@ -76,7 +77,7 @@ def test_a_longer_word_than_the_tokenizer_reads_is_unknown() -> None:
     made = Tokenizer(models.WordPiece({"[UNK]": 0, long: 1, "b": 2}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
-    assert table(made).find(f"b b {long}") == [2, 2, 0]
+    assert table(made).find(f"b b b {long}") == [2, 2, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +94,48 @@ def test_other_tokenizers_have_no_table(change: dict[str, object]) -> None:
         setattr(made, part, value)
 
     assert read_word_table(made.to_str(), lambda _: []) is None
+
+
+@pytest.mark.parametrize("text", ["good film " * 20, "good film zebra " * 9, "good " * 900])
+def test_a_text_is_read_by_the_tokenizer_where_that_is_quicker_or_has_to_be(text: str) -> None:
+    """It is cut, has many words of several tokens, or is long."""
+    made, read = uncased(), list[str]()
+
+    def read_words(words: list[str]) -> list[list[int]]:
+        read.extend(words)
+        return [each.ids for each in made.encode_batch(words, add_special_tokens=False)]
+
+    found = read_word_table(made.to_str(), read_words)
+
+    assert found is not None
+    assert found.find(text, most=math.inf if len(text) > 4096 else 30) is None
+    assert not read
+
+
+def test_a_word_that_comes_again_is_read_once() -> None:
+    made, read = uncased(), list[str]()
+
+    def read_words(words: list[str]) -> list[list[int]]:
+        read.extend(words)
+        return [each.ids for each in made.encode_batch(words, add_special_tokens=False)]
+
+    found = read_word_table(made.to_str(), read_words)
+
+    assert found is not None
+    assert found.find("good bad film zebra " * 10) is not None
+    assert read == ["zebra"]
+
+
+def test_an_added_token_that_is_also_found_without_its_accent_leaves_no_table() -> None:
+    made = uncased()
+    made.normalizer = normalizers.BertNormalizer()
+    made.add_tokens([AddedToken("Café", normalized=True)])
+
+    found = read_word_table(made.to_str(), lambda _: [])
+
+    read = made.encode("good cafe", add_special_tokens=False).ids
+    assert read[1] == made.token_to_id("Café")
+    assert found is None
 
 
 def test_many_added_tokens_leave_no_table() -> None:

@@ -14,11 +14,13 @@ from backends.protocol import Task
 from gateway.api.body_reader import BodyReader
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.json_bounds import check_json_size
+from gateway.api.native_routes import ROUTE_OF
 from gateway.api.request_state import RequestState
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import RequestId
+from tests.support.inference_scene import Models
 
 pytestmark = pytest.mark.anyio
 _SIZE = 8 * 1024 * 1024
@@ -27,12 +29,14 @@ _MAX_VALUES = Document().request.max_values
 
 def exchange(task: Task) -> RequestState:
     runtime = compile_runtime(Document(), 1)
-    return RequestState(RequestId("req_1"), task=task, runtime=runtime, started=0.0)
+    state = RequestState(RequestId("req_1"), route=ROUTE_OF[task], runtime=runtime, started=0.0)
+    state.parameters = ("m",) * len(state.route.names)
+    return state
 
 
 def refusal(task: Task, raw: bytes) -> str:
     with pytest.raises(InvalidRequest) as refused:
-        BodyReader().read(exchange(task), "m", raw)
+        BodyReader(Models()).read(exchange(task), raw)
     return refused.value.detail
 
 
@@ -73,7 +77,7 @@ def test_what_cannot_be_read_is_named_however_deep(raw: bytes, named: str) -> No
 
 @pytest.mark.parametrize("number", [b"18446744073709551615", b"-9223372036854775808", b"1e-400"])
 def test_the_largest_numbers_are_taken(number: bytes) -> None:
-    reading = BodyReader().read(exchange(Task.INFER), "m", b'{"inputs":[%b]}' % number)
+    reading = BodyReader(Models()).read(exchange(Task.INFER), b'{"inputs":[%b]}' % number)
 
     assert len(reading.request.items) == 1
 
@@ -169,10 +173,10 @@ def least_time(run: Callable[[], object]) -> float:
 def test_a_hostile_body_costs_as_much_as_a_few_looks_at_its_bytes(kind: str) -> None:
     """In units of such looks (8 ms of 8 MiB), so that a slow machine makes no difference."""
     raw = _HOSTILE[kind]()
-    reader = BodyReader()
+    reader = BodyReader(Models())
 
     look = least_time(lambda: [raw.count(byte) for byte in (b",", b"[", b"{")])
-    reading = least_time(lambda: reader.read(exchange(Task.INFER), "m", raw))
+    reading = least_time(lambda: reader.read(exchange(Task.INFER), raw))
 
     assert reading < 40 * look  # without the bounds: 80 to 100
 
@@ -183,7 +187,7 @@ def test_a_hostile_body_takes_little_memory(kind: str) -> None:
 
     tracemalloc.start()
     with contextlib.suppress(GatewayError):
-        BodyReader().read(exchange(Task.INFER), "m", raw)
+        BodyReader(Models()).read(exchange(Task.INFER), raw)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -193,8 +197,8 @@ def test_a_hostile_body_takes_little_memory(kind: str) -> None:
 async def test_a_large_body_is_read_in_a_thread_as_a_small_one_is() -> None:
     raw = b'{"inputs":["' + b"x" * _SIZE + b'",1]}'
 
-    large = await BodyReader().read_large(exchange(Task.INFER), "m", raw)
+    large = await BodyReader(Models()).read_large(exchange(Task.INFER), raw)
 
-    assert large == BodyReader().read(exchange(Task.INFER), "m", raw)
+    assert large == BodyReader(Models()).read(exchange(Task.INFER), raw)
     with pytest.raises(InvalidRequest, match="not valid JSON"):
-        await BodyReader().read_large(exchange(Task.INFER), "m", raw[:-1])
+        await BodyReader(Models()).read_large(exchange(Task.INFER), raw[:-1])

@@ -181,7 +181,7 @@ async def test_every_task_has_a_route_that_takes_posts_only(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/infer", "/v1/infer/", "/v1/inference", "/v1/infersentiment", "/v1/nothing", "/"]
+    "path", ["/v1/infer", "/v1/infer/", "/v1/inference", "/v1/infersentiment", "/v1/nothing", "/v2"]
 )
 async def test_a_path_that_only_looks_like_a_route_is_none(
     client: httpx.AsyncClient, path: str
@@ -200,7 +200,7 @@ async def test_a_reading_route_names_the_methods_it_takes(client: httpx.AsyncCli
 
 @pytest.mark.parametrize("method", ["POST", "OPTIONS"])
 async def test_a_reading_route_names_head_beside_get(api: Api, method: str) -> None:
-    app = InferenceRouter(api.application, api.handler)
+    app = InferenceRouter(api.application, api.handler, api.routes)
     transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
 
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:

@@ -74,6 +74,8 @@ async def test_models_are_listed_as_openais_clients_read_them(client: httpx.Asyn
         "id": "sentiment",
         "name": "sentiment",
         "object": "model",
+        "created": 0,
+        "owned_by": "sluicegate",
         "tasks": ["classify"],
         "revision": "aaaaaaaaaaaa",
         "profile": "fp32",

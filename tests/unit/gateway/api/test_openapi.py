@@ -1,6 +1,7 @@
 """Both OpenAPI documents are whole and true, and the page that shows them names no other host."""
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +16,7 @@ from openapi_spec_validator import validate
 from backends.algorithms.questions import MAX_LABELS
 from backends.protocol import Task
 from gateway.admin.app import HANDLERS
+from gateway.api.code_samples import code_samples
 from gateway.api.openapi import described_by_litestar
 from gateway.api.openapi_parts import (
     all_errors,
@@ -25,12 +27,14 @@ from gateway.api.openapi_parts import (
 from gateway.api.openapi_schemas import MAX_LABELS as STATED_MAX_LABELS
 from gateway.api.routes import CONTROLLERS
 from gateway.api.schemas import BODIES, InferBody
+from gateway.dialects.registry import DIALECTS
 from gateway.errors import MethodNotAllowed
-from gateway.http.problem_details import Problem
+from gateway.http.problem_details import MEDIA_TYPE, Problem
 from tests.support.api import Api
 from tests.support.documents import (
     DEPENDENCIES,
     METHODS,
+    OF_DIALECTS,
     Document,
     documents,
     operations,
@@ -73,7 +77,7 @@ async def test_a_worker_serves_the_document_of_customers(client: httpx.AsyncClie
 
 
 @pytest.mark.parametrize(
-    ("name", "handlers"), [("customers", CONTROLLERS), ("operators", HANDLERS)]
+    ("name", "handlers"), [("customers", [*CONTROLLERS, *OF_DIALECTS]), ("operators", HANDLERS)]
 )
 async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -> None:
     application = described_by_litestar(handlers, DEPENDENCIES)
@@ -88,6 +92,7 @@ async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -
     if name == "customers":
         routes |= {("post", f"/v1/{task}") for task in Task if task is not Task.INFER}
         routes.add(("post", "/v1/infer/{model}"))
+        routes |= {("post", route.template) for dialect in DIALECTS for route in dialect.routes}
 
     assert {(m, p) for m, p, _ in operations(DOCUMENTS[name])} == routes
 
@@ -148,7 +153,10 @@ async def test_errors_are_problems_with_their_codes(document: Document) -> None:
         assert {"400", "408", "500", "503"} | (set() if is_public else {"401"}) <= failures
         for status in failures:
             response = resolved(document, operation["responses"][status])
-            problem = response["content"]["application/problem+json"]
+            problem = response["content"].get("application/problem+json")
+            if problem is None:
+                assert operation["tags"][0] in {dialect.name for dialect in DIALECTS}
+                continue
             told = resolved(document, problem["schema"])["properties"]
             assert set(told) >= set(Problem.__struct_fields__)
             for code, example in problem.get("examples", {}).items():
@@ -161,7 +169,7 @@ async def test_every_error_is_told_of_where_it_may_happen() -> None:
         code
         for document in DOCUMENTS.values()
         for response in document["components"]["responses"].values()
-        for code in response["content"]["application/problem+json"]["examples"]
+        for code in response["content"].get(MEDIA_TYPE.decode(), {}).get("examples", ())
     }
 
     assert told | {MethodNotAllowed.code} == codes()
@@ -258,6 +266,37 @@ async def test_the_examples_are_requests() -> None:
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         for example in content["examples"].values():
             msgspec.convert(example["value"], body)
+
+
+async def test_every_operation_whose_example_is_json_has_a_program_in_each_language() -> None:
+    for _, path, operation in operations(DOCUMENTS["customers"]):
+        content = operation.get("requestBody", {}).get("content", {"application/json": {}})
+
+        found = [sample["label"] for sample in operation.get("x-codeSamples", ())]
+
+        assert found == (["curl", "Python", "JavaScript"] if "application/json" in content else [])
+        for sample in operation.get("x-codeSamples", ()):
+            is_public = operation.get("security") == []
+            assert ("SLUICEGATE_KEY" in sample["source"]) <= (not is_public), path
+
+
+async def test_a_program_of_a_route_that_the_client_lacks_is_written_with_httpx() -> None:
+    media = {"examples": {"example": {"value": {"model": "it's", "on": True}}}}
+    operation = {
+        "operationId": "create",
+        "tags": ["another"],
+        "requestBody": {"content": {"application/json": media}},
+        "parameters": [{"name": "id", "in": "path", "example": "a b"}],
+    }
+
+    shell, python, _ = (one["source"] for one in code_samples("put", "/v2/x/{id}", operation))
+
+    assert "/v2/x/a%20b" in shell
+    assert "-X PUT" in shell
+    assert shlex.split(shell)[-1] == '{"model": "it\'s", "on": true}'
+    compile(python, "sample", "exec")
+    assert "'Authorization': f\"Bearer {os.environ['SLUICEGATE_KEY']}\"" in python
+    assert "'Content-Type': 'application/json'" in python
 
 
 async def test_the_page_loads_nothing_from_other_hosts(client: httpx.AsyncClient) -> None:

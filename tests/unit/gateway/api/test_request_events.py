@@ -88,6 +88,16 @@ def test_the_next_iteration_goes_on_with_ids_never_given_before(scene: Scene) ->
     assert sorted([*known, given[3000], given[6001], given[9002]]) == sorted(given)
 
 
+def test_callers_who_come_once_use_few_ids(scene: Scene) -> None:
+    first = scene.ids.reserve(0)
+    for number in range(1000):
+        scene.hit(caller(f"tenant-{number}"))
+        scene.hit_events.commit()
+        scene.kept()
+
+    assert scene.ids.reserve(0) - first <= 4000
+
+
 def test_an_iteration_has_one_time_and_the_duration_until_its_end(scene: Scene) -> None:
     run = caller("one")
     started = scene.clock()

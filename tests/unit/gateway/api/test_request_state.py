@@ -1,18 +1,20 @@
 """Ids of requests, and the event that a request leaves."""
 
 from backends.protocol import Task
+from gateway.api.native_routes import ROUTE_OF
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.config.document import Document
 from gateway.errors import Overloaded
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import KeyId, Principal, RequestId, TenantId, Usage
 
+_ROUTE = ROUTE_OF[Task.CLASSIFY]
 _RUNTIME = compile_runtime(Document(), 1)
 _USAGE = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=5)
 
 
 def state() -> RequestState:
-    made = RequestState(RequestId("req_1"), task=Task.CLASSIFY, runtime=_RUNTIME, started=100.0)
+    made = RequestState(RequestId("req_1"), route=_ROUTE, runtime=_RUNTIME, started=100.0)
     made.principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
     made.model, made.revision, made.usage = "sentiment", "aaaaaaaaaaaa", _USAGE
     return made
@@ -47,6 +49,6 @@ def test_a_failed_request_leaves_the_errors_status_and_code() -> None:
 
 
 def test_a_request_of_nobody_leaves_no_event() -> None:
-    nobody = RequestState(RequestId("req_1"), task=Task.CLASSIFY, runtime=_RUNTIME, started=100.0)
+    nobody = RequestState(RequestId("req_1"), route=_ROUTE, runtime=_RUNTIME, started=100.0)
 
     assert nobody.event(wall=lambda: 7, now=100.0) is None

@@ -50,6 +50,8 @@ _NOT_IN_THE_KEY = {
     "truncate": False,
     "top_n": 1,
     "return_documents": True,
+    "encoding_format": "base64",
+    "output_dtype": "int8",
 }
 
 

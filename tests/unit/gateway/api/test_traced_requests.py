@@ -70,6 +70,23 @@ async def test_requests_that_differ_in_their_trace_alone_are_replayed() -> None:
     assert len(entry.api.fast_path.heads) == 1
 
 
+async def test_hits_with_and_without_a_trace_are_replayed_in_any_order() -> None:
+    recorded = Recorded(DEFAULT_OFF)
+    for tracer in (None, recorded.tracer):
+        entry = EntryPoint(fast=True, tracer=tracer)
+        plain, traced = request(), request(traceparent("00"))
+        for each in (plain, traced, plain):
+            await entry.send(each)
+
+        answers = [
+            entry.api.fast_path.replay(each, entry.state.default_headers)
+            for each in (plain, traced, traced, plain, plain, traced)
+        ]
+
+        assert None not in answers
+        entry.api.fast_path.hit_events.commit()
+
+
 @pytest.mark.parametrize("line", [b"", traceparent("00")])
 async def test_what_is_not_sampled_leaves_no_span(line: bytes) -> None:
     recorded = Recorded(DEFAULT_OFF)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.admin.operator_access import access_to, publish_access
-from gateway.cli import main
+from gateway.cli.root import main
 from loadtests.harness.certificates import Authority
 
 KEY = "kept-by-up-0123456789"

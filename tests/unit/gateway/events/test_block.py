@@ -62,6 +62,16 @@ def test_one_wrong_record_does_not_hide_the_others() -> None:
     assert Unpacker().decode_partially(block) == ([make_event(1)], [8], [b"\x2a"])
 
 
+def test_records_beyond_the_last_number_are_no_events() -> None:
+    """Else the block that has their numbers would count them a second time."""
+    records = [msgspec.msgpack.encode(make_event(number)) for number in (1, 2, 3)]
+    block = msgspec.structs.replace(pack("w0-1", 1, records), last=2)
+
+    found = Unpacker().decode_partially(block)
+
+    assert found == ([make_event(1), make_event(2)], [1, 2], [records[2]])
+
+
 def test_a_payload_of_another_number_of_events_is_refused() -> None:
     block = pack("w0-1", 1, [msgspec.msgpack.encode(make_event(1))])
 

@@ -67,13 +67,3 @@ def test_requests_of_a_row_that_come_again_are_not_counted(tmp_path: Path) -> No
     with sqlite3.connect(tmp_path / "ledger.db") as database:
         rows = database.execute("SELECT id, requests FROM usage_events ORDER BY id").fetchall()
     assert rows == [("req_0000000001", 5), ("req_0000000006", 1)]
-
-
-def test_without_the_numbers_of_their_records_each_has_its_id(tmp_path: Path) -> None:
-    events = [request(1), request(2)]
-    batch = Batch(log_id="w0-1", first=1, last=3, events=events, wrong=[b"?"])
-    with open_ledger(tmp_path) as ledger:
-        ledger.recorder.record([batch])
-        assert sums(ledger).events == 2
-    with sqlite3.connect(tmp_path / "ledger.db") as database:
-        assert database.execute("SELECT count(*) FROM usage_events").fetchone() == (2,)

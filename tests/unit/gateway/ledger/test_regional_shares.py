@@ -162,12 +162,12 @@ def test_a_quota_is_granted_in_steps_and_never_twice(regions: Regions) -> None:
     first = workers[0].capacity("q", of=QUOTA)
 
     used = dict.fromkeys(("eu", "us"), 0)
-    for _ in range(400):
+    for _ in range(100):
         for worker in workers:
             left = worker.capacity("q", of=QUOTA) - used[worker.shares.region]
-            taken = min(30, max(0, left))
+            taken = min(120, max(0, left))
             used[worker.shares.region] += taken
-            worker.shares.record_demand("q", QUOTA, 30, level=float(left - taken))
+            worker.shares.record_demand("q", QUOTA, 120, level=float(left - taken))
         regions.run(*workers, seconds=1)
 
     assert first == 0
@@ -198,7 +198,7 @@ def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, se
     lately: dict[tuple[str, str], deque[tuple[float, int]]] = defaultdict(deque)
     busiest = 0
 
-    for _ in range(500):
+    for _ in range(300):
         for place, worker in workers.items():
             for bucket in BUCKETS:
                 worker.ask(bucket, chooser.choice([0, 0, 1, 50]))

@@ -11,7 +11,7 @@ import sqlalchemy
 from sqlalchemy import func, select
 
 from gateway.config.document import PriceConfig
-from gateway.ledger import schema
+from gateway.ledger import rollup, schema
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.rollup import HOUR
@@ -177,10 +177,11 @@ def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
 
 
 def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(
-    ledger: Ledger, database: str
+    ledger: Ledger, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such a transaction would keep others out, and where time ends it, be begun for ever."""
-    hours = 250
+    monkeypatch.setattr(rollup, "_HOURS", 10)
+    hours = 25
     begin, end = to_nanoseconds(BEGIN), BEGIN + timedelta(hours=hours)
     ledger.recorder.record([batch([make_event(n, time=begin + n * HOUR) for n in range(hours)])])
     assert add_up(ledger, before=end) == hours

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 from msgspec import UNSET
 
@@ -10,9 +11,9 @@ from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.pricing import decimal
-from gateway.ledger.store import to_nanoseconds
+from gateway.ledger.store import to_datetime, to_nanoseconds
 from gateway.ledger.types import GroupBy
-from tests.support.events import make_event, make_usage
+from tests.support.events import START, make_event, make_usage
 from tests.support.ledgers import Clock, record
 
 SINCE = datetime(2026, 9, 1, tzinfo=UTC)
@@ -197,3 +198,23 @@ def test_usage_of_some_models_is_theirs_alone(ledger: Ledger) -> None:
     (row,) = ledger.usage("acme", SINCE, UNTIL, models=["a", "c"])
 
     assert row.requests == 2
+
+
+def test_lines_of_batches_cost_a_percentage_in_lines_of_their_own(ledger: Ledger) -> None:
+    price = PriceConfig(hit=201, computed=1000, row=1000, token=21, batch_percent=50)
+    usage = make_usage(computed=1)
+    events = [
+        make_event(1, usage=usage),
+        msgspec.structs.replace(make_event(2, usage=usage), batch=1),
+    ]
+    record(ledger, "w0-1", 2, events)
+    month = to_datetime(START).strftime("%Y-%m")
+
+    invoice = ledger.invoice("acme", month, [price])
+
+    plain, batch = sorted(invoice.lines, key=lambda line: line.price)
+    assert batch.price == f"{plain.price}+batch"
+    assert (plain.units, plain.unit_prices.token) == (batch.units, "0.000000021")
+    assert batch.unit_prices.hit == "0.000000101"
+    assert batch.unit_prices.token == "0.000000011"
+    assert batch.unit_prices.computed == "0.000000500"

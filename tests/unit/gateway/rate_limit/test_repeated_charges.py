@@ -156,7 +156,7 @@ async def test_a_refusal_is_counted_by_the_limiter_alone(valkey: str) -> None:
     await redis.aclose()
 
 
-async def test_charges_are_repeated_from_their_first_admission_until_the_lease_ends(
+async def test_charges_are_repeated_from_their_second_admission_until_the_lease_ends(
     valkey: str,
 ) -> None:
     clock = Clock()
@@ -165,11 +165,13 @@ async def test_charges_are_repeated_from_their_first_admission_until_the_lease_e
 
     before = repeated.charge(_CHARGES)
     repeated.add(_CHARGES)
+    once = repeated.charge(_CHARGES)
+    repeated.add(_CHARGES)
     admitted, equal = repeated.charge(_CHARGES), repeated.charge((*_CHARGES[:1], *_CHARGES[1:]))
     clock.advance(5.0)
     ended = repeated.charge(_CHARGES)
 
-    assert (before, equal, ended) == (None, None, None)
+    assert (before, once, equal, ended) == (None, None, None, None)
     assert admitted is not None
     await redis.aclose()
 
@@ -177,6 +179,7 @@ async def test_charges_are_repeated_from_their_first_admission_until_the_lease_e
 async def test_charges_are_not_repeated_after_rules_may_have_changed(valkey: str) -> None:
     limiter, redis = await leased(valkey, Clock())
     repeated = RepeatedCharges(limiter.repeated_charge)
+    repeated.add(_CHARGES)
     repeated.add(_CHARGES)
 
     repeated.clear()

@@ -20,7 +20,7 @@ def test_who_makes_work_stops_before_who_takes_it() -> None:
     names = [[spec.name for spec in group] for group in stop_groups(specs)]
 
     assert names == [
-        ["gateway-0", "gateway-1"],
+        ["batches-0", "gateway-0", "gateway-1"],
         ["admin-0"],
         ["shipper-0"],
         ["billing-0", "request-log-0"],

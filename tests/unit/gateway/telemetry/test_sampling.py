@@ -73,3 +73,18 @@ def test_a_sampler_that_is_unknown_is_the_default(monkeypatch: pytest.MonkeyPatc
     sampler = HeadSampler(sampler_of(monkeypatch, "nonsense").sampler)
 
     assert sampler.samples("")
+
+
+@pytest.mark.parametrize(
+    ("arg", "least", "most"), [("0", 0, 0), ("0.25", 800, 1200), ("1", 4000, 4000)]
+)
+def test_counting_down_records_as_many(
+    monkeypatch: pytest.MonkeyPatch, arg: str, least: int, most: int
+) -> None:
+    sampler = HeadSampler(sampler_of(monkeypatch, "parentbased_traceidratio", arg).sampler)
+    recorded, at = 0, sampler.gap()
+    while at <= 4000:
+        recorded += 1
+        at += sampler.gap()
+
+    assert least <= recorded <= most

@@ -1,16 +1,40 @@
 """Spans: off by default, passed on when off, and under their parent when on."""
 
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
 from gateway.errors import RateLimited
-from gateway.telemetry.tracing import OtelTracer, Tracer, tracer_from
+from gateway.settings import process_environment
+from gateway.telemetry.logs import configure_logging
+from gateway.telemetry.opening import tracer_from
+from gateway.telemetry.otel_tracer import OtelTracer
+from gateway.telemetry.spans import UnsampledSpan
+from gateway.telemetry.tracing import Tracer
+from gateway.upstream.base import CallFailed, Cause
 from tests.support.tracing import Recorded
 
 _PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 _UNSAMPLED = _PARENT[:-2] + "00"
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    """Undo what `configure_logging` does to the process."""
+    loggers = [logging.getLogger(), logging.getLogger("opentelemetry.trace.span")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.mark.parametrize("parent", ["", _PARENT])
@@ -98,6 +122,21 @@ def test_tracestate_is_kept_and_passed_on() -> None:
     assert [span.context.trace_state["b"] for span in recorded.spans() if span.context] == ["2"] * 2
 
 
+@pytest.mark.parametrize("state", ["my secret text", ",".join(f"a{n}=1" for n in range(40))])
+def test_a_callers_tracestate_is_in_no_log_line(
+    capsys: pytest.CaptureFixture[str], restored_logging: None, state: str
+) -> None:
+    configure_logging("info", process="x")
+    recorded = Recorded()
+
+    recorded.tracer.request("x", f"{_PARENT} {state}").end()
+
+    (span,) = recorded.spans()
+    assert span.context is not None
+    assert not span.context.trace_state
+    assert "secret" not in capsys.readouterr().out
+
+
 def test_a_request_that_is_not_sampled_is_not_recorded_but_passed_on() -> None:
     recorded = Recorded()
 
@@ -122,7 +161,7 @@ def test_a_request_that_the_sampler_leaves_out_is_unsampled_for_backends_too() -
 def test_a_failure_that_is_not_sampled_leaves_one_span_in_its_trace() -> None:
     recorded = Recorded()
 
-    recorded.tracer.failure("x", _UNSAMPLED, age=2.0).end()
+    recorded.tracer.failure("x", UnsampledSpan(_UNSAMPLED), age=2.0).end()
 
     (span,) = recorded.spans()
     assert span.parent is not None
@@ -132,10 +171,25 @@ def test_a_failure_that_is_not_sampled_leaves_one_span_in_its_trace() -> None:
     assert span.end_time - span.start_time >= 2_000_000_000
 
 
+def test_a_failure_without_a_callers_trace_begins_one_with_the_ids_that_backends_were_sent() -> (
+    None
+):
+    recorded = Recorded(ParentBased(ALWAYS_OFF))
+    unsampled = recorded.tracer.request("x", "")
+    _, trace, span_id, _ = unsampled.traceparent.split("-")
+
+    recorded.tracer.failure("x", unsampled, age=2.0).end()
+
+    (span,) = recorded.spans()
+    assert span.parent is None
+    assert span.context is not None
+    assert f"{span.context.trace_id:032x}-{span.context.span_id:016x}" == f"{trace}-{span_id}"
+
+
 def test_always_off_records_no_failure_either() -> None:
     recorded = Recorded(ALWAYS_OFF)
 
-    recorded.tracer.failure("x", "", age=2.0).end()
+    recorded.tracer.failure("x", UnsampledSpan(), age=2.0).end()
 
     assert recorded.spans() == []
 
@@ -153,7 +207,12 @@ def test_a_failed_span_says_why_by_its_code() -> None:
 
 @pytest.mark.parametrize(
     ("error", "name"),
-    [(ValueError("a secret text"), "ValueError"), (RateLimited("a secret text"), "rate_limited")],
+    [
+        (ValueError("a secret text"), "ValueError"),
+        (RateLimited("a secret text"), "rate_limited"),
+        (CallFailed(Cause.UNREACHABLE, "a secret text"), "unreachable"),
+        (CallFailed(Cause.REFUSED, "a secret text", code="overloaded"), "overloaded"),
+    ],
 )
 def test_an_exception_ends_the_span_and_is_named_without_its_message(
     error: Exception, name: str
@@ -165,6 +224,7 @@ def test_an_exception_ends_the_span_and_is_named_without_its_message(
 
     (found,) = recorded.spans()
     assert found.status.description == name
+    assert type(found.status.description) is str
     assert "secret" not in found.to_json()
 
 
@@ -188,3 +248,14 @@ def test_attributes_keep_to_the_limits_of_the_environment(monkeypatch: pytest.Mo
     (span,) = recorded.spans()
     assert dict(span.attributes or {}) == {"b": "lon"}
     assert span.dropped_attributes == 1
+
+
+def test_the_sdk_is_not_imported_while_tracing_is_off() -> None:
+    """It raises as it is imported where one of its variables is wrong."""
+    code = (
+        "import sys, gateway.app.worker, backends.telemetry.spans;"
+        "sys.exit('opentelemetry.sdk.trace' in sys.modules)"
+    )
+    environ = dict(process_environment()) | {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "abc"}
+
+    assert subprocess.run([sys.executable, "-c", code], env=environ, check=False).returncode == 0

@@ -56,6 +56,15 @@ def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
     ]
 
 
+def test_a_block_with_more_records_than_numbers_counts_none_twice(ledger: Ledger) -> None:
+    long = msgspec.structs.replace(block_of(1, 3), last=2)
+
+    result = LedgerWriter(ledger).write([entry(long), entry(block_of(3, 2))])
+
+    assert (result.recorded.counted, result.recorded.dead) == (4, 1)
+    assert sums(ledger).events == 4
+
+
 def test_a_block_that_was_counted_before_is_not_counted_with_the_next(ledger: Ledger) -> None:
     writer = LedgerWriter(ledger)
     writer.write([entry(block_of(1, 3))])

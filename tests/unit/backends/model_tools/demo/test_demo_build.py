@@ -1,8 +1,8 @@
 """The demo models are built whole, once, and errors say what to do."""
 
+import hashlib
 import importlib.util
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -11,10 +11,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from backends.model_tools.demo import build, source as demo_source
 from backends.model_tools.demo.__main__ import main
 from backends.model_tools.demo.build import MANIFEST, build_demo_models
 from backends.model_tools.demo.source import DemoModelsError, find_source
 from backends.repository.staging import MARK as STAGING_MARK
+from tests.parity.checkpoints import Checkpoint, write_checkpoint
 
 NAMES = {
     "minilm",
@@ -29,10 +31,31 @@ NAMES = {
 }
 
 
+@pytest.fixture(scope="module")
+def small_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of an encoder of toy size, in the files that the published ones have."""
+    folder = tmp_path_factory.mktemp("weights")
+    return write_checkpoint(Checkpoint(family="bert", purpose="embed"), folder)
+
+
 @pytest.fixture
-def repository(demo_models: Path, tmp_path: Path) -> Path:
+def published(small_weights: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Lets small weights be the published ones: `demo_models` is built of the real ones."""
+    digests = {
+        name: hashlib.sha256((small_weights / name).read_bytes()).hexdigest()
+        for name in demo_source.FILES
+    }
+    for module in (build, demo_source):
+        monkeypatch.setattr(module, "FILES", digests)
+    monkeypatch.setattr(build, "find_source", lambda: small_weights)
+    return small_weights
+
+
+@pytest.fixture
+def repository(published: Path, tmp_path: Path) -> Path:
     """A built repository of this test's own."""
-    return Path(shutil.copytree(demo_models, tmp_path / "models"))
+    build_demo_models(tmp_path / "models", lambda _: None)
+    return tmp_path / "models"
 
 
 def _state(root: Path) -> dict[str, tuple[int, int]]:
@@ -90,16 +113,17 @@ def test_a_second_build_touches_nothing(repository: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "manifest"])
 def test_a_damaged_repository_is_built_again_beside_other_models(
-    repository: Path, demo_models: Path, damage: str
+    repository: Path, damage: str
 ) -> None:
     """A missing or cut file is repaired; models and revisions of others stay."""
     graph = repository / "minilm" / "1" / "model.onnx"
+    whole = graph.read_bytes()
     (graph.parent / ".prepacked").mkdir(exist_ok=True)
     (graph.parent / ".prepacked" / "weights.bin").write_text("a backend's own")
     if damage == "missing":
         graph.unlink()
     elif damage == "cut":
-        graph.write_bytes(graph.read_bytes()[:1000])
+        graph.write_bytes(whole[:1000])
     else:
         (repository / MANIFEST).write_text("[]")
     (repository / ".building-abc" / "half").mkdir(parents=True)
@@ -110,7 +134,7 @@ def test_a_damaged_repository_is_built_again_beside_other_models(
 
     build_demo_models(repository, lambda _: None)
 
-    assert graph.read_bytes() == (demo_models / "minilm" / "1" / "model.onnx").read_bytes()
+    assert graph.read_bytes() == whole
     assert (repository / "mine" / "1" / "model.yaml").exists()
     assert (repository / "minilm" / "2" / "model.yaml").exists()
     assert not list(repository.glob(".building-*"))
@@ -119,7 +143,7 @@ def test_a_damaged_repository_is_built_again_beside_other_models(
 
 @pytest.mark.parametrize("revisions", [["1"], ["2"], ["1", "2"]])
 def test_a_model_of_somebody_else_stays_where_a_demo_model_has_its_name(
-    tmp_path: Path, revisions: list[str]
+    published: Path, tmp_path: Path, revisions: list[str]
 ) -> None:
     """Not a byte of it changes, the others are built, and each start says so in one line."""
     own = tmp_path / "models" / "sentiment"
@@ -172,13 +196,14 @@ def test_a_folder_of_a_killed_build_goes_and_one_of_somebody_else_stays(reposito
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
-def test_weights_that_are_not_the_published_ones_are_refused(tmp_path: Path, name: str) -> None:
+def test_weights_that_are_not_the_published_ones_are_refused(
+    published: Path, tmp_path: Path, name: str
+) -> None:
     """A cut file is named with what to do, and nothing half-built is left."""
     source = tmp_path / "weights"
     source.mkdir()
-    for path in find_source().iterdir():
-        if path.is_file():
-            (source / path.name).symlink_to(path)
+    for path in published.iterdir():
+        (source / path.name).symlink_to(path)
     content = (source / name).read_bytes()
     (source / name).unlink()
     (source / name).write_bytes(content[: len(content) // 2])
@@ -209,7 +234,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         find_source()
 
 
-def test_a_missing_builder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_builder_is_named(
+    published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without `onnx` the error says which package to install."""
     monkeypatch.delitem(sys.modules, "backends.model_tools.demo.encoder", raising=False)
     for module in ("bert", "packed"):

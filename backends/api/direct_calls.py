@@ -1,0 +1,172 @@
+"""Answers a call inside the HTTP protocol where its items are one query each.
+
+There is no ASGI, no task and no coroutine: outcomes are written when they are ready.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from backends.algorithms.base import QueryAlgorithm
+from backends.api.asgi import Client
+from backends.protocol import MEDIA_TYPE, Frame, encode_frame
+from backends.serving.call_work import CallWork
+from backends.serving.core import ServingCore
+from backends.serving.items import ItemAnswerer
+from backends.serving.queries import QueryCall
+
+_CONTENT = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
+_CHUNKED = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class _Unawaited:
+    """Stands for an event that nobody waits for."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+_NOBODY_WAITS = _Unawaited()
+
+
+class Connection(Protocol):
+    """Sends what answers a request; `client_state` notes when its client leaves."""
+
+    client_state: Client
+
+    def begin_response(self, call: "DirectCall") -> None:
+        """Note that a call is in progress."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send a part of a response."""
+        ...
+
+    def end_response(self, *, keep_alive: bool) -> None:
+        """End a response; the next request may come if the connection is kept."""
+        ...
+
+
+class ProgressTimer:
+    """Has calls in progress report once in `interval`, by one timer for all of them."""
+
+    def __init__(self, interval: float) -> None:
+        self._interval = interval
+        self._calls: set[DirectCall] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, call: "DirectCall") -> None:
+        """Have a call report from now on."""
+        self._calls.add(call)
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._interval, self._on_timer)
+
+    def remove(self, call: "DirectCall") -> None:
+        """Have a call report no more."""
+        self._calls.discard(call)
+
+    def _on_timer(self) -> None:
+        calls, self._calls, self._timer = self._calls, set(), None
+        for call in calls:
+            call.report_progress()
+            self.add(call)
+
+
+class DirectCall:
+    """Answers a call; for uvicorn's protocol it is the cycle of the request in progress."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        core: ServingCore,
+        answerer: ItemAnswerer,
+        algorithm: QueryAlgorithm,
+        *,
+        work: CallWork,
+        progress: ProgressTimer,
+    ) -> None:
+        # What uvicorn's protocol reads and writes of a cycle.
+        self.keep_alive = True
+        self.response_complete = self.disconnected = False
+        self.message_event = _NOBODY_WAITS
+        self._connection = connection
+        self._core = core
+        self._work = work
+        self._progress = progress
+        self._batches = work.batches
+        self._has_begun = self._is_flushing = False
+        self._query = QueryCall(answerer, algorithm, self._on_ready)
+
+    def begin(self) -> None:
+        """Begin to answer."""
+        self._connection.begin_response(self)
+        self._connection.client_state.on_leave = self._close
+        self._core.calls.begin()
+        self._progress.add(self)
+        self._query.begin()
+
+    def report_progress(self) -> None:
+        """Send a report if batches ran since the last time: the call waits, and does not hang."""
+        batches, self._batches = self._batches, self._work.batches
+        if batches != self._batches:
+            self._write(self._core.report_frame(), is_last=False)
+
+    def _on_ready(self) -> None:
+        """Send the last outcomes at once; others with those of this event-loop iteration."""
+        if self._query.is_ready:
+            self._flush()
+        elif not self._is_flushing:
+            self._is_flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        if self.response_complete or self._connection.client_state.is_disconnected:
+            return
+        outcomes = self._query.take()
+        is_last = self._query.is_over
+        if outcomes:
+            self._write(_encode(outcomes) + self._core.report_frame(), is_last=is_last)
+        if is_last:
+            self._close()
+            self.response_complete = True
+            self._connection.end_response(keep_alive=self.keep_alive)
+        else:
+            self._query.begin()
+
+    def _write(self, body: bytes, *, is_last: bool) -> None:
+        if is_last and not self._has_begun:
+            self._connection.write(encode_response(200, body, keep_alive=self.keep_alive))
+            return
+        head = b"" if self._has_begun else _CHUNKED
+        self._has_begun = True
+        end = _LAST_CHUNK if is_last else b""
+        self._connection.write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, end))
+
+    def _close(self) -> None:
+        """Release what the call holds; what is not answered is cancelled."""
+        self._connection.client_state.on_leave = None
+        self._query.close()
+        self._progress.remove(self)
+        self._work.close()
+        self._core.calls.end()
+
+
+def encode_response(status: int, body: bytes, *, keep_alive: bool = True) -> bytes:
+    """Return a whole response."""
+    last = b"" if keep_alive else b"connection: close\r\n"
+    return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (
+        STATUS_LINE[status],
+        _CONTENT,
+        len(body),
+        last,
+        body,
+    )
+
+
+def _encode(outcomes: Sequence[Frame]) -> bytes:
+    return b"".join(map(encode_frame, outcomes)) if len(outcomes) > 1 else encode_frame(outcomes[0])

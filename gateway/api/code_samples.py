@@ -1,0 +1,131 @@
+"""Writes programs that send an operation's example: with curl, Python and JavaScript.
+
+Each runs as it stands, with the gateway's address in `SLUICEGATE_URL` and a key in
+`SLUICEGATE_KEY`. Tests run them.
+"""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from gateway.api.openapi_parts import Json
+
+OWN_TAGS = frozenset({"inference", "metadata", "health"})
+"""Tags of the operations that the client `sluicegate` has a method for, by their ids."""
+_JSON = "application/json"
+# The client takes these in their places; it names the others as the API does, but for two.
+_PLACES = ("model", "input", "query", "documents", "inputs")
+_RENAMED = {"from": "since", "to": "until"}
+
+
+class _Example(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation's example: what to send where."""
+
+    id: str
+    method: str
+    target: str
+    is_public: bool
+    values: dict[str, Any]
+    """Of parameters and body, by name."""
+    body: Any
+
+
+def code_samples(method: str, path: str, operation: Json) -> list[Json]:
+    """Return the value of `x-codeSamples`; empty where the body's example is not JSON."""
+    content = operation.get("requestBody", {}).get("content", {_JSON: {}})
+    if _JSON not in content:
+        return []
+    parameters = operation.get("parameters", [])
+    places, query = (
+        {one["name"]: one["example"] for one in parameters if one["in"] == place}
+        for place in ("path", "query")
+    )
+    (body, *_) = [e["value"] for e in content[_JSON].get("examples", {}).values()] or [None]
+    target = path.format(**{name: quote(value, safe="") for name, value in places.items()})
+    example = _Example(
+        id=operation["operationId"],
+        method=method.upper(),
+        target=f"{target}?{urlencode(query, doseq=True)}" if query else target,
+        is_public=operation.get("security") == [],
+        values=places | query | (body if isinstance(body, dict) else {}),
+        body=body,
+    )
+    python = _own_client if OWN_TAGS & set(operation["tags"]) else _httpx
+    return [
+        {"lang": "shell", "label": "curl", "source": _curl(example)},
+        {"lang": "python", "label": "Python", "source": python(example)},
+        {"lang": "javascript", "label": "JavaScript", "source": _fetch(example)},
+    ]
+
+
+def _curl(example: _Example) -> str:
+    lines = [f'curl -s "$SLUICEGATE_URL{example.target}"']
+    if example.method != ("GET" if example.body is None else "POST"):
+        lines.append(f"-X {example.method}")
+    lines += [f'-H "{name}: {value}"' for name, value in _headers(example, "$SLUICEGATE_KEY")]
+    if example.body is not None:
+        lines.append(f"-d {shlex.quote(_json(example.body))}")
+    return " \\\n  ".join(lines) + "\n"
+
+
+def _own_client(example: _Example) -> str:
+    values = example.values
+    arguments = [repr(values[name]) for name in _PLACES if name in values]
+    arguments += [
+        f"{_RENAMED.get(name, name)}={value!r}"
+        for name, value in values.items()
+        if name not in _PLACES
+    ]
+    return (
+        "from sluicegate import Sluicegate\n\n"
+        "with Sluicegate() as client:\n"
+        f"    print(client.{example.id}({', '.join(arguments)}))\n"
+    )
+
+
+def _httpx(example: _Example) -> str:
+    headers = "".join(
+        f"    {name!r}: {'f' * ('{' in value)}{value!r},\n"
+        for name, value in _headers(example, "{os.environ['SLUICEGATE_KEY']}")
+    )
+    body = "" if example.body is None else f"    json={example.body!r},\n"
+    return (
+        "import os\n\nimport httpx\n\n"
+        f"headers = {{\n{headers}}}\n"
+        "response = httpx.request(\n"
+        f"    {example.method!r},\n"
+        f"    os.environ['SLUICEGATE_URL'] + {example.target!r},\n"
+        f"    headers=headers,\n{body}"
+        ")\n"
+        "response.raise_for_status()\nprint(response.text)\n"
+    )
+
+
+def _fetch(example: _Example) -> str:
+    headers = "".join(
+        f"\n    {_json(name)}: `{value}`,"
+        for name, value in _headers(example, "${process.env.SLUICEGATE_KEY}")
+    )
+    headers += "\n  " if headers else ""
+    body = f"  body: JSON.stringify({_json(example.body)}),\n" if example.body is not None else ""
+    return (
+        f"const response = await fetch(`${{process.env.SLUICEGATE_URL}}{example.target}`, {{\n"
+        f"  method: {_json(example.method)},\n"
+        f"  headers: {{{headers}}},\n{body}"
+        "});\n"
+        "console.log(response.status, await response.text());\n"
+    )
+
+
+def _headers(example: _Example, key: str) -> Iterator[tuple[str, str]]:
+    if not example.is_public:
+        yield "Authorization", f"Bearer {key}"
+    if example.body is not None:
+        yield "Content-Type", _JSON
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=0).decode()

@@ -1,0 +1,153 @@
+"""Defines how a route turns bytes into a request, and an answer into bytes.
+
+The native routes are `gateway.api.native_routes`; each dialect adds routes of its own. All else
+(keys, limits, deadlines, cache, events, traces) is the same for every route.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from backends.protocol import Task
+from gateway.api.error_format import PROBLEMS, ErrorFormat
+from gateway.config.document import Document
+from gateway.inference.interfaces import ModelTable
+from gateway.types import Answer, InferenceRequest, RequestId, Usage
+
+JSON = b"content-type: application/json\r\n"
+_PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+# Of a path as it is sent: what is encoded, or has a query, is routed by the application.
+_PLAIN_PATH = re.compile(r"[\w.~/:@+-]+", re.ASCII)
+
+
+class RequestBody(Protocol):
+    """A decoded body, which makes the request in the gateway's own terms."""
+
+    def items(self) -> list[Any]:
+        """Return the items; they are counted before the request is made."""
+        ...
+
+    def request(self, model: str) -> InferenceRequest:
+        """Return the request; `model` is the path's parameter of that name, if it has one."""
+        ...
+
+
+class BodySource(NamedTuple):
+    """Holds what a body is decoded from."""
+
+    raw: bytes
+    parameters: Mapping[str, str]
+    """Those of the path, by name."""
+    fields: tuple[bytes, ...]
+    """The values of the route's `headers`, in their order; empty where one is missing."""
+    document: Document
+    models: ModelTable
+
+
+class Rendered(NamedTuple):
+    """Holds the body of an answer, and the header lines that say what it is."""
+
+    lines: bytes
+    """`JSON`, or other lines, each ended by CRLF; `Content-Length` is added."""
+    body: bytes
+
+
+class InferenceRoute:
+    """Answers `POST` to one path. Subclasses decode and encode; they keep nothing of a request."""
+
+    path: str
+    """Its path, where `{name}` is one segment and `{name:path}` any number of them."""
+    task: Task
+    """What is counted where the body cannot be read; otherwise the request says it."""
+    headers: tuple[bytes, ...] = ()
+    """Headers (in lower case) whose values shape the request or its answer."""
+    errors: ErrorFormat = PROBLEMS
+    """How errors are written."""
+    reads_models = False
+    """The served models decide what a body means: equal bodies are decoded anew."""
+
+    def __init__(self) -> None:
+        self.names = tuple([name for name, _ in _PARAMETER.findall(self.path)])
+        self.template = _PARAMETER.sub(r"{\1}", self.path)
+        self.span_name = f"POST {self.template}"
+        self.attributes = {"http.request.method": "POST", "http.route": self.template}
+
+    def answers(self, path: str) -> bool:
+        """Tell whether a decoded path is its own."""
+        return re.fullmatch(_pattern(self.path), path) is not None
+
+    def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
+        """Return what of a body is JSON: its values are counted before any is made."""
+        return raw
+
+    def decode(self, source: BodySource) -> RequestBody:
+        """Return the decoded body.
+
+        Raises:
+            InvalidRequest: it does not fit the route; so do errors of msgspec.
+        """
+        raise NotImplementedError
+
+    def is_spliced(self, body: Any) -> bool:
+        """Tell whether answers to `body` have a result as it is stored, once.
+
+        Those that Redis had are then put into a template.
+        """
+        return False
+
+    def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
+        """Return the answer to `body`, which `decode` returned; no item of `answer` failed.
+
+        A memory hit is rendered once: later hits are sent the same bytes, with other headers.
+        """
+        raise NotImplementedError
+
+
+class RouteMatch(NamedTuple):
+    """Holds a route and the values of the parameters of a path that it answers, in their order."""
+
+    route: InferenceRoute
+    parameters: tuple[str, ...] = ()
+
+
+class InferenceRoutes:
+    """Finds the inference route of a path. Of patterns that match, the first decides."""
+
+    def __init__(self, routes: Iterable[InferenceRoute]) -> None:
+        self.routes = tuple(routes)
+        self._exact = {
+            route.path: RouteMatch(route) for route in self.routes if "{" not in route.path
+        }
+        self._patterns = [
+            (re.compile(_pattern(route.path)), route)
+            for route in self.routes
+            if route.path not in self._exact
+        ]
+
+    def find(self, path: str) -> RouteMatch | None:
+        """Return the route of a decoded path, `None` where it is none of them."""
+        found = self._exact.get(path)
+        if found is None:
+            for pattern, route in self._patterns:
+                if (match := pattern.fullmatch(path)) is not None:
+                    return RouteMatch(route, match.groups())
+        return found
+
+    def find_target(self, target: bytes) -> RouteMatch | None:
+        """Return the route of a path as it is sent, `None` where it must be decoded first."""
+        path = target.decode("latin-1")
+        return self.find(path) if _PLAIN_PATH.fullmatch(path) else None
+
+
+def _pattern(path: str) -> str:
+    """Return the regular expression of a path with parameters."""
+    parts: list[str] = []
+    end = 0
+    for match in _PARAMETER.finditer(path):
+        name, is_path = match.groups()
+        parts += [
+            re.escape(path[end : match.start()]),
+            f"(?P<{name}>{'.+' if is_path else '[^/]+'})",
+        ]
+        end = match.end()
+    return "".join([*parts, re.escape(path[end:])])

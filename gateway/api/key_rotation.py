@@ -1,0 +1,99 @@
+"""Serves the route by which the owner of a key gives it another text."""
+
+import asyncio
+from datetime import datetime
+from typing import Annotated, Any, Protocol
+
+import msgspec
+from litestar import Controller, Request, post
+from litestar.di import NamedDependency
+from litestar.params import SkipValidation
+
+from gateway.api.http import NOT_REPLAYED
+from gateway.api.openapi_parts import Content, Kind, Operation
+from gateway.auth.bearer import find_bearer_token
+from gateway.errors import DependencyUnavailable, InvalidRequest, RateLimited, RequestTimeout
+from gateway.middleware.admission import PRINCIPAL
+from gateway.types import Principal
+
+_DAY = 86_400.0
+_BODY_TIMEOUT = 30.0
+
+
+class RotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Says how long the present text of the key stays valid."""
+
+    former_valid_for: Annotated[float, msgspec.Meta(ge=0, le=7 * _DAY)] = _DAY
+    """Seconds, up to seven days; 0 ends it at once."""
+
+
+class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key with its new text, this once."""
+
+    id: str
+    """The id of the key, which stays the same, as do its limits and rights."""
+    key: str
+    """The new text."""
+    former_expires: datetime
+    """Until when the text that the request came with is valid."""
+
+
+async def _read(request: Request[Any, Any, Any]) -> RotationRequest:
+    try:
+        async with asyncio.timeout(_BODY_TIMEOUT):
+            raw = await request.body()
+    except TimeoutError as error:
+        raise RequestTimeout("The body did not arrive in time; send it faster.") from error
+    try:
+        return msgspec.json.decode(raw or b"{}", type=RotationRequest)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InvalidRequest(
+            f"The body does not fit: {error}; send `former_valid_for`, or nothing."
+        ) from error
+
+
+class KeyRotation(Protocol):
+    """Gives keys other texts."""
+
+    async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
+        """Give the caller's key another text; `former`, its own, stays valid for `keep` seconds.
+
+        Raises:
+            DependencyUnavailable: the ledger cannot be reached; nothing has changed.
+        """
+        ...
+
+
+class KeyRotationController(Controller):
+    """Rotates the key that a request comes with."""
+
+    path = "/v1/keys"
+
+    @post(
+        "/rotate",
+        status_code=200,
+        opt={
+            "operation": Operation(
+                id="rotate_key",
+                summary="Give the calling key another text",
+                tag="metadata",
+                kind=Kind.LIMITED,
+                errors=(RateLimited, DependencyUnavailable),
+                body=(Content(type=RotationRequest, example={"former_valid_for": 3600}),),
+                is_body_required=False,
+            )
+        },
+    )
+    async def rotate(
+        self,
+        request: Request[Any, Any, Any],
+        rotation: NamedDependency[SkipValidation[KeyRotation]],
+    ) -> RotatedKey:
+        """Return the key's new text, which is shown this once."""
+        request.scope["state"][NOT_REPLAYED] = True
+        data = await _read(request)
+        return await rotation.rotate(
+            request.scope["state"][PRINCIPAL],
+            former=find_bearer_token(request.scope["headers"]),
+            keep=data.former_valid_for,
+        )

@@ -1,0 +1,100 @@
+"""Renders the stored result of `embed`, JSON floats, in the forms that callers ask for.
+
+The cache has one value for a text; a form is made of it for each answer. `int8` and `uint8` have
+255 steps between a vector's own largest absolute value and its negative: cosines are kept, lengths
+are not. `binary` and `ubinary` have a bit for each number, 1 where it is positive, eight to a byte,
+the first one highest; `binary` shows the bytes less 128, as numpy's `packbits` is used for it.
+"""
+
+import binascii
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+NumberType = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+"""What a vector is made of; `float` is float32."""
+_START = b'{"embedding":['
+_STEPS = 127
+_LESS_128 = bytes([byte ^ 0x80 for byte in range(256)])
+_SIGNED = ("int8", "binary")
+_encode = msgspec.json.encode
+
+
+class _Embedding(msgspec.Struct, frozen=True):
+    embedding: list[float]
+
+
+_decode = msgspec.json.Decoder(_Embedding).decode
+
+
+def floats_as_json(result: bytes) -> bytes | memoryview:
+    """Return the JSON list of numbers in a result, as a part of it and no copy in general."""
+    is_plain = result.startswith(_START) and result.find(b'"', len(_START)) < 0
+    if is_plain and result.endswith(b"]}"):
+        return memoryview(result)[len(_START) - 1 : -1]
+    return _encode(_decode(result).embedding)
+
+
+def as_json(result: bytes, kind: NumberType) -> bytes | memoryview:
+    """Return a vector as a JSON list of numbers of that type."""
+    if kind == "float":
+        return floats_as_json(result)
+    packed = as_bytes(result, kind)
+    if kind == "float16":
+        return _encode([value for (value,) in struct.iter_unpack("<e", packed)])
+    return _encode(memoryview(packed).cast("b" if kind in _SIGNED else "B").tolist())
+
+
+def as_base64(result: bytes, kind: NumberType = "float") -> bytes:
+    """Return the bytes of a vector as a JSON string in base64."""
+    return b'"%b"' % binascii.b2a_base64(as_bytes(result, kind), newline=False)
+
+
+def as_bytes(result: bytes, kind: NumberType = "float") -> bytes:
+    """Return the numbers of a vector one after another, little-endian."""
+    return _PACKERS[kind](_decode(result).embedding)
+
+
+def _float32(values: Sequence[float]) -> bytes:
+    numbers = array("f", values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _float16(values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}e", *values)
+
+
+def _int8(values: Sequence[float]) -> bytes:
+    largest = max(max(values, default=0.0), -min(values, default=0.0)) or 1.0
+    scale = _STEPS / largest
+    return array("b", [round(value * scale) for value in values]).tobytes()
+
+
+def _uint8(values: Sequence[float]) -> bytes:
+    return _int8(values).translate(_LESS_128)
+
+
+def _ubinary(values: Sequence[float]) -> bytes:
+    bits = "".join(["1" if value > 0 else "0" for value in values])
+    size = (len(bits) + 7) // 8
+    return int(bits.ljust(8 * size, "0") or "0", 2).to_bytes(size)
+
+
+def _binary(values: Sequence[float]) -> bytes:
+    return _ubinary(values).translate(_LESS_128)
+
+
+_PACKERS: dict[NumberType, Callable[[Sequence[float]], bytes]] = {
+    "float": _float32,
+    "float16": _float16,
+    "int8": _int8,
+    "uint8": _uint8,
+    "binary": _binary,
+    "ubinary": _ubinary,
+}

@@ -1,0 +1,112 @@
+"""Runs the process of batches: it is small until there is a batch to run."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from gateway.app.secret import kept_secret
+from gateway.batches.answering import LineAnswerer
+from gateway.batches.run import BatchBounds, BatchRun
+from gateway.batches.runner import BatchRunner, FileRetention
+from gateway.batches.webhooks import DeliveryRunner, read_webhooks
+from gateway.batches.window import CongestionWindow
+from gateway.errors import DependencyUnavailable, NotFound
+from gateway.ledger.batch_types import RequestBatch
+from gateway.ledger.ledger import Ledger
+from gateway.settings import Settings
+from gateway.storage.build import build_storage
+from gateway.storage.disk import DiskStorage
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.workers.backoff import pause
+from gateway.workers.file_lock import FileLock
+
+_LOCK_NAME = "batches.lock"
+_HOLDER_NAME = "batches.id"
+_log = logging.getLogger(__name__)
+
+
+async def run_batches(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Run the ledger's batches until `stop`; wait while another process of the directory does."""
+    storage = build_storage(settings)
+    with FileLock(settings.data_dir / _LOCK_NAME) as lock, Ledger(settings.ledger) as ledger:
+        while not lock.take() and not stop.is_set():
+            await pause(stop, 0.5)
+        if not lock.held:
+            return
+        async with AsyncExitStack() as stack:
+            holder = await _holder(settings, stop)
+            metrics = GatewayMetrics(CollectorRegistry())
+            runner = BatchRunner(
+                holder=holder,
+                batches=ledger.batches,
+                start=_starter(stack, settings, ledger, holder),
+                most=settings.batches_at_once,
+                report=partial(metrics.statistics, "batches"),
+            )
+            sender = DeliveryRunner(
+                deliveries=ledger.deliveries, read=partial(read_webhooks, settings.webhooks)
+            )
+            retention = FileRetention(
+                files=ledger.files,
+                batches=ledger.batches,
+                storage=storage,
+                keep=int(settings.files_keep),
+            )
+            if isinstance(storage, DiskStorage):
+                with contextlib.suppress(NotFound, DependencyUnavailable):
+                    await asyncio.to_thread(storage.remove_unfinished)
+            async with asyncio.TaskGroup() as group:
+                for part in (runner, sender, retention):
+                    group.create_task(part.run(stop))
+
+
+async def _holder(settings: Settings, stop: asyncio.Event) -> str:
+    """Return the name of this data directory in leases; wait while the disk is full."""
+    while not stop.is_set():
+        try:
+            return kept_secret(settings.data_dir / _HOLDER_NAME)
+        except OSError as error:
+            _log.warning("batches wait for the disk", extra={"reason": error.strerror})
+            await pause(stop, 1.0)
+    return ""
+
+
+def _starter(
+    stack: AsyncExitStack, settings: Settings, ledger: Ledger, holder: str
+) -> Callable[[RequestBatch], Awaitable[BatchRun]]:
+    """Return what makes the runs; the first one opens a gateway worker."""
+    answerer: LineAnswerer | None = None
+    storage = build_storage(settings)
+    bounds = BatchBounds(
+        max_lines=settings.batch_max_lines,
+        max_line_bytes=settings.batch_max_line_bytes,
+        in_flight=settings.batch_in_flight,
+        keep_files=int(settings.files_keep),
+    )
+
+    async def start(batch: RequestBatch) -> BatchRun:
+        nonlocal answerer
+        if answerer is None:
+            # Imported late: without batches the process needs none of it.
+            from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
+
+            clock = asyncio.get_running_loop().time
+            answerer = LineAnswerer(
+                runner=await open_line_runner(stack, settings),
+                window=CongestionWindow(settings.batch_in_flight, clock=clock),
+            )
+        return BatchRun(
+            batch,
+            holder=holder,
+            batches=ledger.batches,
+            storage=storage,
+            answerer=answerer,
+            bounds=bounds,
+        )
+
+    return start

@@ -1,0 +1,49 @@
+"""Has an example of each command, which `--help` shows; `backends/cli.py` has those of its own."""
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import click
+
+EXAMPLES = MappingProxyType(
+    {
+        "up": "sluicegate up --models ./models --port 9090",
+        "init": "sluicegate init && sluicegate config check",
+        "completion": 'eval "$(sluicegate completion bash)"',
+        "gateway": "SLUICEGATE_CONFIG=/etc/sluicegate sluicegate gateway --workers 4",
+        "worker": "sluicegate worker billing",
+        "admin": "SLUICEGATE_ADMIN_PORT=8081 sluicegate admin",
+        "config check": "sluicegate config check ./config",
+        "config show": "sluicegate config show --json",
+        "config reload": "sluicegate config reload --data-dir .sluicegate",
+        "regions list": "sluicegate regions list",
+        "regions drain": "sluicegate regions drain eu eu-0",
+        "regions restore": "sluicegate regions restore eu eu-0",
+        "regions shares": "sluicegate regions shares --tenant acme",
+        "keys create": "sluicegate keys create acme --new-tenant --name 'web shop'",
+        "keys list": "sluicegate keys list --tenant acme",
+        "keys revoke": "sluicegate keys revoke key_0f3a5c",
+        "usage": "sluicegate usage --from 2026-11-01 --group-by tenant --group-by day",
+        "ledger backup": "sluicegate ledger backup ./ledger-of-today.db",
+        "models reload": "sluicegate models reload",
+        "models rollback": "sluicegate models rollback sentiment",
+        "models shadow": "sluicegate models shadow sentiment 2 --share 10",
+        "models split": "sluicegate models split sentiment 1=90 2=10",
+    }
+)
+
+
+def add_examples(group: click.Group, path: str = "") -> None:
+    """Have each command below `group` end its help with its example."""
+    for name, command in all_commands(group, path):
+        if example := EXAMPLES.get(name):
+            command.epilog = f"\b\nExample:\n  {example}"
+
+
+def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield every command below `group` that is no group, by its words."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from all_commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command

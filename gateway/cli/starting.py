@@ -1,0 +1,63 @@
+"""Implements `sluicegate init` and `sluicegate completion`, which a newcomer runs first."""
+
+import contextlib
+from pathlib import Path
+
+import click
+from click.shell_completion import get_completion_class
+
+from gateway.cli.failures import Failure
+from gateway.supervisor.errors import ExitCode
+
+STARTER_CONFIG = Path(__file__).with_name("starter_config")
+"""The folder that `init` copies; `up` serves with it where there is no other."""
+_SHELLS = ("bash", "zsh", "fish")
+_VARIABLE = "_SLUICEGATE_COMPLETE"  # click reads it
+
+
+@click.command(short_help="Write a commented configuration.")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default="config")
+def init(folder: Path) -> None:
+    """Write a commented configuration into FOLDER, by default `config`.
+
+    It says what is in force without it. What is there is never overwritten: a folder that holds a
+    `*.yaml` file is left as it is.
+    """
+    if found := sorted(folder.glob("*.yaml")):
+        raise Failure(
+            f"`{found[0]}` exists, and nothing was written; name another folder", ExitCode.FAILED
+        )
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in sorted(STARTER_CONFIG.glob("*.yaml")):
+            with (folder / source.name).open("x", encoding="utf-8") as file:
+                written.append(folder / source.name)
+                file.write(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        for path in written:
+            path.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # unless it holds something
+        reason = error.strerror or error
+        raise Failure(f"`{folder}` cannot be written: {reason}", ExitCode.FAILED) from error
+    for path in written:
+        click.echo(f"wrote {path}")
+    click.echo("Next: `sluicegate config check`, then `sluicegate up`.")
+
+
+@click.command(short_help="Print a script that completes commands in a shell.")
+@click.argument("shell", type=click.Choice(_SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script that completes commands and options of `sluicegate` in SHELL.
+
+    For the present shell: `eval "$(sluicegate completion bash)"`, with `zsh` likewise, and for fish
+    `sluicegate completion fish | source`. For every shell, put that line into ~/.bashrc, ~/.zshrc
+    or ~/.config/fish/config.fish.
+    """
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise Failure(f"click has no completion for {shell}", ExitCode.FAILED)
+    program = context.find_root().info_name or "sluicegate"
+    click.echo(kind(context.find_root().command, {}, program, _VARIABLE).source())

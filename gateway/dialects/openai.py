@@ -1,0 +1,155 @@
+"""Answers OpenAI's clients: embeddings and moderations. Native routes list the models."""
+
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.schemas import EmbedBody, Positive
+from gateway.api.vectors import as_base64, floats_as_json
+from gateway.dialects.base import dialect_operation, input_tokens, texts_only
+from gateway.dialects.openai_errors import OPENAI_ERRORS, PROBLEMS_AND_ERRORS
+from gateway.dialects.openai_moderations import (
+    ModerationsRoute,
+    OpenAIModerations,
+    OpenAIModerationsBody,
+)
+from gateway.types import Answer, InferenceRequest, RequestId, Usage
+
+_encode = msgspec.json.encode
+
+
+class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Turn texts into vectors, as OpenAI's clients ask for them."""
+
+    model: str
+    """The name of a model that makes vectors."""
+    input: str | list[str | int | list[int]]
+    """A text, or a list of texts; tokens are refused."""
+    encoding_format: Literal["float", "base64"] = "float"
+    """`base64`: the numbers as little-endian float32, which the clients ask for by default."""
+    dimensions: Positive | None = None
+    """Keeps the first so many numbers of a vector, which then has the length 1 again."""
+    user: str | None = None
+    """Is ignored."""
+
+    def items(self) -> list[Any]:
+        """Return the inputs."""
+        return self.input if isinstance(self.input, list) else [self.input]
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that `POST /v1/embed` would make of it."""
+        texts = texts_only(self.items(), "input")
+        return EmbedBody(model=self.model, input=texts, dimensions=self.dimensions).request()
+
+
+class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector."""
+
+    object: Literal["embedding"]
+    """Is always the same."""
+    index: int
+    """The place of its text in the input."""
+    embedding: list[float] | str
+    """The numbers, or a string in base64."""
+
+
+class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request, whether they were computed or cached."""
+
+    prompt_tokens: int
+    """Tokens of all texts, as the model reads them."""
+    total_tokens: int
+    """The same."""
+
+
+class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """Vectors of all texts."""
+
+    object: Literal["list"]
+    """Is always the same."""
+    data: list[OpenAIEmbedding]
+    """A vector for each text, in the order of the input."""
+    model: str
+    """The model that made them."""
+    usage: OpenAIUsage
+    """Tokens of the request."""
+
+
+class EmbeddingsRoute(InferenceRoute):
+    """Answers `POST /v1/embeddings`."""
+
+    path = "/v1/embeddings"
+    task = Task.EMBED
+    errors = OPENAI_ERRORS
+    _decode = staticmethod(msgspec.json.Decoder(OpenAIEmbeddingsBody).decode)
+
+    @override
+    def decode(self, source: BodySource) -> OpenAIEmbeddingsBody:
+        return self._decode(source.raw)
+
+    @override
+    def encode(
+        self, body: OpenAIEmbeddingsBody, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        render = as_base64 if body.encoding_format == "base64" else floats_as_json
+        parts: list[bytes | memoryview] = [b'{"object":"list","data":[']
+        for index, outcome in enumerate(answer.outcomes):
+            start = b',{"object":"embedding","index":%d,"embedding":' % index
+            parts += (start if index else start[1:], render(outcome.result), b"}")
+        tokens = input_tokens(answer)
+        parts.append(
+            b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
+            % (_encode(answer.model.info.name), tokens, tokens)
+        )
+        return Rendered(JSON, b"".join(parts))
+
+
+_EMBEDDINGS, _MODERATIONS = EmbeddingsRoute(), ModerationsRoute()
+OPENAI = Dialect(
+    name="openai",
+    description="What OpenAI's clients ask for: point `base_url` here, to `/v1`.",
+    routes={
+        _EMBEDDINGS: dialect_operation(
+            _EMBEDDINGS,
+            dialect="openai",
+            id="openai_embeddings",
+            summary="Turn texts into vectors, as OpenAI does",
+            body=OpenAIEmbeddingsBody,
+            example={"model": "minilm", "input": ["a sentence"], "encoding_format": "base64"},
+            answer=OpenAIEmbeddings,
+            answer_example={
+                "object": "list",
+                "data": [{"object": "embedding", "index": 0, "embedding": "AACAPw=="}],
+                "model": "minilm",
+                "usage": {"prompt_tokens": 4, "total_tokens": 4},
+            },
+        ),
+        _MODERATIONS: dialect_operation(
+            _MODERATIONS,
+            dialect="openai",
+            id="openai_moderations",
+            summary="Find texts to be held back, as OpenAI does",
+            body=OpenAIModerationsBody,
+            example={"model": "sentiment", "input": ["a gorgeous, witty movie"]},
+            answer=OpenAIModerations,
+            answer_example={
+                "id": "modr-req_1f0c5a9e7d3b2c4800000000a7",
+                "model": "sentiment",
+                "results": [
+                    {
+                        "flagged": False,
+                        "categories": {"negative": False},
+                        "category_scores": {"negative": 0.02},
+                        "category_applied_input_types": {"negative": ["text"]},
+                    }
+                ],
+            },
+        ),
+    },
+    errors=PROBLEMS_AND_ERRORS,
+    paths=("/v1/models", "/v1/chat/", "/v1/completions", "/v1/responses"),
+)

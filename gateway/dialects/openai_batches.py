@@ -1,0 +1,332 @@
+"""Serves the customers' routes of files and batches, in the form of OpenAI's API."""
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from litestar import Controller, Request, delete, get, post
+from litestar.datastructures import ResponseHeader
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
+from litestar.response import Stream
+
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import InferenceRoutes
+from gateway.api.openapi_parts import Content, Kind, Operation
+from gateway.batches.batch_access import BatchAccess
+from gateway.batches.tenant_files import TenantFiles
+from gateway.dialects.batch_schemas import (
+    BatchList,
+    BatchView,
+    DeletedFile,
+    FileList,
+    FileView,
+    NewBatch,
+    batch_view,
+    file_view,
+)
+from gateway.dialects.openai_errors import OPENAI_ERRORS
+from gateway.dialects.uploads import MultipartReader
+from gateway.errors import (
+    Conflict,
+    DependencyUnavailable,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    RateLimited,
+    RequestTimeout,
+)
+from gateway.middleware.admission import PRINCIPAL
+from gateway.types import Principal
+
+AnyRequest = Request[Any, Any, Any]
+Files = NamedDependency[SkipValidation[TenantFiles]]
+Batches = NamedDependency[SkipValidation[BatchAccess]]
+Endpoints = NamedDependency[SkipValidation[InferenceRoutes]]
+_MOST_FILES = 10_000
+_MOST_BATCHES = 100
+_NAME = "openai-batches"
+_operation = partial(Operation, tag=_NAME, kind=Kind.LIMITED, error_format=OPENAI_ERRORS)
+_ERRORS = (RateLimited, DependencyUnavailable)
+_AFTER = {"description": "The last id of the page before.", "example": "file-5f2c"}
+_FILE = {"file_id": {"description": "The id of a file.", "example": "file-5f2c"}}
+_BATCH = {"batch_id": {"description": "The id of a batch.", "example": "batch_5f2c"}}
+_LINES = '{"custom_id": "1", "method": "POST", "url": "/v1/classify", "body": {...}}'
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "file": {"type": "string", "format": "binary", "description": "JSON Lines."},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600},
+    },
+}
+_PRIVATE = (ResponseHeader(name="cache-control", value="private, no-store"),)
+_NEW_BATCH = {
+    "input_file_id": "file-5f2c",
+    "endpoint": "/v1/classify",
+    "completion_window": "24h",
+}
+
+
+class FilesController(Controller):
+    """Keeps tenants' files."""
+
+    path = "/v1/files"
+    response_headers = _PRIVATE
+
+    @post(
+        "/",
+        status_code=200,
+        request_max_body_size=None,
+        opt={
+            "operation": _operation(
+                id="create_file",
+                summary="Upload a file",
+                errors=(*_ERRORS, PayloadTooLarge),
+                body=(
+                    Content(
+                        media="multipart/form-data",
+                        schema=_FORM,
+                        summary="A file with a line for each request",
+                        example={"purpose": "batch", "file": _LINES},
+                    ),
+                ),
+            )
+        },
+    )
+    async def create_file(self, request: AnyRequest, files: Files) -> FileView:
+        """Store a file of JSON Lines, whose lines are the requests of a batch."""
+        form = MultipartReader(partial(files.uploading, _principal(request)))
+        try:
+            async with asyncio.timeout(files.bounds.upload_timeout):
+                upload = await form.receive(
+                    request.headers.get("content-type", ""), request.stream()
+                )
+        except TimeoutError as error:
+            raise RequestTimeout("The file did not arrive in time; send it faster.") from error
+        seconds = form.fields.get("expires_after[seconds]")
+        if seconds is not None and not (seconds.isascii() and seconds.isdigit()):
+            raise InvalidRequest("`expires_after[seconds]` must be a number.")
+        expires_after = None if seconds is None else int(seconds[:12])
+        return file_view(await files.finish(upload, expires_after=expires_after))
+
+    @get(
+        "/",
+        opt={
+            "operation": _operation(
+                id="list_files",
+                summary="Your files",
+                errors=(*_ERRORS, NotFound),
+                about={
+                    "after": _AFTER,
+                    "limit": {"description": "Files of a page.", "example": 20},
+                    "order": {"description": "By the time of creation.", "example": "desc"},
+                    "purpose": {"description": "Only files of it.", "example": "batch"},
+                },
+            )
+        },
+    )
+    async def list_files(
+        self,
+        request: AnyRequest,
+        files: Files,
+        after: FromQuery[str | None] = None,
+        limit: Annotated[int, QueryParameter(ge=1, le=_MOST_FILES)] = _MOST_FILES,
+        order: FromQuery[Literal["asc", "desc"]] = "desc",
+        purpose: FromQuery[str | None] = None,
+    ) -> FileList:
+        """Return the tenant's files, page by page."""
+        found = await files.page(
+            _principal(request),
+            limit=limit + 1,
+            after=after,
+            purpose=purpose,
+            is_ascending=order == "asc",
+        )
+        data = [file_view(file) for file in found[:limit]]
+        return FileList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(found) > limit,
+        )
+
+    @get(
+        "/{file_id:str}",
+        opt={
+            "operation": _operation(
+                id="get_file", summary="One file", errors=(*_ERRORS, NotFound), about=_FILE
+            )
+        },
+    )
+    async def get_file(self, file_id: FromPath[str], request: AnyRequest, files: Files) -> FileView:
+        """Return what is known of a file."""
+        return file_view(await files.get(_principal(request), file_id))
+
+    @delete(
+        "/{file_id:str}",
+        status_code=200,
+        opt={
+            "operation": _operation(
+                id="delete_file",
+                summary="Delete a file",
+                errors=(*_ERRORS, NotFound, Conflict),
+                about=_FILE,
+            )
+        },
+    )
+    async def delete_file(
+        self, file_id: FromPath[str], request: AnyRequest, files: Files
+    ) -> DeletedFile:
+        """Delete a file that no batch reads."""
+        await files.delete(_principal(request), file_id)
+        return DeletedFile(id=file_id)
+
+    @get(
+        "/{file_id:str}/content",
+        opt={
+            "operation": _operation(
+                id="get_file_content",
+                summary="The content of a file",
+                errors=(*_ERRORS, NotFound),
+                answers={
+                    200: (
+                        Content(
+                            media="application/octet-stream",
+                            schema={"type": "string", "format": "binary"},
+                        ),
+                    )
+                },
+                about=_FILE,
+            )
+        },
+    )
+    async def get_file_content(
+        self, file_id: FromPath[str], request: AnyRequest, files: Files
+    ) -> Stream:
+        """Return a file as it was sent, or as a batch wrote it."""
+        content = await files.content(_principal(request), file_id)
+        return Stream(content, media_type="application/octet-stream")
+
+
+class BatchesController(Controller):
+    """Runs many requests within a day, at a price of their own."""
+
+    path = "/v1/batches"
+    response_headers = _PRIVATE
+
+    @post(
+        "/",
+        status_code=200,
+        opt={
+            "operation": _operation(
+                id="create_batch",
+                summary="Run the requests of a file",
+                errors=(*_ERRORS, NotFound),
+                body=(Content(summary="A file for one route", example=_NEW_BATCH),),
+            )
+        },
+    )
+    async def create_batch(
+        self,
+        data: JSONBody[NewBatch],
+        request: AnyRequest,
+        batches: Batches,
+        endpoints: Endpoints,
+    ) -> BatchView:
+        """Run every line of a file as a request to one inference route, within 24 hours."""
+        if endpoints.find(data.endpoint) is None:
+            raise InvalidRequest(
+                f"`endpoint` must be an inference route such as `/v1/classify`, not"
+                f" `{data.endpoint}`."
+            )
+        after = data.output_expires_after
+        batch = await batches.create(
+            _principal(request),
+            endpoint=data.endpoint,
+            input_file=data.input_file_id,
+            window=data.completion_window,
+            metadata=data.metadata,
+            output_expires_after=None if after is None else after.seconds,
+        )
+        return batch_view(batch)
+
+    @get(
+        "/",
+        opt={
+            "operation": _operation(
+                id="list_batches",
+                summary="Your batches",
+                errors=(*_ERRORS, NotFound),
+                about={
+                    "after": _AFTER | {"example": "batch_5f2c"},
+                    "limit": {"description": "Batches of a page.", "example": 20},
+                },
+            )
+        },
+    )
+    async def list_batches(
+        self,
+        request: AnyRequest,
+        batches: Batches,
+        after: FromQuery[str | None] = None,
+        limit: Annotated[int, QueryParameter(ge=1, le=_MOST_BATCHES)] = 20,
+    ) -> BatchList:
+        """Return the tenant's batches, page by page, the newest first."""
+        found = await batches.page(_principal(request), limit=limit + 1, after=after)
+        data = [batch_view(batch) for batch in found[:limit]]
+        return BatchList(
+            data=data,
+            first_id=data[0].id if data else None,
+            last_id=data[-1].id if data else None,
+            has_more=len(found) > limit,
+        )
+
+    @get(
+        "/{batch_id:str}",
+        opt={
+            "operation": _operation(
+                id="get_batch", summary="One batch", errors=(*_ERRORS, NotFound), about=_BATCH
+            )
+        },
+    )
+    async def get_batch(
+        self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
+    ) -> BatchView:
+        """Return a batch and how far it is."""
+        return batch_view(await batches.get(_principal(request), batch_id))
+
+    @post(
+        "/{batch_id:str}/cancel",
+        status_code=200,
+        opt={
+            "operation": _operation(
+                id="cancel_batch",
+                summary="Cancel a batch",
+                errors=(*_ERRORS, NotFound, Conflict),
+                about=_BATCH,
+            )
+        },
+    )
+    async def cancel_batch(
+        self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
+    ) -> BatchView:
+        """End a batch early; it is `cancelling` until its results so far are in its files."""
+        return batch_view(await batches.cancel(_principal(request), batch_id))
+
+
+def _principal(request: AnyRequest) -> Principal:
+    principal: Principal = request.scope["state"][PRINCIPAL]
+    return principal
+
+
+OPENAI_BATCHES = Dialect(
+    name=_NAME,
+    description="Files and batches, as OpenAI's clients ask for them.",
+    routes={},
+    handlers=(FilesController, BatchesController),
+    errors=OPENAI_ERRORS,
+    paths=("/v1/files", "/v1/batches"),
+)

@@ -1,0 +1,98 @@
+"""Writes errors as OpenAI's clients read them: an object under `error`."""
+
+import msgspec
+from typing_extensions import override
+
+from gateway.api.error_format import ErrorFormat
+from gateway.errors import (
+    AuthenticationFailed,
+    GatewayError,
+    InvalidItem,
+    ModelNotFound,
+    PermissionDenied,
+    RateLimited,
+)
+from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
+
+_BAD_REQUEST, _FAULT = 400, 500
+_CODES: dict[type[GatewayError], str] = {
+    AuthenticationFailed: "invalid_api_key",
+    RateLimited: "rate_limit_exceeded",
+}
+_TYPES: dict[type[GatewayError], str] = {
+    AuthenticationFailed: "authentication_error",
+    PermissionDenied: "permission_error",
+    RateLimited: "rate_limit_error",
+}
+
+
+class OpenAIErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    """What was wrong, and what to do."""
+    type: str
+    """The kind of the error, in OpenAI's words."""
+    param: str | None
+    """The field of the body that is to blame, where one is."""
+    code: str
+    """What programs should look at; it is stable."""
+
+
+class OpenAIError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as OpenAI's clients read it."""
+
+    error: OpenAIErrorDetail
+    """What went wrong."""
+
+
+class ProblemAndError(Problem, frozen=True, kw_only=True, omit_defaults=True):
+    """A problem document that OpenAI's clients can read, too."""
+
+    error: OpenAIErrorDetail
+    """What went wrong."""
+
+
+class OpenAIErrorFormat(ErrorFormat):
+    """Writes errors of OpenAI's own routes; an item that cannot be answered is a bad request."""
+
+    media = "application/json"
+    type = OpenAIError
+
+    @override
+    def status(self, error: GatewayError) -> int:
+        return _BAD_REQUEST if error.status == InvalidItem.status else error.status
+
+    @override
+    def encode(self, error: GatewayError, request_id: str) -> bytes:
+        return msgspec.json.encode(OpenAIError(error=_detail(error)))
+
+
+class ProblemErrorFormat(ErrorFormat):
+    """Writes errors of native routes that OpenAI's clients use as well."""
+
+    media = MEDIA_TYPE.decode()
+    type = ProblemAndError
+
+    @override
+    def encode(self, error: GatewayError, request_id: str) -> bytes:
+        fields = msgspec.structs.asdict(problem(error, request_id))
+        return msgspec.json.encode(ProblemAndError(**fields, error=_detail(error)))
+
+
+OPENAI_ERRORS = OpenAIErrorFormat()
+PROBLEMS_AND_ERRORS = ProblemErrorFormat()
+
+
+def _detail(error: GatewayError) -> OpenAIErrorDetail:
+    param = "model" if isinstance(error, ModelNotFound) else None
+    code = _CODES.get(type(error), error.code)
+    if isinstance(error, InvalidItem):
+        param, code = f"input[{error.index}]", error.item_code
+    default = "server_error" if error.status >= _FAULT else "invalid_request_error"
+    return OpenAIErrorDetail(
+        message=error.detail,
+        type=_TYPES.get(type(error), default),
+        param=param,
+        code=code,
+    )

@@ -1,0 +1,137 @@
+"""Answers OpenAI's `moderations` by a classifier whose labels the document puts into categories."""
+
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.schemas import ClassifyBody
+from gateway.config.document import Document, ModelConfig
+from gateway.dialects.openai_errors import OPENAI_ERRORS
+from gateway.errors import InvalidRequest
+from gateway.types import Answer, InferenceRequest, RequestId, Usage
+
+
+class OpenAITextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text among parts of other kinds, which are refused."""
+
+    type: Literal["text"]
+    """Is always the same."""
+    text: str
+    """The text."""
+
+
+class OpenAIModerationsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask which texts are to be held back, and why."""
+
+    input: str | list[str | OpenAITextPart]
+    """A text, or a list of texts."""
+    model: str = ""
+    """A model that is configured for it; may be left out where there is one only."""
+
+
+class OpenAIModeration(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in a text."""
+
+    flagged: bool
+    """Whether one of the categories applies."""
+    categories: dict[str, bool]
+    """Which of the configured categories apply."""
+    category_scores: dict[str, float]
+    """How sure the model is of each."""
+    category_applied_input_types: dict[str, list[str]]
+    """Is `text` for each."""
+
+
+class OpenAIModerations(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in each text."""
+
+    id: str
+    """Names the request that computed the answer or first read it from the cache."""
+    model: str
+    """The model that answered."""
+    results: list[OpenAIModeration]
+    """A result for each text."""
+
+
+class _Label(msgspec.Struct, frozen=True):
+    label: str
+    score: float
+
+
+class _Labels(msgspec.Struct, frozen=True):
+    labels: list[_Label]
+
+
+_decode_labels = msgspec.json.Decoder(_Labels).decode
+
+
+class _ModerationRequest(msgspec.Struct, frozen=True):
+    """Holds the texts, and the entry of the model that classifies them."""
+
+    model: str
+    texts: list[str]
+    entry: ModelConfig
+
+    def items(self) -> list[Any]:
+        return self.texts
+
+    def request(self, model: str = "") -> InferenceRequest:
+        return ClassifyBody(model=self.model, input=list(self.texts)).request()
+
+
+class ModerationsRoute(InferenceRoute):
+    """Answers `POST /v1/moderations`."""
+
+    path = "/v1/moderations"
+    task = Task.CLASSIFY
+    errors = OPENAI_ERRORS
+    _decode = staticmethod(msgspec.json.Decoder(OpenAIModerationsBody).decode)
+
+    @override
+    def decode(self, source: BodySource) -> _ModerationRequest:
+        body = self._decode(source.raw)
+        parts = body.input if isinstance(body.input, list) else [body.input]
+        texts = [part if isinstance(part, str) else part.text for part in parts]
+        name = body.model or _only_model(source.document)
+        entry = source.document.models.get(name, ModelConfig())
+        if not entry.moderation and source.models.model(name) is not None:
+            raise InvalidRequest(
+                f"`{name}` is not configured for moderation; name a model that is, or use"
+                " `POST /v1/classify`."
+            )
+        return _ModerationRequest(name, texts, entry)
+
+    @override
+    def encode(
+        self, body: _ModerationRequest, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        results = [_result(outcome.result, body.entry) for outcome in answer.outcomes]
+        name = answer.model.info.name
+        found = OpenAIModerations(id=f"modr-{request_id}", model=name, results=results)
+        return Rendered(JSON, msgspec.json.encode(found))
+
+
+def _only_model(document: Document) -> str:
+    names = [name for name, entry in document.models.items() if entry.moderation]
+    if len(names) != 1:
+        raise InvalidRequest(f"`model` is needed: {len(names)} are configured for moderation.")
+    return names[0]
+
+
+def _result(result: bytes, entry: ModelConfig) -> OpenAIModeration:
+    """Return what the labels of a text say by category, whose score is its highest label's."""
+    scores = dict.fromkeys(entry.moderation.values(), 0.0)
+    for found in _decode_labels(result).labels:
+        category = entry.moderation.get(found.label)
+        if category is not None:
+            scores[category] = max(scores[category], found.score)
+    categories = {name: score >= entry.moderation_threshold for name, score in scores.items()}
+    return OpenAIModeration(
+        flagged=any(categories.values()),
+        categories=categories,
+        category_scores=scores,
+        category_applied_input_types={name: ["text"] for name in scores},
+    )

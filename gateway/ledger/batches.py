@@ -1,0 +1,215 @@
+"""Stores batches, who runs them, and how far they are; each is run by one process at a time."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select, update
+
+from gateway.errors import Conflict, NotFound, RateLimited
+from gateway.ledger import schema
+from gateway.ledger.batch_types import BatchState, RequestBatch, StoredFile
+from gateway.ledger.files import SECOND, add_file
+from gateway.ledger.store import Store
+from gateway.ledger.webhooks import add_delivery
+
+_LOCK: Final = "batches"
+_FILES: Final = "files"
+_table: Final = schema.batches
+_decode: Final = msgspec.json.Decoder(RequestBatch).decode
+
+
+class LeaseLost(Exception):
+    """Reports that another process runs the batch; nothing was changed."""
+
+
+class BatchStore:
+    """Reads and changes batches. All calls block.
+
+    A batch is run by the `holder` of its lease. A holder is one process at a time: one that starts
+    under the name of another takes over its leases at once.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def now(self) -> int:
+        """Return the time, in seconds."""
+        return self._store.clock() // SECOND
+
+    def create(self, batch: RequestBatch, *, most_open: int) -> None:
+        """Add a batch, to be run.
+
+        Raises:
+            RateLimited: the tenant has as many open batches as it may.
+            NotFound: its input file was deleted meanwhile.
+        """
+        own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
+        file = and_(schema.files.c.id == batch.input_file, schema.files.c.is_stored == 1)
+        with self._store.writing() as connection:
+            self._store.lock_subject(connection, _FILES)
+            if int(connection.scalar(select(func.count()).where(own)) or 0) >= most_open:
+                raise RateLimited(
+                    f"{most_open} batches are open, the most there may be: wait until one has ended"
+                )
+            if connection.execute(select(schema.files.c.id).where(file)).first() is None:
+                raise NotFound(f"There is no file `{batch.input_file}`.")
+            row: dict[str, Any] = {"id": batch.id, "tenant": batch.tenant}
+            row |= {"input_file": batch.input_file, "created": self._store.clock()}
+            row |= {"holder": "", "lease": 0, **_columns(batch)}
+            connection.execute(insert(_table), row)
+
+    def get(self, tenant: str, batch: str) -> RequestBatch:
+        """Return a batch.
+
+        Raises:
+            NotFound: the tenant has no such batch.
+        """
+        with self._store.reading() as connection:
+            return _decode(_row(connection, tenant, batch).state)
+
+    def page(self, tenant: str, *, limit: int, after: str | None = None) -> list[RequestBatch]:
+        """Return at most `limit` batches, the newest first.
+
+        Raises:
+            NotFound: there is no batch `after`.
+        """
+        created, own = _table.c.created, _table.c.id
+        query = select(_table.c.state).where(_table.c.tenant == tenant)
+        with self._store.reading() as connection:
+            if after is not None:
+                last = _row(connection, tenant, after)
+                same = and_(created == last.created, own < last.id)
+                query = query.where(or_(created < last.created, same))
+            states = connection.scalars(query.order_by(created.desc(), own.desc()).limit(limit))
+            return [_decode(state) for state in states]
+
+    def cancel(self, tenant: str, batch: str) -> RequestBatch:
+        """Ask for the end of a batch; what is done by then is kept.
+
+        Raises:
+            NotFound: the tenant has no such batch.
+            Conflict: it has ended.
+        """
+        with self._store.writing() as connection:
+            found = _decode(_row(connection, tenant, batch, is_locked=True).state)
+            if not found.status.is_open:
+                raise Conflict(f"The batch has ended: it is `{found.status}`.")
+            if found.status is BatchState.CANCELLING:
+                return found
+            changed = in_status(found, BatchState.CANCELLING, self.now())
+            _write(connection, changed)
+            return changed
+
+    def claim(
+        self, holder: str, *, seconds: float, running: Collection[RequestBatch]
+    ) -> RequestBatch | None:
+        """Take the lease of an open batch that nobody runs, `None` where there is none.
+
+        The oldest of a tenant with the fewest batches `running` is first.
+        """
+        own = {batch.id for batch in running}
+        tenants = [batch.tenant for batch in running]
+        is_open = _table.c.is_open == 1
+        with self._store.reading() as connection:
+            if connection.execute(select(_table.c.id).where(is_open).limit(1)).first() is None:
+                return None
+        with self._store.writing() as connection:
+            now = self._store.lock_subject(connection, _LOCK)
+            is_free = or_(_table.c.lease <= now, _table.c.holder == holder)
+            query = select(_table).where(is_open, is_free).order_by(_table.c.created)
+            free = [row for row in connection.execute(query) if row.id not in own]
+            if not free:
+                return None
+            row = min(free, key=lambda each: (tenants.count(each.tenant), each.created))
+            _lease(connection, [row.id], holder, now + int(seconds * SECOND))
+            return _decode(row.state)
+
+    def remove_ended(self, *, keep: int) -> None:
+        """Remove batches that have ended and were created more than `keep` seconds ago."""
+        before = self._store.clock() - keep * SECOND
+        with self._store.writing(in_bulk=True) as connection:
+            is_old = and_(_table.c.is_open == 0, _table.c.created <= before)
+            connection.execute(delete(_table).where(is_old))
+
+    def renew(
+        self, holder: str, batches: Sequence[str], *, seconds: float
+    ) -> dict[str, BatchState]:
+        """Renew leases; return the status of those batches that `holder` still has."""
+        with self._store.writing() as connection:
+            now = self._store.lock_subject(connection, _LOCK)
+            own = and_(_table.c.id.in_(batches), _table.c.holder == holder)
+            rows = connection.execute(select(_table.c.id, _table.c.state).where(own)).all()
+            held = {str(row.id): _decode(row.state).status for row in rows}
+            _lease(connection, list(held), holder, now + int(seconds * SECOND))
+            return held
+
+    def change(
+        self, batch: str, holder: str, change: Callable[[RequestBatch], RequestBatch]
+    ) -> RequestBatch:
+        """Replace a batch by what `change` returns for it.
+
+        Raises:
+            LeaseLost: `holder` does not run it.
+        """
+        with self._store.writing() as connection:
+            changed = change(_held(connection, batch, holder))
+            _write(connection, changed)
+            return changed
+
+    def end(
+        self,
+        batch: str,
+        holder: str,
+        change: Callable[[RequestBatch], RequestBatch],
+        *,
+        files: Sequence[StoredFile] = (),
+    ) -> RequestBatch:
+        """End a batch as `change` says, add its files, and note that its tenant is to be told.
+
+        Raises:
+            LeaseLost: `holder` does not run it.
+        """
+        with self._store.writing() as connection:
+            changed = change(_held(connection, batch, holder))
+            for file in files:
+                add_file(connection, file)
+            _write(connection, changed)
+            add_delivery(connection, changed, now=self._store.clock())
+            return changed
+
+
+def in_status(batch: RequestBatch, status: BatchState, now: int) -> RequestBatch:
+    """Return `batch` in another status since `now`."""
+    moments = batch.moments | {status.value: now}
+    return msgspec.structs.replace(batch, status=status, moments=moments)
+
+
+def _columns(batch: RequestBatch) -> dict[str, Any]:
+    state = msgspec.json.encode(batch).decode()
+    return {"is_open": int(batch.is_open), "state": state}
+
+
+def _write(connection: Connection, batch: RequestBatch) -> None:
+    connection.execute(update(_table).where(_table.c.id == batch.id).values(**_columns(batch)))
+
+
+def _lease(connection: Connection, batches: Sequence[str], holder: str, until: int) -> None:
+    own = _table.c.id.in_(batches)
+    connection.execute(update(_table).where(own).values(holder=holder, lease=until))
+
+
+def _held(connection: Connection, batch: str, holder: str) -> RequestBatch:
+    own = and_(_table.c.id == batch, _table.c.holder == holder)
+    row = connection.execute(select(_table.c.state).where(own).with_for_update()).first()
+    if row is None:
+        raise LeaseLost(batch)
+    return _decode(row.state)
+
+
+def _row(connection: Connection, tenant: str, batch: str, *, is_locked: bool = False) -> Row[Any]:
+    query = select(_table).where(_table.c.id == batch, _table.c.tenant == tenant)
+    row = connection.execute(query.with_for_update() if is_locked else query).first()
+    if row is None:
+        raise NotFound(f"There is no batch `{batch[:80]}`.")
+    return row

@@ -1,0 +1,52 @@
+"""Finds the row of a request by its id, also in a row that stands for several."""
+
+import re
+from collections.abc import Collection
+
+from sqlalchemy import select
+
+from gateway.ledger import schema
+from gateway.ledger.store import Store, to_datetime
+from gateway.ledger.types import RecordedRequest, Units
+from gateway.types import ID_DIGITS
+
+_events = schema.usage_events
+_USED = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
+_FORM = re.compile(rf"[A-Za-z0-9_]{{1,100}}[0-9a-f]{{{ID_DIGITS}}}")
+
+
+def find_request(
+    store: Store, tenant: str, request_id: str, *, models: Collection[str] | None = None
+) -> RecordedRequest | None:
+    """Return the request of `tenant` and `models` (`None`: all) of that id, `None` if unknown.
+
+    A row that stands for several requests has the id of the first; the others follow on it.
+    """
+    if not _FORM.fullmatch(request_id):
+        return None
+    stem, number = request_id[:-ID_DIGITS], int(request_id[-ID_DIGITS:], 16)
+    query = (
+        select(_events)
+        .where(_events.c.id <= request_id, _events.c.id >= stem + "0" * ID_DIGITS)
+        .order_by(_events.c.id.desc())
+        .limit(1)
+    )
+    with store.reading() as connection:
+        row = connection.execute(query).first()
+    if row is None or row.tenant != tenant or (models is not None and row.model not in models):
+        return None
+    if number >= int(row.id[-ID_DIGITS:], 16) + row.requests:
+        return None
+    used = {name: getattr(row, name) for name in _USED}
+    return RecordedRequest(
+        id=request_id,
+        time=to_datetime(row.time),
+        key=row.key,
+        model=row.model,
+        task=row.task,
+        status=row.status,
+        code=row.code,
+        region=row.region,
+        revision=row.revision,
+        usage=Units(requests=1, **used) if row.requests == 1 else None,
+    )

@@ -1,0 +1,74 @@
+"""Stores which webhooks are to be delivered, and when each is tried again."""
+
+import secrets
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, update
+
+from gateway.ledger import schema
+from gateway.ledger.batch_types import RequestBatch
+from gateway.ledger.store import Store
+
+_LOCK: Final = "webhooks"
+_SECOND: Final = 1_000_000_000
+_table: Final = schema.webhook_deliveries
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """A webhook to deliver: its id, the same in each attempt, and its body."""
+
+    id: str
+    tenant: str
+    payload: str
+    attempts: int
+
+
+class DeliveryStore:
+    """Reads and changes deliveries. All calls block."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def take(self, *, seconds: float, limit: int = 20) -> list[Delivery]:
+        """Return deliveries that are due; nobody else is given them for `seconds`."""
+        with self._store.reading() as connection:
+            is_due = _table.c.due <= self._store.clock()
+            if connection.execute(select(_table.c.id).where(is_due).limit(1)).first() is None:
+                return []
+        with self._store.writing() as connection:
+            now = self._store.lock_subject(connection, _LOCK)
+            due = select(_table).where(_table.c.due <= now).order_by(_table.c.due).limit(limit)
+            rows = connection.execute(due).all()
+            own = _table.c.id.in_([row.id for row in rows])
+            values = {"due": now + int(seconds * _SECOND), "attempts": _table.c.attempts + 1}
+            connection.execute(update(_table).where(own).values(**values))
+        return [
+            Delivery(id=row.id, tenant=row.tenant, payload=row.payload, attempts=row.attempts + 1)
+            for row in rows
+        ]
+
+    def retry(self, delivery: str, *, after: float) -> None:
+        """Try a delivery again, `after` so many seconds."""
+        due = self._store.clock() + int(after * _SECOND)
+        with self._store.writing() as connection:
+            connection.execute(update(_table).where(_table.c.id == delivery).values(due=due))
+
+    def remove(self, delivery: str) -> None:
+        """Forget a delivery that was made, or given up."""
+        with self._store.writing() as connection:
+            connection.execute(delete(_table).where(_table.c.id == delivery))
+
+
+def add_delivery(connection: Connection, batch: RequestBatch, *, now: int) -> None:
+    """Note that the tenant of `batch` is to be told of its end, in the caller's transaction."""
+    payload: dict[str, Any] = {
+        "object": "event",
+        "type": f"batch.{batch.status.value}",
+        "created_at": now // _SECOND,
+        "data": {"id": batch.id},
+    }
+    row = {"id": f"evt_{secrets.token_hex(12)}", "tenant": batch.tenant}
+    row["payload"] = msgspec.json.encode({"id": row["id"], **payload}).decode()
+    times = {"created": now, "due": now, "attempts": 0}
+    connection.execute(insert(_table), row | times)

@@ -1,0 +1,32 @@
+"""Chooses the storage of files that the settings name."""
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.errors import ConfigurationError
+from gateway.settings import Settings
+from gateway.storage.base import FileStorage
+from gateway.storage.disk import DiskStorage
+from gateway.storage.s3 import S3Storage
+
+
+def build_storage(settings: Settings) -> FileStorage:
+    """Return the storage at `files`.
+
+    Raises:
+        ConfigurationError: there is none of that kind, or its library is missing.
+    """
+    url = settings.files
+    if not url:
+        return DiskStorage(settings.data_dir.absolute() / "files")
+    if "://" not in url:
+        return DiskStorage(Path(url).absolute())
+    parts = urlsplit(url)
+    if parts.scheme == "s3" and parts.netloc:
+        return S3Storage(parts.netloc, parts.path)
+    raise ConfigurationError("`SLUICEGATE_FILES` must be a folder, or `s3://bucket/prefix`")
+
+
+def file_object(file: str) -> str:
+    """Return the name of the object with the content of a file."""
+    return f"files/{file}"

@@ -1,0 +1,86 @@
+"""Stores files in a folder, which may be shared by several machines."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import DependencyUnavailable, NotFound
+from gateway.storage.base import Write
+
+_CHUNK: Final = 256 * 1024
+_UNFINISHED: Final = ".unfinished-"
+_LEFT_AFTER: Final = 86_400.0
+
+
+class DiskStorage:
+    """Implements `FileStorage` below `root`: a file is written aside, synced, and renamed."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Write]:
+        """Write an object; see `FileStorage`."""
+        path = self._root / name
+        aside = path.with_name(f"{_UNFINISHED}{secrets.token_hex(8)}")
+        with _translated(name):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                with aside.open("xb") as file:
+                    yield file.write
+                    file.flush()
+                    os.fsync(file.fileno())
+                aside.replace(path)
+                _sync(path.parent)
+            finally:
+                aside.unlink(missing_ok=True)
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        """Yield the content; see `FileStorage`."""
+        with _translated(name), (self._root / name).open("rb") as file:
+            file.seek(start)
+            while content := file.read(_CHUNK):
+                yield content
+
+    def delete(self, name: str) -> None:
+        """Delete an object; see `FileStorage`."""
+        with _translated(name):
+            (self._root / name).unlink(missing_ok=True)
+
+    def delete_below(self, folder: str) -> None:
+        """Delete objects; see `FileStorage`."""
+        with _translated(folder), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(self._root / folder)
+
+    def remove_unfinished(self) -> None:
+        """Remove what processes that were killed a day ago or earlier left half-written."""
+        with _translated(""):
+            for path in self._root.rglob(f"{_UNFINISHED}*"):
+                if time.time_ns() / 1e9 - path.stat().st_mtime > _LEFT_AFTER:
+                    path.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _translated(name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFound(f"The content of `{name}` is not there.") from error
+    except OSError as error:
+        raise DependencyUnavailable(
+            f"the storage of files cannot be used ({error.strerror}): is there room on its disk?",
+            retry_after=5.0,
+        ) from error

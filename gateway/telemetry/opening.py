@@ -1,0 +1,30 @@
+"""Opens the tracer that the `OTEL_*` variables ask for."""
+
+from collections.abc import MutableMapping
+
+from backends.otlp_variables import TracingProblem, drop_unusable, is_tracing_wanted
+from gateway.errors import ConfigurationError
+from gateway.telemetry.propagation import ContextReader
+from gateway.telemetry.tracing import Tracer
+
+
+def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: str = "") -> Tracer:
+    """Return the tracer configured by the `OTEL_*` variables in `environ`, the process's own.
+
+    Raises:
+        ConfigurationError: they ask for what is not installed or impossible.
+    """
+    drop_unusable(environ)
+    contexts = ContextReader(environ.get("OTEL_PROPAGATORS", ""))
+    if not is_tracing_wanted(environ):
+        return Tracer(contexts)
+    # The SDK reads the environment as it is imported.
+    from gateway.telemetry.otel_tracer import open_tracer  # noqa: PLC0415
+
+    attributes = {"service.name": service}
+    if instance:
+        attributes["service.instance.id"] = instance
+    try:
+        return open_tracer(environ, attributes, contexts)
+    except TracingProblem as error:
+        raise ConfigurationError(str(error)) from error

@@ -1,0 +1,97 @@
+"""Calls a Sluicegate gateway: `Sluicegate` blocks, `AsyncSluicegate` awaits.
+
+from sluicegate import Sluicegate
+
+with Sluicegate("http://127.0.0.1:8080", key="sk-...") as client:
+    answer = client.classify("sentiment", ["a gorgeous, witty movie"])
+    print(answer.results[0].labels[0].label)
+"""
+
+from importlib.metadata import version as _version
+
+try:
+    from sluicegate.async_client import AsyncSluicegate
+    from sluicegate.blocking_client import Sluicegate
+except ModuleNotFoundError as error:
+    if error.name != "httpx":
+        raise
+    raise ModuleNotFoundError(
+        "the client needs `httpx`: run `pip install 'sluicegate[client]'`", name="httpx"
+    ) from error
+from sluicegate.errors import (
+    ApiError,
+    AuthenticationFailed,
+    Conflict,
+    DeadlineExceeded,
+    InvalidItem,
+    InvalidRequest,
+    NoAnswer,
+    NotCached,
+    NotFound,
+    PayloadTooLarge,
+    PermissionDenied,
+    RateLimited,
+    SluicegateError,
+    Unavailable,
+    UpstreamFailed,
+)
+from sluicegate.options import Options
+from sluicegate.parts import Progress
+from sluicegate.results import (
+    Answer,
+    Choice,
+    Embedding,
+    Entities,
+    Entity,
+    ItemError,
+    Labels,
+    LabelScore,
+    Model,
+    PastRequest,
+    RankedDocument,
+    Readiness,
+    RotatedKey,
+    Usage,
+    UsageLine,
+    UsageReport,
+)
+
+__version__ = _version("sluicegate")
+__all__ = [
+    "Answer",
+    "ApiError",
+    "AsyncSluicegate",
+    "AuthenticationFailed",
+    "Choice",
+    "Conflict",
+    "DeadlineExceeded",
+    "Embedding",
+    "Entities",
+    "Entity",
+    "InvalidItem",
+    "InvalidRequest",
+    "ItemError",
+    "LabelScore",
+    "Labels",
+    "Model",
+    "NoAnswer",
+    "NotCached",
+    "NotFound",
+    "Options",
+    "PastRequest",
+    "PayloadTooLarge",
+    "PermissionDenied",
+    "Progress",
+    "RankedDocument",
+    "RateLimited",
+    "Readiness",
+    "RotatedKey",
+    "Sluicegate",
+    "SluicegateError",
+    "Unavailable",
+    "UpstreamFailed",
+    "Usage",
+    "UsageLine",
+    "UsageReport",
+    "__version__",
+]

@@ -1,0 +1,195 @@
+"""Calls a gateway and awaits its answers, on asyncio."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import httpx
+import msgspec
+
+from sluicegate import routes
+from sluicegate.base_client import BaseClient, described, has_certificate
+from sluicegate.calls import Call, Outcome, exchange
+from sluicegate.errors import InvalidItem
+from sluicegate.options import Options
+from sluicegate.parts import Parts, Progress, Tally, shift_index
+from sluicegate.results import Answer
+
+I = TypeVar("I")  # noqa: E741 - an item, as R is a result
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def _method(
+    make: Callable[P, Call[T]],
+) -> Callable[Concatenate["AsyncSluicegate", P], Coroutine[Any, Any, T]]:
+    async def method(self: "AsyncSluicegate", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(make(*args, **kwargs))
+
+    return described(method, make)
+
+
+class AsyncSluicegate(BaseClient):
+    """A gateway and a key of it. Close it, or use `async with`.
+
+    `url` and `key` are those of the environment (`SLUICEGATE_URL`, `SLUICEGATE_KEY`) by default.
+    `http` may be a client with certificates, proxies or a pool of your own, which you close.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        key: str = "",
+        options: Options | None = None,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._http = http or httpx.AsyncClient(verify=has_certificate(url))
+        super().__init__(self._http, is_own=http is None, url=url, key=key, options=options)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._is_own:
+            await self._http.aclose()
+
+    def with_options(self, **changes: Any) -> "AsyncSluicegate":
+        """Return a client on the same connections with other `Options`, by their names."""
+        options = msgspec.structs.replace(self.options, **changes)
+        return AsyncSluicegate(self.url, key=self._key, options=options, http=self._http)
+
+    async def send(self, call: Call[T]) -> T:
+        """Send `call` and return its answer.
+
+        Raises:
+            SluicegateError: there is none, or it is a problem.
+        """
+        steps = exchange(call, self.options, self._request)
+        outcome: Outcome = None
+        try:
+            while True:
+                step = steps.send(outcome)
+                if isinstance(step, float):
+                    await asyncio.sleep(step)
+                    outcome = None
+                else:
+                    outcome = await self._outcome(step)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    def in_parts(
+        self,
+        *,
+        size: int = 100,
+        concurrency: int = 4,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> "AsyncPartedCalls":
+        """Return the routes for lists of any length: sent in parts, several at a time.
+
+        Results come in the order of the list, each while later parts are computed.
+        """
+        return AsyncPartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
+
+    async def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
+        try:
+            return await self._http.send(request)
+        except httpx.TransportError as error:
+            return error
+
+    classify = _method(routes.classify)
+    zero_shot = _method(routes.zero_shot)
+    choose = _method(routes.choose)
+    rerank = _method(routes.rerank)
+    entities = _method(routes.entities)
+    embed = _method(routes.embed)
+    infer = _method(routes.infer)
+    list_models = _method(routes.list_models)
+    get_model = _method(routes.get_model)
+    get_usage = _method(routes.get_usage)
+    get_request = _method(routes.get_request)
+    rotate_key = _method(routes.rotate_key)
+    is_live = _method(routes.is_live)
+    is_ready = _method(routes.is_ready)
+
+
+def _streaming(
+    make: Callable[Concatenate[str, list[I], P], Call[Answer[R]]],
+) -> Callable[Concatenate["AsyncPartedCalls", str, Iterable[I], P], AsyncIterator[R]]:
+    def method(
+        self: "AsyncPartedCalls",
+        model: str,
+        items: Iterable[I],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> AsyncIterator[R]:
+        return self.results(items, lambda part: make(model, part, *args, **kwargs))
+
+    return described(method, make)
+
+
+class AsyncPartedCalls:
+    """The routes of a client for lists of any length."""
+
+    def __init__(self, client: AsyncSluicegate, parts: Parts) -> None:
+        self._client = client
+        self._parts = parts
+
+    async def results(
+        self, items: Iterable[I], make: Callable[[list[I]], Call[Answer[R]]]
+    ) -> AsyncIterator[R]:
+        """Yield the results of `items` in order; `make` returns the call of a part.
+
+        Raises:
+            SluicegateError: of the first part that fails; those under way are cancelled.
+        """
+        tally = Tally(self._parts, items)
+        waiting: deque[tuple[int, asyncio.Task[Answer[R]]]] = deque()
+        try:
+            for first, part in self._parts.divide(items):
+                waiting.append((first, asyncio.create_task(self._client.send(make(part)))))
+                if len(waiting) == self._parts.concurrency:
+                    for result in await _first_results(waiting, tally):
+                        yield result
+            while waiting:
+                for result in await _first_results(waiting, tally):
+                    yield result
+        finally:
+            for _, task in waiting:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in waiting), return_exceptions=True)
+
+    classify = _streaming(routes.classify)
+    zero_shot = _streaming(routes.zero_shot)
+    choose = _streaming(routes.choose)
+    entities = _streaming(routes.entities)
+    embed = _streaming(routes.embed)
+    infer = _streaming(routes.infer)
+
+
+async def _first_results(
+    waiting: deque[tuple[int, asyncio.Task[Answer[R]]]], tally: Tally
+) -> Sequence[R]:
+    first, task = waiting[0]
+    try:
+        answer = await task
+    except InvalidItem as error:
+        shift_index(error, first)
+        raise
+    waiting.popleft()  # until then the caller's `finally` cancels it
+    tally.count(answer)
+    return answer.results

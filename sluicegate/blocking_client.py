@@ -1,0 +1,184 @@
+"""Calls a gateway and waits for its answers."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+import httpx
+import msgspec
+
+from sluicegate import routes
+from sluicegate.base_client import BaseClient, described, has_certificate
+from sluicegate.calls import Call, Outcome, exchange
+from sluicegate.errors import InvalidItem
+from sluicegate.options import Options
+from sluicegate.parts import Parts, Progress, Tally, shift_index
+from sluicegate.results import Answer
+
+I = TypeVar("I")  # noqa: E741 - an item, as R is a result
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def _method(make: Callable[P, Call[T]]) -> Callable[Concatenate["Sluicegate", P], T]:
+    def method(self: "Sluicegate", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.send(make(*args, **kwargs))
+
+    return described(method, make)
+
+
+class Sluicegate(BaseClient):
+    """A gateway and a key of it; may be used by several threads. Close it, or use `with`.
+
+    `url` and `key` are those of the environment (`SLUICEGATE_URL`, `SLUICEGATE_KEY`) by default.
+    `http` may be a client with certificates, proxies or a pool of your own, which you close.
+    """
+
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        key: str = "",
+        options: Options | None = None,
+        http: httpx.Client | None = None,
+    ) -> None:
+        self._http = http or httpx.Client(verify=has_certificate(url))
+        super().__init__(self._http, is_own=http is None, url=url, key=key, options=options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._is_own:
+            self._http.close()
+
+    def with_options(self, **changes: Any) -> "Sluicegate":
+        """Return a client on the same connections with other `Options`, by their names."""
+        options = msgspec.structs.replace(self.options, **changes)
+        return Sluicegate(self.url, key=self._key, options=options, http=self._http)
+
+    def send(self, call: Call[T]) -> T:
+        """Send `call` and return its answer.
+
+        Raises:
+            SluicegateError: there is none, or it is a problem.
+        """
+        steps = exchange(call, self.options, self._request)
+        outcome: Outcome = None
+        try:
+            while True:
+                step = steps.send(outcome)
+                if isinstance(step, float):
+                    time.sleep(step)
+                    outcome = None
+                else:
+                    outcome = self._outcome(step)
+        except StopIteration as done:
+            answer: T = done.value
+            return answer
+
+    def in_parts(
+        self,
+        *,
+        size: int = 100,
+        concurrency: int = 4,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> "PartedCalls":
+        """Return the routes for lists of any length: sent in parts, several at a time.
+
+        Results come in the order of the list, each while later parts are computed.
+        """
+        return PartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
+
+    def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
+        try:
+            return self._http.send(request)
+        except httpx.TransportError as error:
+            return error
+
+    classify = _method(routes.classify)
+    zero_shot = _method(routes.zero_shot)
+    choose = _method(routes.choose)
+    rerank = _method(routes.rerank)
+    entities = _method(routes.entities)
+    embed = _method(routes.embed)
+    infer = _method(routes.infer)
+    list_models = _method(routes.list_models)
+    get_model = _method(routes.get_model)
+    get_usage = _method(routes.get_usage)
+    get_request = _method(routes.get_request)
+    rotate_key = _method(routes.rotate_key)
+    is_live = _method(routes.is_live)
+    is_ready = _method(routes.is_ready)
+
+
+def _streaming(
+    make: Callable[Concatenate[str, list[I], P], Call[Answer[R]]],
+) -> Callable[Concatenate["PartedCalls", str, Iterable[I], P], Iterator[R]]:
+    def method(
+        self: "PartedCalls", model: str, items: Iterable[I], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[R]:
+        return self.results(items, lambda part: make(model, part, *args, **kwargs))
+
+    return described(method, make)
+
+
+class PartedCalls:
+    """The routes of a client for lists of any length."""
+
+    def __init__(self, client: Sluicegate, parts: Parts) -> None:
+        self._client = client
+        self._parts = parts
+
+    def results(
+        self, items: Iterable[I], make: Callable[[list[I]], Call[Answer[R]]]
+    ) -> Iterator[R]:
+        """Yield the results of `items` in order; `make` returns the call of a part.
+
+        Raises:
+            SluicegateError: of the first part that fails; no part is begun after it.
+        """
+        tally = Tally(self._parts, items)
+        waiting: deque[tuple[int, Future[Answer[R]]]] = deque()
+        with ThreadPoolExecutor(self._parts.concurrency, "sluicegate-part") as pool:
+            try:
+                for first, part in self._parts.divide(items):
+                    waiting.append((first, pool.submit(self._client.send, make(part))))
+                    if len(waiting) == self._parts.concurrency:
+                        yield from _first_results(waiting, tally)
+                while waiting:
+                    yield from _first_results(waiting, tally)
+            finally:
+                for _, future in waiting:
+                    future.cancel()
+
+    classify = _streaming(routes.classify)
+    zero_shot = _streaming(routes.zero_shot)
+    choose = _streaming(routes.choose)
+    entities = _streaming(routes.entities)
+    embed = _streaming(routes.embed)
+    infer = _streaming(routes.infer)
+
+
+def _first_results(waiting: deque[tuple[int, Future[Answer[R]]]], tally: Tally) -> Sequence[R]:
+    first, future = waiting.popleft()
+    try:
+        answer = future.result()
+    except InvalidItem as error:
+        shift_index(error, first)
+        raise
+    tally.count(answer)
+    return answer.results

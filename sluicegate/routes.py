@@ -1,0 +1,225 @@
+"""Makes the call of each route, by the names that the OpenAPI document gives them.
+
+Both clients have a method for each function here; arguments are checked by the gateway.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+from urllib.parse import quote
+
+import msgspec
+
+from sluicegate.calls import Call
+from sluicegate.results import (
+    Answer,
+    Choice,
+    Embedding,
+    Entities,
+    JsonResult,
+    Labels,
+    Liveness,
+    Model,
+    ModelList,
+    PastRequest,
+    RankedDocument,
+    Readiness,
+    RotatedKey,
+    UsageReport,
+)
+
+NumberType = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+OnError = Literal["fail", "continue"]
+
+
+class Prompt(TypedDict):
+    """An item of `choose`."""
+
+    prompt: str
+    choices: Sequence[str]
+
+
+def classify(
+    model: str,
+    texts: str | Sequence[str | tuple[str, str]],
+    *,
+    top_k: int | None = None,
+    function: Literal["softmax", "sigmoid", "none"] | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Labels]]:
+    """Label texts, or pairs of texts, with a trained classifier."""
+    fields = {"model": model, "input": texts, "top_k": top_k, "function": function}
+    return _infer("/v1/classify", Answer[Labels], fields, truncate, on_error)
+
+
+def zero_shot(
+    model: str,
+    texts: str | Sequence[str],
+    *,
+    labels: Sequence[str],
+    multi_label: bool | None = None,
+    hypothesis_template: str | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Labels]]:
+    """Label texts with labels of your own."""
+    fields = {
+        "model": model,
+        "input": texts,
+        "labels": labels,
+        "multi_label": multi_label,
+        "hypothesis_template": hypothesis_template,
+    }
+    return _infer("/v1/zero-shot", Answer[Labels], fields, truncate, on_error)
+
+
+def choose(
+    model: str,
+    items: Prompt | Sequence[Prompt],
+    *,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Choice]]:
+    """Choose the best of some options for each prompt: `{"prompt": ..., "choices": [...]}`."""
+    fields = {"model": model, "input": items}
+    return _infer("/v1/choose", Answer[Choice], fields, truncate, on_error)
+
+
+def rerank(
+    model: str,
+    query: str,
+    documents: Sequence[str],
+    *,
+    top_n: int | None = None,
+    return_documents: bool | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[RankedDocument]]:
+    """Order documents by how well they answer a query, best first."""
+    fields = {
+        "model": model,
+        "query": query,
+        "documents": documents,
+        "top_n": top_n,
+        "return_documents": return_documents,
+    }
+    return _infer("/v1/rerank", Answer[RankedDocument], fields, truncate, on_error)
+
+
+def entities(
+    model: str,
+    texts: str | Sequence[str],
+    *,
+    aggregation: Literal["none", "simple", "first", "average", "max"] | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Entities]]:
+    """Find named entities in texts."""
+    fields = {"model": model, "input": texts, "aggregation": aggregation}
+    return _infer("/v1/entities", Answer[Entities], fields, truncate, on_error)
+
+
+def embed(
+    model: str,
+    texts: str | Sequence[str],
+    *,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    output_dtype: NumberType | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Embedding]]:
+    """Turn texts into vectors."""
+    fields = {
+        "model": model,
+        "input": texts,
+        "normalize": normalize,
+        "dimensions": dimensions,
+        "output_dtype": output_dtype,
+    }
+    return _infer("/v1/embed", Answer[Embedding], fields, truncate, on_error)
+
+
+def infer(
+    model: str,
+    inputs: Sequence[Any],
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[JsonResult]]:
+    """Run a model's own algorithm over JSON items."""
+    fields = {"inputs": inputs, "parameters": parameters}
+    path = f"/v1/infer/{quote(model, safe='')}"
+    return _infer(path, Answer[JsonResult], fields, truncate, on_error)
+
+
+def list_models() -> Call[ModelList]:
+    """Return the models that the key may use."""
+    return Call(method="GET", path="/v1/models", kind=ModelList)
+
+
+def get_model(model: str) -> Call[Model]:
+    """Return one model."""
+    return Call(method="GET", path=f"/v1/models/{quote(model, safe='')}", kind=Model)
+
+
+def get_usage(
+    *,
+    since: str | None = None,
+    until: str | None = None,
+    group_by: Sequence[str] = (),
+    bucket: Literal["day", "hour"] | None = None,
+) -> Call[UsageReport]:
+    """Return the tenant's usage and cost between two dates or times; this month by default.
+
+    `group_by`: `model` (the default), `day`, `key`, `task`.
+    """
+    query = [
+        *(("from", since), ("to", until)),
+        *(("group_by", ",".join(group_by)), ("bucket", bucket)),
+    ]
+    given = tuple((name, value) for name, value in query if value)
+    return Call(method="GET", path="/v1/usage", query=given, kind=UsageReport)
+
+
+def get_request(request_id: str) -> Call[PastRequest]:
+    """Return what became of a request, by the `request_id` of its answer or error."""
+    path = f"/v1/requests/{quote(request_id, safe='')}"
+    return Call(method="GET", path=path, kind=PastRequest)
+
+
+def rotate_key(*, former_valid_for: float | None = None) -> Call[RotatedKey]:
+    """Give the key another text; the present one stays valid for so many seconds, or a day.
+
+    Where the answer was lost, call it again: only the newest text and the present one are valid.
+    """
+    given = {} if former_valid_for is None else {"former_valid_for": former_valid_for}
+    body = msgspec.json.encode(given)
+    return Call(method="POST", path="/v1/keys/rotate", body=body, kind=RotatedKey)
+
+
+def is_live() -> Call[Liveness]:
+    """Ask whether the process answers; needs no key."""
+    return Call(method="GET", path="/health/live", kind=Liveness)
+
+
+def is_ready() -> Call[Readiness]:
+    """Ask whether requests can be answered, and what is missing; needs no key."""
+    return Call(method="GET", path="/health/ready", kind=Readiness, accept=(200, 503))
+
+
+def _infer(
+    path: str,
+    kind: type[Answer[Any]],
+    fields: Mapping[str, Any],
+    truncate: bool,  # noqa: FBT001 - always passed on as it is
+    on_error: OnError,
+) -> Call[Any]:
+    """Return a call whose body leaves out what has its default."""
+    body = {name: value for name, value in fields.items() if value is not None}
+    if not truncate:
+        body["truncate"] = False
+    if on_error != "fail":
+        body["on_error"] = on_error
+    return Call(method="POST", path=path, body=msgspec.json.encode(body), kind=kind)

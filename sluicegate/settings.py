@@ -1,0 +1,16 @@
+"""Reads the address and key of a gateway from the environment, where a caller gives none."""
+
+import os
+from typing import Final
+
+DEFAULT_URL: Final = "http://127.0.0.1:8080"
+
+
+def default_url() -> str:
+    """Return `SLUICEGATE_URL`, or where `sluicegate up` listens."""
+    return os.environ.get("SLUICEGATE_URL", DEFAULT_URL)
+
+
+def default_key() -> str:
+    """Return `SLUICEGATE_KEY`; empty where there is none."""
+    return os.environ.get("SLUICEGATE_KEY", "")

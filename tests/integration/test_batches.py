@@ -1,0 +1,234 @@
+"""Batches run to their end, each line once, whatever is killed meanwhile."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from copy import copy
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from backends.protocol import Call
+from gateway.app.batches import run_batches
+from gateway.batches.runner import FileRetention
+from gateway.errors import Conflict, NotFound
+from gateway.ledger.batch_types import BatchState
+from gateway.ledger.ledger import Ledger
+from gateway.settings import Settings, environment, process_environment
+from gateway.storage.build import build_storage, file_object
+from gateway.types import KeyId, Principal, Rule, TenantId
+from gateway.workers.billing import run_billing
+from gateway.workers.shipper import run_shipper
+from loadtests.harness.stub_backend import Reply, StubBackend, answer, refuse
+from loadtests.harness.valkey import Valkey
+from tests.support.batches import BatchScene, add_caller, batch_settings, request_line
+from tests.support.pipeline import running
+
+pytestmark = pytest.mark.anyio
+_LINES, _ITEMS = 200, 10
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """One loop for the module, since its tests share a process of batches."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
+    async with StubBackend() as running_stub:
+        yield running_stub
+
+
+@pytest.fixture(scope="module")
+async def scene(
+    tmp_path_factory: pytest.TempPathFactory, valkey_server: Valkey, stub: StubBackend
+) -> AsyncIterator[BatchScene]:
+    """A tenant whose batches are run in this process."""
+    settings = batch_settings(tmp_path_factory.mktemp("batches"), valkey_server.url)
+    with Ledger(settings.ledger) as ledger:
+        add_caller(
+            ledger,
+            "limited",
+            "sk-a-key-with-limits",
+            Rule(name="minute", unit="requests", capacity=1, window=60.0),
+            Rule(name="month", unit="requests", capacity=3, period="month"),
+        )
+        made = BatchScene(settings, ledger, stub)
+        async with running(lambda stop: run_batches(settings, stop=stop)):
+            yield made
+
+
+class Runner:
+    """The process that runs batches."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._environment = dict(process_environment()) | environment(settings)
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "gateway", "run-batches"]
+        self._child = subprocess.Popen(
+            command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.wait()
+
+
+@pytest.fixture
+def runner(tmp_path: Path, valkey_server: Valkey) -> Iterator[Runner]:
+    settings = batch_settings(tmp_path, valkey_server.url, batch_in_flight=4)
+    process = Runner(settings)
+    yield process
+    process.kill()
+
+
+async def bill(settings: Settings) -> None:
+    """Bring what was recorded into the ledger."""
+
+    async def ship(stop: asyncio.Event) -> None:
+        await run_shipper(settings, stop=stop)
+
+    async def record(stop: asyncio.Event) -> None:
+        await run_billing(settings, stop=stop)
+
+    async with running(ship, record):
+        pass
+
+
+def used(ledger: Ledger) -> dict[str, Any]:
+    now = datetime.now(UTC)
+    (usage,) = ledger.usage("acme", now - timedelta(hours=1), now + timedelta(hours=1))
+    return msgspec.structs.asdict(usage)
+
+
+async def test_a_runner_that_is_killed_loses_nothing_and_repeats_nothing(
+    runner: Runner, stub: StubBackend
+) -> None:
+    """Of 2,000 items; those of the part under way are asked again, and billed once all the same."""
+    with Ledger(runner.settings.ledger) as ledger:
+        await _kill_in_the_middle(BatchScene(runner.settings, ledger, stub), runner)
+
+
+async def _kill_in_the_middle(scene: BatchScene, runner: Runner) -> None:
+    texts = [[f"text {line}.{item}" for item in range(_ITEMS)] for line in range(_LINES)]
+    batch = await scene.create(
+        *(request_line(f"line-{number}", part) for number, part in enumerate(texts))
+    )
+    runner.start()
+    await scene.until(batch, lambda found: found.completed >= _LINES / 4)
+    runner.kill()
+    runner.start()
+    ended = await scene.until(batch, lambda found: found.is_clean)
+    runner.kill()
+    await bill(runner.settings)
+
+    output = await scene.lines_of(ended.output_file)
+    echoed = [[result["echo"] for result in line["response"]["body"]["results"]] for line in output]
+    assert (ended.status, ended.error_file) == (BatchState.COMPLETED, None)
+    assert [line["custom_id"] for line in output] == [f"line-{n}" for n in range(_LINES)]
+    assert echoed == texts
+    usage = used(scene.ledger)
+    assert (usage["requests"], usage["items"]) == (_LINES, _LINES * _ITEMS)
+    assert usage["failed"] == 0
+    assert not (runner.settings.data_dir / "files" / "parts" / batch.id).exists()
+
+
+async def test_lines_that_cannot_be_run_are_named_in_the_errors_file(scene: BatchScene) -> None:
+    unknown = request_line("unknown", ["x"], body={"model": "nobody", "input": "x"})
+    lines = (
+        *(request_line("first", ["one"]), b"{not json\n", b"\n", request_line("first", ["two"])),
+        *(msgspec.json.encode({"url": "/v1/classify", "body": {}}) + b"\n", unknown),
+        request_line("elsewhere", ["x"], url="/v1/embed"),
+    )
+    ended = await scene.ended(await scene.create(*lines))
+
+    errors = {line["id"][-1]: line for line in await scene.lines_of(ended.error_file)}
+    assert [line["custom_id"] for line in await scene.lines_of(ended.output_file)] == ["first"]
+    assert (ended.total, ended.completed, ended.failed) == (6, 1, 5)
+    codes = {number: line["error"]["code"] for number, line in errors.items() if line["error"]}
+    assert codes == {
+        "2": "invalid_json_line",
+        "4": "duplicate_custom_id",
+        "5": "missing_custom_id",
+        "7": "mismatched_url",
+    }
+    assert errors["4"]["error"]["line"] == 4
+    assert "`first`" in errors["4"]["error"]["message"]
+    assert errors["6"]["response"]["status_code"] == 404
+    assert errors["6"]["response"]["body"]["code"] == "model_not_found"
+
+
+async def test_a_cancelled_batch_keeps_what_is_done(scene: BatchScene, stub: StubBackend) -> None:
+    full = refuse("overloaded")
+
+    async def behave(stub: StubBackend, call: Call, reply: Reply) -> None:
+        is_late = any(b"late" in item.body for item in call.items)
+        await (full if is_late else answer)(stub, call, reply)
+
+    stub.behaviour = behave
+    lines = [request_line(f"{n}", ["late" if n >= 20 else f"{n}"]) for n in range(60)]
+    batch = await scene.create(*lines)
+    await scene.until(batch, lambda found: found.completed == 20)
+    asked = await scene.batches.cancel(scene.caller, batch.id)
+    with pytest.raises(Conflict, match=batch.id):
+        await scene.files.delete(scene.caller, batch.input_file)
+    ended = await scene.ended(batch)
+    stub.behaviour = answer
+
+    output = await scene.lines_of(ended.output_file)
+    assert asked.status is BatchState.CANCELLING
+    assert ended.status is BatchState.CANCELLED
+    assert [line["custom_id"] for line in output] == [f"{n}" for n in range(20)]
+    assert len(output) == ended.completed == 20
+
+
+async def test_lines_that_have_no_time_left_are_in_the_errors_file(scene: BatchScene) -> None:
+    file = await scene.upload(request_line("late", ["x"]) + request_line("too", ["y"]))
+    now = scene.ledger.batches.now()
+    template = await scene.create(request_line("x", ["x"]))
+    batch = msgspec.structs.replace(
+        template, id="batch_expired", input_file=file, created=now - 90_000, expires=now - 3_600
+    )
+    scene.ledger.batches.create(batch, most_open=9)
+    ended = await scene.ended(batch)
+
+    errors = await scene.lines_of(ended.error_file)
+    assert (ended.status, ended.failed) == (BatchState.EXPIRED, 2)
+    assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+
+
+async def test_a_batch_is_charged_to_quotas_and_to_no_rate(scene: BatchScene) -> None:
+    (key,) = scene.ledger.accounts.keys("limited")
+    limited = copy(scene)
+    limited.caller = Principal(tenant=TenantId("limited"), key=KeyId(key.id))
+    batch = await limited.create(*(request_line(f"{n}", [f"{n}"]) for n in range(5)))
+    ended = await limited.ended(batch)
+
+    errors = await limited.lines_of(ended.error_file)
+    assert (ended.completed, ended.failed) == (3, 2)
+    assert {line["response"]["status_code"] for line in errors} == {429}
+
+
+async def test_old_files_are_removed(scene: BatchScene) -> None:
+    storage = build_storage(scene.settings)
+    kept, old = [await scene.upload(b"{}\n") for _ in range(2)]
+    scene.ledger.files.finish(old, size=3, expires=1)
+
+    FileRetention(
+        files=scene.ledger.files, batches=scene.ledger.batches, storage=storage, keep=1000
+    ).run_once()
+
+    assert b"".join(storage.read(file_object(kept))) == b"{}\n"
+    with pytest.raises(NotFound):
+        list(storage.read(file_object(old)))
+    with pytest.raises(NotFound):
+        await scene.files.get(scene.caller, old)

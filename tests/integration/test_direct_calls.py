@@ -1,0 +1,277 @@
+"""Calls whose head repeats an earlier one are answered as the first, without ASGI."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+
+from backends.api.direct_calls import DirectCall
+from backends.api.repeated_heads import RepeatedHeadProtocol
+from backends.api.server import BackendServer, bind
+from backends.executors.dummy import PacedExecutor
+from backends.protocol import (
+    CALL_PATH,
+    TOKEN_HEADER,
+    Call,
+    Done,
+    Failed,
+    Frame,
+    FrameReader,
+    Refusal,
+    Report,
+    Task,
+)
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.raw_http import Connection, Response
+from loadtests.harness.waiting import until
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.gate import Gate
+
+pytestmark = pytest.mark.anyio
+TOKEN = "sesame"
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    """The loop of the product."""
+    return "asyncio", {"loop_factory": uvloop.new_event_loop}
+
+
+class Server:
+    """A backend that listens, whose batches wait at a gate."""
+
+    def __init__(self, backend: Backend, server: BackendServer, gate: Gate, port: int) -> None:
+        self.backend = backend
+        self.server = server
+        self.gate = gate
+        self.port = port
+
+    def request(self, call: Call, *, token: str = TOKEN) -> bytes:
+        """Return a call as it travels."""
+        body = msgspec.msgpack.encode(call)
+        head = f"POST {CALL_PATH} HTTP/1.1\r\nhost: b\r\n{TOKEN_HEADER}: {token}\r\n"
+        return b"%bcontent-length: %d\r\n\r\n%b" % (head.encode(), len(body), body)
+
+    def classify(self, *texts: str, **changes: Any) -> bytes:
+        """Return a call that classifies texts."""
+        return self.request(self.backend.call("mood", Task.CLASSIFY, list(texts), **changes))
+
+
+@asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[Server]:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    models = write_repository(folder / "models")
+    async with running_backend(models, executor, token=TOKEN, **settings) as backend:
+        with bind("127.0.0.1", 0) as listener:
+            server = BackendServer(backend.routes)
+            running = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                yield Server(backend, server, gate, listener.getsockname()[1])
+            finally:
+                gate.open()
+                server.should_exit = True
+                await running
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[DirectCall]:
+    """Return the calls that are answered without ASGI."""
+    found: list[DirectCall] = []
+    begin = RepeatedHeadProtocol.begin_response
+
+    def record(self: RepeatedHeadProtocol, call: DirectCall) -> None:
+        found.append(call)
+        begin(self, call)
+
+    monkeypatch.setattr(RepeatedHeadProtocol, "begin_response", record)
+    return found
+
+
+def frames(response: Response) -> list[Frame]:
+    return list(FrameReader().feed(response.body))
+
+
+async def test_the_second_call_of_a_connection_is_answered_as_the_first(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    server.gate.open()
+    async with Connection(server.port) as connection:
+        responses = []
+        for scope in ("a", "b"):
+            await connection.send(server.classify("good film", scope=scope))
+            responses.append(await connection.response())
+
+    first, second = responses
+    assert len(direct) == 1
+    assert first.status == second.status == 200
+    assert frames(first)[0] == frames(second)[0]
+    assert server.backend.engine.calls_in_flight == 0
+
+
+async def begun(server: Server, connection: Connection, text: str = "the first") -> None:
+    """Have a connection's first call answered, which is parsed."""
+    await connection.send(server.classify(text))
+    server.gate.let_one_pass()
+    assert (await connection.response()).status == 200
+
+
+async def test_outcomes_are_sent_when_they_are_ready(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.classify("good", "film", ""))
+        status, headers = await connection.head()
+        early = await connection.chunk()
+        server.gate.open()
+        later = b""
+        while chunk := await connection.chunk():
+            later += chunk
+        await connection.send(server.classify("text"))
+        following = await connection.response()
+
+    refused, _ = FrameReader().feed(early)
+    found = list(FrameReader().feed(later))
+    assert (status, headers["transfer-encoding"]) == (200, "chunked")
+    assert isinstance(refused, Failed)
+    assert sum(isinstance(frame, Done) for frame in found) == 2
+    assert isinstance(found[-1], Report)
+    assert following.status == 200
+    assert len(direct) == 2
+
+
+async def test_a_call_that_waits_while_batches_run_is_not_silent(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.backend.routes.calls._timer, "_interval", 0.01)
+    async with Connection(server.port) as connection, Connection(server.port) as other:
+        await begun(server, connection)
+        await other.send(server.classify("good"))
+        await until(lambda: server.gate.arrived == 2)
+        await connection.send(server.classify("bad"))
+        await until(lambda: server.backend.engine.report().queued_rows == 1)
+        server.gate.let_one_pass()
+        await connection.head()
+        early = await connection.chunk()
+        server.gate.open()
+        later = await connection.chunk()
+
+    (report,) = FrameReader().feed(early)
+    assert isinstance(report, Report)
+    assert later
+
+
+async def test_the_row_of_a_caller_that_left_never_runs(server: Server) -> None:
+    engine = server.backend.engine
+    async with Connection(server.port) as connection, Connection(server.port) as gone:
+        await begun(server, connection)
+        await begun(server, gone, "the other")
+        await connection.send(server.classify("good"))
+        await until(lambda: server.gate.arrived == 3)
+        await gone.send(server.classify("bad", "film"))
+        await until(lambda: engine.report().queued_rows == 2)
+
+        gone.reset()
+        await until(lambda: engine.calls_in_flight == 1)
+        server.gate.open()
+        response = await connection.response()
+
+    assert isinstance(frames(response)[0], Done)
+    assert server.gate.arrived == 3
+    assert engine.report().queued_rows == 0
+    assert server.backend.batchers[0].admission.reserved == pytest.approx(0.0)
+
+
+async def test_a_refused_call_is_answered_and_its_connection_kept(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    server.gate.open()
+    call = server.backend.call("mood", Task.CLASSIFY, ["good"], revision="0" * 12)
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.request(call))
+        refused = await connection.response()
+        await connection.send(server.classify("good"))
+        following = await connection.response()
+
+    assert refused.status == 409
+    assert msgspec.msgpack.decode(refused.body, type=Refusal).code == "revision_mismatch"
+    assert (following.status, len(direct)) == (200, 1)
+
+
+async def test_what_comes_behind_a_call_is_answered_after_it(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.classify("good"), server.classify("bad", "film"))
+        server.gate.open()
+        responses = [await connection.response(), await connection.response()]
+
+    assert [len(frames(response)) for response in responses] == [2, 3]
+    assert len(direct) == 1
+
+
+async def test_other_algorithms_and_strangers_are_answered_by_asgi(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    server.gate.open()
+    review = server.backend.call("reviewer", Task.INFER, ["good film"])
+    async with Connection(server.port) as connection, Connection(server.port) as stranger:
+        await begun(server, connection)
+        await connection.send(server.request(review))
+        answered = await connection.response()
+        for _ in range(2):
+            await stranger.send(server.request(review, token="wrong"))
+            assert (await stranger.response()).status == 401
+
+    assert isinstance(frames(answered)[0], Done)
+    assert not direct
+
+
+async def test_the_answer_of_a_backend_that_stops_is_the_last_of_its_connection(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    async with Connection(server.port) as connection, Connection(server.port) as other:
+        await begun(server, connection)
+        await begun(server, other, "the other")
+        await connection.send(server.classify("good"))
+        await until(lambda: server.backend.engine.calls_in_flight == 1)
+        for each in list(server.server.server_state.connections):
+            each.shutdown()
+        server.gate.open()
+        last = await connection.response()
+
+        assert last.headers["connection"] == "close"
+        assert await connection.is_closed()
+        assert await other.is_closed()
+    assert len(direct) == 1
+
+
+async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.server.config, "timeout_keep_alive", 0.3)
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.classify("good"))
+        await until(lambda: server.backend.engine.calls_in_flight == 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await connection.head()
+        server.gate.open()
+
+        assert (await connection.response()).status == 200
+        assert await connection.is_closed()

@@ -1,0 +1,194 @@
+"""The store of idempotency keys on a real server: claims, leases, answers and bounds."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from gateway.config.document import IdempotencyConfig
+from gateway.errors import DependencyUnavailable
+from gateway.idempotency.script import HEAD_BYTES, OVERHEAD_BYTES
+from gateway.idempotency.store import ClaimOutcome, IdempotencyStore, StoredKey
+from gateway.redis.client import connect
+from gateway.types import TenantId
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually
+
+pytestmark = pytest.mark.anyio
+A, B = b"a" * 16, b"b" * 16
+RECORD = HEAD_BYTES + OVERHEAD_BYTES
+
+
+class Bounds:
+    """The configuration that applies now."""
+
+    def __init__(self) -> None:
+        self.now = IdempotencyConfig(lease=60.0)
+
+
+@pytest.fixture
+def bounds() -> Bounds:
+    return Bounds()
+
+
+@pytest.fixture
+async def redis(valkey: str, anyio_backend: str) -> AsyncIterator[Redis]:
+    client = connect(valkey, timeout=60.0)
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+async def store(redis: Redis, bounds: Bounds) -> AsyncIterator[IdempotencyStore]:
+    clock = asyncio.get_running_loop().time
+    async with IdempotencyStore(redis=redis, config=lambda: bounds.now, monotonic=clock) as opened:
+        yield opened
+
+
+def key(store: IdempotencyStore, name: str = "k", tenant: str = "acme") -> StoredKey:
+    return store.key(TenantId(tenant), name)
+
+
+async def kept(redis: Redis, tenant: str = "acme") -> tuple[int, int]:
+    """Return how many keys a tenant has, and what they are counted for; both structures agree."""
+    stem = f"sg:idem:{{{tenant}}}:"
+    names = await redis.zrange(stem + "index", 0, -1)
+    records = await redis.hgetall(stem + "records")
+    assert set(names) == set(records)
+    total = int(await redis.get(stem + "bytes") or 0)
+    assert total == sum(len(record) + OVERHEAD_BYTES for record in records.values())
+    return len(names), total
+
+
+async def test_one_runs_and_the_others_wait_until_there_is_an_answer(
+    store: IdempotencyStore, redis: Redis
+) -> None:
+    mine = key(store)
+    first = await mine.claim(A)
+    meanwhile = await key(store).claim(A)
+    other_tenant = key(store, tenant="other")
+    elsewhere = await other_tenant.claim(A)
+    await mine.finish(b"the answer")
+    await other_tenant.finish()
+    later = await key(store).claim(A)
+
+    assert [first.outcome, meanwhile.outcome, elsewhere.outcome] == ["owned", "running", "owned"]
+    assert (later.outcome, later.answer) == (ClaimOutcome.DONE, b"the answer")
+    assert await kept(redis) == (1, RECORD + len(b"the answer"))
+    assert 86_000 < await redis.ttl("sg:idem:{acme}:records") <= 86_460
+
+
+async def test_another_request_is_told_from_the_first_in_each_state(
+    store: IdempotencyStore,
+) -> None:
+    mine = key(store)
+    await mine.claim(A)
+    running = await key(store).claim(B)
+    await mine.finish(b"x")
+    done = await key(store).claim(B)
+    released = key(store, "l")
+    await released.claim(A)
+    await released.finish()
+    free = await key(store, "l").claim(B)
+
+    assert [running.outcome, done.outcome, free.outcome] == ["other"] * 3
+
+
+async def test_a_key_without_an_answer_is_run_again_and_keeps_its_first_time(
+    store: IdempotencyStore,
+) -> None:
+    mine, next_ = key(store), key(store)
+    first = await mine.claim(A)
+    await mine.finish()
+    again = await next_.claim(A)
+    await next_.finish()
+
+    assert (again.outcome, again.first) == (ClaimOutcome.OWNED, first.first)
+
+
+async def test_a_claim_of_the_dead_ends_with_its_lease_and_that_of_the_living_does_not(
+    store: IdempotencyStore, redis: Redis, bounds: Bounds
+) -> None:
+    bounds.now = IdempotencyConfig(lease=0.3)
+    living = key(store, "living")
+    await living.claim(A)
+    dead = IdempotencyStore(
+        redis=redis, config=lambda: bounds.now, monotonic=asyncio.get_running_loop().time
+    )
+    dead.start = lambda work: work.close()  # type: ignore[method-assign]  # it renews nothing
+    lost = key(dead, "dead")
+    await lost.claim(A)
+    taken = key(store, "dead")
+
+    async def is_taken_over() -> bool:
+        return (await taken.claim(A)).outcome is ClaimOutcome.OWNED
+
+    await eventually(is_taken_over)
+    await lost.finish(b"too late")
+
+    assert (await key(store, "living").claim(A)).outcome is ClaimOutcome.RUNNING
+    assert (await key(store, "dead").claim(A)).outcome is ClaimOutcome.RUNNING
+    await taken.finish(b"in time")
+    assert (await key(store, "dead").claim(A)).answer == b"in time"
+    await living.finish()
+
+
+async def test_the_oldest_keys_of_a_tenant_are_forgotten_first(
+    store: IdempotencyStore, redis: Redis, bounds: Bounds
+) -> None:
+    bounds.now = IdempotencyConfig(lease=60.0, max_keys=3)
+    for name in "abcde":
+        one = key(store, name)
+        await one.claim(A)
+        await one.finish(b"x")
+        await asyncio.sleep(0.002)  # they are told apart by milliseconds
+
+    assert await kept(redis) == (3, 3 * (RECORD + 1))
+    assert [(await key(store, name).claim(A)).outcome for name in "cde"] == [ClaimOutcome.DONE] * 3
+
+
+async def test_answers_are_bounded_in_bytes_and_one_that_has_no_room_is_not_kept(
+    store: IdempotencyStore, redis: Redis, bounds: Bounds
+) -> None:
+    bounds.now = IdempotencyConfig(lease=60.0, max_bytes=3 * RECORD + 1000)
+    for name in "abcd":
+        one = key(store, name)
+        await one.claim(A)
+        await one.finish(b"x" * 600)
+        await asyncio.sleep(0.002)
+    large = key(store, "e")
+    await large.claim(A)
+    await large.finish(b"x" * 5000)
+
+    count, total = await kept(redis)
+    assert total <= 3 * RECORD + 1000
+    assert count >= 1
+    again = key(store, "e")
+    assert (await again.claim(A)).outcome is ClaimOutcome.OWNED
+    await again.finish()
+
+
+async def test_without_redis_there_is_no_claim_and_after_it_there_is(bounds: Bounds) -> None:
+    with Valkey("--appendonly", "yes") as server:
+        redis = connect(server.url, timeout=5.0)
+        async with IdempotencyStore(
+            redis=redis, config=lambda: bounds.now, monotonic=asyncio.get_running_loop().time
+        ) as store:
+            done = key(store)
+            await done.claim(A)
+            await done.finish(b"kept")
+            server.kill()
+            with pytest.raises(DependencyUnavailable):
+                await key(store).claim(A)
+            server.start()
+
+            async def is_found() -> bool:
+                try:
+                    return (await key(store).claim(A)).answer == b"kept"
+                except DependencyUnavailable:
+                    return False
+
+            await eventually(is_found)
+            assert store.statistics().failures >= 1
+        await redis.aclose()

@@ -1,0 +1,296 @@
+"""Requests with `Idempotency-Key` at two workers: each is answered alike, and billed once."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.config.document import PriceConfig
+from gateway.events.reader import LogReader, list_logs
+from gateway.idempotency.store import IdempotencyStore, StoredKey
+from gateway.ledger.types import GroupBy
+from gateway.types import RequestEvent, Rule
+from loadtests.harness.raw_http import Response, post
+from loadtests.harness.stub_backend import StubBackend, answer, answer_when, fail_items, refuse
+from loadtests.harness.valkey import Valkey
+from loadtests.harness.waiting import eventually
+from tests.support.ledgers import open_ledger, record
+from tests.support.worker import RunningWorker, classify, running_worker
+
+pytestmark = pytest.mark.anyio
+_LEASE = 0.3
+
+
+class Scene:
+    """Two workers of one state Redis, and what they recorded since a test began."""
+
+    def __init__(
+        self, folder: Path, state: Valkey, stub: StubBackend, workers: Sequence[RunningWorker]
+    ) -> None:
+        self.one, self.two = workers
+        self.state = state
+        self.stub = stub
+        self._folder = folder
+        self._before: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Forget what was recorded and called."""
+        self._before = {log: len(events) for log, events in self._logs().items()}
+        self.stub.behaviour = answer
+        self.stub.calls.clear()
+
+    def events(self) -> dict[str, list[RequestEvent]]:
+        """Return the events of this test, by their log."""
+        return {log: events[self._before.get(log, 0) :] for log, events in self._logs().items()}
+
+    def answered(self) -> list[RequestEvent]:
+        """Return the events of answers."""
+        return [e for events in self.events().values() for e in events if e.status == 200]
+
+    def billed(self, folder: Path) -> int:
+        """Return how many items a ledger counts that is given all events twice."""
+        with open_ledger(folder) as ledger:
+            for _ in range(2):
+                for log, events in self.events().items():
+                    record(ledger, log, len(events), events)
+            since, until = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+            rows = ledger.usage("acme", since, until, [GroupBy.TASK], prices=(PriceConfig(),))
+            return sum(row.hit + row.collapsed + row.computed for row in rows)
+
+    def _logs(self) -> dict[str, list[RequestEvent]]:
+        found = {}
+        for worker in ("one", "two"):
+            for log in list_logs(self._folder / worker / "events"):
+                batch = LogReader(log).read(1000)
+                payloads = [] if batch is None else batch.payloads
+                found[log.name] = [msgspec.msgpack.decode(p, type=RequestEvent) for p in payloads]
+        return found
+
+
+@pytest.fixture(scope="module")
+async def stage(
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
+) -> AsyncIterator[Scene]:
+    folder = tmp_path_factory.mktemp("workers")
+    async with AsyncExitStack() as stack:
+        cache = stack.enter_context(Valkey())
+        state = stack.enter_context(Valkey("--appendonly", "yes"))
+        stub = await stack.enter_async_context(StubBackend())
+        workers = []
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            running = running_worker(
+                folder / name,
+                cache.url,
+                [stub],
+                state_url=state.url,
+                rules=(Rule(name="year", unit="requests", capacity=10_000, window=1e9),),
+                idempotency={"lease": _LEASE},
+                cache={"lease": 0},
+            )
+            workers.append(await stack.enter_async_context(running))
+        yield Scene(folder, state, stub, workers)
+
+
+@pytest.fixture
+def scene(stage: Scene) -> Scene:
+    stage.begin()
+    return stage
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that no other test has."""
+    return str(uuid.uuid4())
+
+
+async def ask(
+    worker: RunningWorker, key: str, *texts: str, path: str = "/v1/classify", **headers: str
+) -> Response:
+    named = {"idempotency-key": key} if key else {}
+    body = classify(*(texts or (f"the text of {key}",)))
+    async with worker.connect() as connection:
+        await connection.send(post(path, body, headers=named | headers))
+        return await connection.response()
+
+
+async def ask_until_it_is_answered(worker: RunningWorker, key: str) -> Response:
+    """Repeat a request while its owner has it, or the store is away."""
+    found: list[Response] = []
+
+    async def is_answered() -> bool:
+        found.append(await ask(worker, key))
+        return found[-1].status not in (409, 503)
+
+    await eventually(is_answered)
+    return found[-1]
+
+
+async def begin_waiting(scene: Scene, key: str) -> tuple[asyncio.Task[Response], asyncio.Event]:
+    """Ask the first worker, whose backend answers once the event is set."""
+    gate = asyncio.Event()
+    scene.stub.behaviour = answer_when(gate)
+    first = asyncio.create_task(ask(scene.one, key, **{"x-request-timeout": "60"}))
+    await scene.stub.wait_for(lambda: len(scene.stub.calls) == 1)
+    return first, gate
+
+
+def die(store: IdempotencyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing but claims reach Redis any more, as of a process that was killed."""
+    call = store.call
+
+    async def lost(action: str, key: StoredKey, value: bytes = b"") -> list[Any]:
+        if action != "claim":
+            raise ConnectionError
+        return await call(action, key, value)
+
+    monkeypatch.setattr(store, "call", lost)
+
+
+async def test_a_retry_is_replayed_by_another_worker_and_is_no_event(
+    scene: Scene, key: str
+) -> None:
+    first = await ask(scene.one, key)
+    second = await ask(scene.two, key)
+    third = await ask(scene.two, key)
+
+    assert (second.status, second.body) == (200, first.body)
+    assert second.headers["idempotency-replayed"] == "true"
+    for name in ("content-type", "x-request-id", "cache-control"):
+        assert second.headers[name] == first.headers[name]
+    assert "idempotency-replayed" not in first.headers
+    # A replay is charged as a request.
+    left = [int(each.headers["x-ratelimit-remaining-requests"]) for each in (second, third)]
+    assert left[1] == left[0] - 1
+    assert [event.id for event in scene.answered()] == [first.headers["x-request-id"]]
+
+
+async def test_a_key_is_of_one_request(scene: Scene, key: str) -> None:
+    await ask(scene.one, key)
+    body = await ask(scene.two, key, "another text")
+    route = await ask(scene.two, key, f"the text of {key}", path="/v1/embed")
+    form = await ask(scene.two, "two words")
+    unknown = await ask(scene.two, key, authorization="Bearer nobody")
+
+    assert [body.status, route.status] == [422, 422]
+    assert body.json()["code"] == "idempotency_key_reused"
+    assert (form.status, form.json()["code"]) == (400, "invalid_request")
+    assert unknown.status == 401
+
+
+async def test_a_retry_while_the_first_runs_is_told_to_wait(scene: Scene, key: str) -> None:
+    first, gate = await begin_waiting(scene, key)
+    # Longer than the lease: the first renews it.
+    await asyncio.sleep(2 * _LEASE)
+    early = await ask(scene.two, key)
+    gate.set()
+    late = await ask_until_it_is_answered(scene.two, key)
+
+    assert (early.status, early.json()["code"]) == (409, "idempotency_key_in_use")
+    assert int(early.headers["retry-after"]) == 1
+    assert (late.status, late.body) == (200, (await first).body)
+    assert len(scene.stub.calls) == 1
+
+
+async def test_what_an_owner_leaves_that_dies_while_it_computes_is_answered_by_the_next(
+    scene: Scene, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(scene.one.parts.idempotency, monkeypatch)
+    first, gate = await begin_waiting(scene, key)
+    scene.stub.behaviour = answer
+    second = await ask_until_it_is_answered(scene.two, key)
+    # It was not dead after all: its answer has the same id.
+    gate.set()
+    late = await first
+    third = await ask(scene.one, key)
+
+    assert (second.status, late.status, third.status) == (200, 200, 200)
+    assert late.headers["x-request-id"] == second.headers["x-request-id"]
+    assert third.headers["idempotency-replayed"] == "true"
+    assert len(scene.answered()) == 2
+    assert scene.billed(tmp_path) == 1
+
+
+async def test_an_answer_that_was_recorded_and_not_stored_is_computed_again_and_billed_once(
+    scene: Scene, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    die(scene.one.parts.idempotency, monkeypatch)
+    first = await ask(scene.one, key)
+    second = await ask_until_it_is_answered(scene.two, key)
+
+    assert (first.status, second.status) == (200, 200)
+    assert "idempotency-replayed" not in second.headers
+    assert len(scene.answered()) == 2
+    assert scene.billed(tmp_path) == 1
+
+
+async def test_an_answer_that_nobody_received_is_replayed(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    gate = asyncio.Event()
+    scene.stub.behaviour = answer_when(gate)
+    body = classify(f"the text of {key}")
+    async with scene.one.connect() as connection:
+        await connection.send(post("/v1/classify", body, headers={"idempotency-key": key}))
+        await scene.stub.wait_for(lambda: len(scene.stub.calls) == 1)
+    gate.set()
+    second = await ask_until_it_is_answered(scene.two, key)
+
+    assert (second.status, second.headers["idempotency-replayed"]) == (200, "true")
+    assert scene.billed(tmp_path) == len(scene.answered()) == 1
+
+
+async def test_a_large_answer_is_computed_again_and_billed_once(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    texts = [f"{key} {number}" + "x" * 2_000 for number in range(40)]
+    first = await ask(scene.one, key, *texts)
+    second = await ask(scene.two, key, *texts)
+
+    assert len(first.body) > 64 * 1024
+    assert (second.status, second.json()["results"]) == (200, first.json()["results"])
+    assert "idempotency-replayed" not in second.headers
+    assert second.headers["x-request-id"] == first.headers["x-request-id"]
+    assert scene.billed(tmp_path) == len(texts)
+
+
+async def test_errors_that_a_retry_may_mend_are_not_replayed_and_others_are(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    scene.stub.behaviour = refuse("overloaded")
+    busy = await ask(scene.one, key, **{"x-request-timeout": "0.3"})
+    scene.stub.behaviour = fail_items(0, code="bad_item", status=422, retryable=False)
+    bad = await ask(scene.one, f"{key}-bad")
+    scene.stub.behaviour = answer
+    mended = await ask_until_it_is_answered(scene.two, key)
+    again = await ask(scene.two, f"{key}-bad")
+
+    assert busy.status in (503, 504)
+    assert mended.status == 200
+    assert busy.headers["x-request-id"] != mended.headers["x-request-id"]
+    assert bad.status == again.status == 422
+    assert again.body == bad.body
+    assert again.headers["idempotency-replayed"] == "true"
+    assert scene.billed(tmp_path) == 1
+
+
+async def test_without_the_store_only_requests_with_a_key_are_refused(
+    scene: Scene, key: str
+) -> None:
+    await ask(scene.one, key)
+    scene.state.kill()
+    keyed = await ask(scene.one, key)
+    plain = await ask(scene.one, "", f"the text of {key}")
+    scene.state.start()
+    again = await ask_until_it_is_answered(scene.one, key)
+
+    assert (keyed.status, keyed.json()["code"]) == (503, "dependency_unavailable")
+    assert int(keyed.headers["retry-after"]) >= 1
+    assert plain.status == 200
+    assert again.headers["idempotency-replayed"] == "true"

@@ -1,0 +1,141 @@
+"""Calls whose items are one query each: what is ready does not wait for what is not."""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from backends.algorithms.base import QueryAlgorithm
+from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.protocol import Call, Done, Failed, Task
+from backends.serving.items import Decoders, ItemAnswerer
+from backends.serving.queries import QueryCall
+from backends.telemetry.otel_tracing import OtelTracing
+from backends.telemetry.spans import NO_TRACING
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.waiting import until
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.gate import Gate
+
+pytestmark = pytest.mark.anyio
+WORDS = ["".join(letters) for letters in itertools.product("abcdefghi", repeat=3)]
+# Sixteen of them are too much for the loop.
+LONG = [f"{word} {'good ' * 26}" for word in WORDS]
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    executor = DummyExecutor(dimensions=DIMENSIONS)
+    models = write_repository(tmp_path / "models")
+    async with running_backend(models, executor, tokenizer_threads=1) as running:
+        yield running
+
+
+@contextmanager
+def busy_tokenizer(backend: Backend) -> Iterator[threading.Event]:
+    """Keep the tokenizer's thread busy until the event is set."""
+    free = threading.Event()
+    (encoder,) = backend.engine.model_set.encoders
+    encoder.pipeline.tokenizer._pool.submit(free.wait, 60.0)
+    try:
+        yield free
+    finally:
+        free.set()
+
+
+def with_time(call: Call, index: int, remaining: float) -> Call:
+    items = list(call.items)
+    items[index] = msgspec.structs.replace(items[index], remaining=remaining)
+    return msgspec.structs.replace(call, items=items)
+
+
+async def test_answers_are_sent_while_the_next_items_are_tokenized(tmp_path: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    models = write_repository(tmp_path / "models")
+    async with running_backend(models, executor, tokenizer_threads=1) as backend:
+        exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, LONG[:300]))
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: gate.arrived == 1)
+        with busy_tokenizer(backend):
+            gate.open()
+            await until(lambda: len(exchange.frames) >= 256)
+        await running
+
+    *outcomes, _ = (frame for frame in exchange.frames if isinstance(frame, Done | Failed))
+    assert len(outcomes) == 299
+    assert all(isinstance(outcome, Done) for outcome in outcomes)
+
+
+async def test_what_fails_before_it_is_tokenized_is_sent_at_once(backend: Backend) -> None:
+    call = backend.call("mood", Task.CLASSIFY, ["", *LONG[:20]])
+    call = with_time(call, 1, 0.05)
+    exchange = backend.exchange(call)
+    with busy_tokenizer(backend):
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: len(exchange.frames) >= 4)
+        early = exchange.frames
+    await running
+
+    codes = [frame.code for frame in early if isinstance(frame, Failed)]
+    assert codes == ["empty_input", "deadline_exceeded"]
+    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 19
+
+
+async def test_tokenization_that_nobody_waits_for_any_more_has_a_span(tmp_path: Path) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    executor = DummyExecutor(dimensions=DIMENSIONS)
+    async with running_backend(
+        write_repository(tmp_path), executor, tracing=OtelTracing(provider), tokenizer_threads=1
+    ) as backend:
+        call = backend.call("mood", Task.CLASSIFY, LONG[:20], traceparent=TRACEPARENT)
+        exchange = backend.exchange(call)
+        with busy_tokenizer(backend):
+            running = asyncio.create_task(exchange.run())
+            await until(lambda: backend.engine.calls_in_flight == 1)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            exchange.leave()
+            await running
+            await asyncio.sleep(0)
+    provider.shutdown()
+
+    names = [span.name for span in exporter.get_finished_spans()]
+    assert names.count("tokenization") == names.count("POST /v1/call") == 20
+
+
+async def test_an_item_that_the_end_of_another_ended_is_not_ended_again(backend: Backend) -> None:
+    """Rows that are withdrawn bring those of other items to a queue that was closed meanwhile."""
+    call = backend.call("mood", Task.CLASSIFY, ["good", "bad", "film"])
+    entry, work = backend.engine.admit(call)
+    answerer = ItemAnswerer(
+        core=backend.engine,
+        entry=entry,
+        work=work,
+        call=call,
+        decoders=Decoders(),
+        received=time.monotonic(),
+        clock=time.monotonic,
+        tracing=NO_TRACING,
+    )
+    algorithm = answerer.algorithm
+    assert isinstance(algorithm, QueryAlgorithm)
+    query = QueryCall(answerer, algorithm, lambda: None)
+    query.begin()
+    backend.batchers[0].submissions.queue.close()
+    query.close()
+
+    ends = {what: n for (_, _, what), n in backend.engine._items.items()}
+    assert ends == {"cancelled": 1, "failed": 2}

@@ -1,0 +1,90 @@
+"""Bodies are compressed as callers accept, and inflated no further than allowed."""
+
+import gzip
+import tracemalloc
+
+import pytest
+
+from gateway.api.content_coding import CODINGS, HAS_ZSTD, accepted_coding, compressed, inflate
+from gateway.api.http import HttpReply
+from gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
+
+BODY = b'{"numbers": [0.125, 0.25]}' * 2_000
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [
+        (b"", ""),
+        (b"gzip, deflate, br", "gzip"),
+        (b"br", ""),
+        (b"gzip;q=0", ""),
+        (b"identity, *;q=0", ""),
+        (b"*", CODINGS[0]),
+        (b"deflate, GZIP;q=0.5", "gzip"),
+        (b"gzip;q=what", ""),
+    ],
+)
+def test_a_coding_is_one_that_the_caller_accepts(value: bytes, coding: str) -> None:
+    assert accepted_coding(value) == coding
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("coding", CODINGS)
+async def test_what_is_compressed_is_inflated_to_the_same(coding: str) -> None:
+    reply = await compressed(HttpReply(200, b"a: b\r\n", BODY), coding)
+
+    assert b"content-encoding: %b\r\n" % coding.encode() in reply.lines
+    assert len(reply.body) < len(BODY) / 10
+    assert inflate(reply.body, coding, limit=len(BODY)) == BODY
+    with pytest.raises(PayloadTooLarge):
+        inflate(reply.body, coding, limit=len(BODY) - 1)
+
+
+@pytest.mark.anyio
+async def test_who_accepts_nothing_is_sent_it_as_it_is() -> None:
+    reply = await compressed(HttpReply(200, b"", BODY), "")
+
+    assert reply == HttpReply(200, b"", BODY)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"no gzip",
+        gzip.compress(BODY)[:-9],
+        gzip.compress(BODY)[:40] + b"damage" + gzip.compress(BODY)[46:],
+        gzip.compress(BODY) + b"more",
+    ],
+)
+def test_a_damaged_body_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="damaged"):
+        inflate(body, "gzip", limit=10**6)
+
+
+def test_several_members_are_one_body() -> None:
+    assert inflate(gzip.compress(b"a") + gzip.compress(b"b"), "x-gzip", limit=2) == b"ab"
+
+
+@pytest.mark.parametrize("coding", ["br", "deflate", "gzip, gzip"])
+def test_other_codings_are_refused_by_name(coding: str) -> None:
+    with pytest.raises(UnsupportedContentCoding, match="gzip"):
+        inflate(b"", coding, limit=10)
+
+
+@pytest.mark.skipif(HAS_ZSTD, reason="its library is installed")
+def test_without_its_library_zstd_is_refused() -> None:
+    with pytest.raises(UnsupportedContentCoding):
+        inflate(b"", "zstd", limit=10)
+
+
+def test_a_bomb_is_not_inflated_whole() -> None:
+    bomb = gzip.compress(bytes(200_000_000), 1)
+    tracemalloc.start()
+
+    with pytest.raises(PayloadTooLarge):
+        inflate(bomb, "gzip", limit=1_000_000)
+
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 5_000_000

@@ -1,0 +1,54 @@
+"""Paths find their inference route, with the parameters in them."""
+
+import pytest
+
+from backends.protocol import Task
+from gateway.api.inference_route import InferenceRoute, InferenceRoutes
+
+
+class _Route(InferenceRoute):
+    task = Task.EMBED
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        super().__init__()
+
+
+_ROUTES = InferenceRoutes(
+    [
+        _Route("/embed"),
+        _Route("/v2/models/{model:path}/versions/{version}/infer"),
+        _Route("/v2/models/{model:path}/infer"),
+        _Route("/models/{model:path}"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "template", "parameters"),
+    [
+        ("/embed", "/embed", ()),
+        ("/models/BAAI/bge-small", "/models/{model}", ("BAAI/bge-small",)),
+        ("/v2/models/a/infer", "/v2/models/{model}/infer", ("a",)),
+        ("/v2/models/a/b/versions/2/infer", None, ("a/b", "2")),
+    ],
+)
+def test_a_path_finds_its_route(
+    path: str, template: str | None, parameters: tuple[str, ...]
+) -> None:
+    found = _ROUTES.find(path)
+
+    assert found is not None
+    assert found.parameters == parameters
+    assert template in {None, found.route.template}
+    assert _ROUTES.find_target(path.encode()) == found
+
+
+@pytest.mark.parametrize("path", ["/", "/embed/", "/models/", "/models", "/embeds", "/v2/models/"])
+def test_other_paths_find_none(path: str) -> None:
+    assert _ROUTES.find(path) is None
+
+
+@pytest.mark.parametrize("target", [b"/models/a%2Fb", b"/embed?x=1", b"/models/\xff", b"*", b""])
+def test_a_target_that_must_be_decoded_first_finds_none(target: bytes) -> None:
+    assert _ROUTES.find_target(target) is None

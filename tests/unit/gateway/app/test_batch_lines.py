@@ -1,0 +1,63 @@
+"""Lines are asked in this process; a stop ends them although the application answers it."""
+
+import asyncio
+import contextlib
+
+import pytest
+from litestar.types import Receive, Scope, Send
+
+from gateway.app.batch_lines import ApplicationRunner, PrincipalsById
+from gateway.auth.keys import hash_key
+from gateway.types import KeyId, Principal, Rule, TenantId
+from tests.unit.gateway.batches.test_lines import BATCH
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_line_is_a_request_with_the_key_of_its_batch() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        headers = dict(scope["headers"])
+        said = b" ".join([scope["path"].encode(), headers[b"authorization"], message["body"]])  # type: ignore[typeddict-item]  # of a request
+        await send({"type": "http.response.start", "status": 201, "headers": [(b"A-b", b"c")]})
+        await send({"type": "http.response.body", "body": said[:9], "more_body": True})
+        await send({"type": "http.response.body", "body": said[9:], "more_body": False})
+
+    reply = await ApplicationRunner(app).ask(BATCH, "id", b"{}")
+
+    assert (reply.status, reply.headers) == (201, {"a-b": "c"})
+    assert reply.body == b"/v1/classify Bearer key_1 {}"
+
+
+async def test_a_stop_ends_a_line_although_the_application_answers_it() -> None:
+    began = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        began.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await send({"type": "http.response.start", "status": 503, "headers": []})
+
+    asking = asyncio.create_task(ApplicationRunner(app).ask(BATCH, "id", b"{}"))
+    await began.wait()
+
+    asking.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+def test_a_principal_is_found_by_the_id_of_its_key_with_quotas_alone() -> None:
+    rate = Rule(name="minute", unit="requests", capacity=5, window=60.0)
+    quota = Rule(name="month", unit="items", capacity=5, period="month")
+    one = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=(rate, quota))
+    keys = PrincipalsById()
+    keys.replace({hash_key("sk-a-key-of-a-tenant"): one})
+
+    found = keys.find(b"key_1")
+
+    assert found is not None
+    assert quota in found.tenant_rules
+    assert rate not in found.tenant_rules
+    assert found.key_rules
+    assert keys.find(b"sk-a-key-of-a-tenant") is None

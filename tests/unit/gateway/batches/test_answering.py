@@ -1,0 +1,123 @@
+"""A line is asked until it is answered, as long as its batch has time and is not halted."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.batches.answering import LineAnswerer, Reply, Result
+from gateway.batches.lines import Line, item_id
+from gateway.batches.window import CongestionWindow
+from gateway.ledger.batch_types import RequestBatch
+from tests.unit.gateway.batches.test_lines import BATCH
+
+pytestmark = pytest.mark.anyio
+LINE = Line(number=1, custom_id="c", body=b"{}")
+AT_ONCE = {"retry-after-ms": "1"}
+
+
+class Script:
+    """Answers with these statuses, the last one again and again."""
+
+    def __init__(self, *statuses: int, **headers: str) -> None:
+        self.statuses = list(statuses)
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.asked: list[str] = []
+        self.was_asked = asyncio.Event()
+
+    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+        self.asked.append(request_id)
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        headers = {"content-type": "application/json", **self.headers}
+        self.was_asked.set()
+        return Reply(status=status, headers=headers, body=b"{}")
+
+
+def answerer(script: Script, *, now: float = 0.0) -> LineAnswerer:
+    window = CongestionWindow(4, clock=asyncio.get_running_loop().time)
+    return LineAnswerer(runner=script, window=window, wall=lambda: now)
+
+
+def status_of(result: Result | None) -> Any:
+    assert result is not None
+    return msgspec.json.decode(result.line)["response"]["status_code"]
+
+
+@pytest.mark.parametrize("refusals", [[429], [503, 503, 504], [500, 500], [502]])
+async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int]) -> None:
+    script = Script(*refusals, 200)
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+
+    assert result is not None
+    assert result.is_success
+    assert script.asked == [item_id(BATCH, LINE)] * (len(refusals) + 1)
+
+
+@pytest.mark.parametrize(("status", "times"), [(404, 1), (422, 1), (500, 3)])
+async def test_what_stays_is_an_error(status: int, times: int) -> None:
+    script = Script(status)
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+
+    assert (status_of(result), len(script.asked)) == (status, times)
+    assert result is not None
+    assert not result.is_success
+
+
+async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:
+    script = Script(429, x_should_retry="false")
+
+    assert status_of(await answerer(script).answer(BATCH, LINE, asyncio.Event())) == 429
+
+
+async def test_a_line_without_time_is_not_asked() -> None:
+    script = Script(200)
+
+    result = await answerer(script, now=BATCH.expires).answer(BATCH, LINE, asyncio.Event())
+
+    assert result is not None
+    assert result.is_expired
+    assert script.asked == []
+
+
+async def test_a_halt_ends_the_wait() -> None:
+    script, halt = Script(503, retry_after_ms="60000"), asyncio.Event()
+    waiting = asyncio.create_task(answerer(script).answer(BATCH, LINE, halt))
+    await script.was_asked.wait()
+
+    halt.set()
+
+    assert await waiting is None
+
+
+async def test_refusals_halve_the_lines_in_flight_once_a_second() -> None:
+    now = [0.0]
+    window = CongestionWindow(8, clock=lambda: now[0])
+
+    for refused in (True, True, False):
+        await window.enter()
+        window.leave(refused=refused)
+    once = window.limit
+    now[0] = 1.5
+    await window.enter()
+    window.leave(refused=True)
+
+    assert (once, window.limit) == (4, 2)
+
+
+async def test_no_more_lines_are_in_flight_than_the_window_admits() -> None:
+    window = CongestionWindow(2, clock=lambda: 0.0)
+    for _ in range(2):
+        await window.enter()
+    third = asyncio.create_task(window.enter())
+    fourth = asyncio.create_task(window.enter())
+    await asyncio.sleep(0)
+
+    third.cancel()
+    window.leave(refused=False)
+    await fourth
+
+    assert third.cancelled()

@@ -1,0 +1,173 @@
+"""Webhooks are signed as their specification says, and go to public addresses over TLS only."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import pytest
+
+from gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
+from gateway.errors import DependencyUnavailable
+from gateway.ledger.batch_types import BatchState, RequestBatch
+from gateway.ledger.batches import in_status
+from gateway.ledger.ledger import Ledger
+from tests.support.ledgers import Clock, open_ledger
+from tests.unit.gateway.batches.test_lines import BATCH
+
+pytestmark = pytest.mark.anyio
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+class Receiver:
+    """Answers each request with the next of `statuses`, and keeps what arrived."""
+
+    def __init__(self, *statuses: int) -> None:
+        self._statuses = list(statuses)
+        self.requests: list[tuple[dict[str, str], bytes]] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}/hook?for=acme"
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lines = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:-2])
+        self.requests.append((lines, await reader.readexactly(int(lines["content-length"]))))
+        status = self._statuses.pop(0)
+        writer.write(
+            f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
+        )
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def ledger(tmp_path: Path, clock: Clock) -> Iterator[Ledger]:
+    with open_ledger(tmp_path, clock) as opened:
+        yield opened
+
+
+def end_a_batch(ledger: Ledger) -> None:
+    batches = ledger.batches
+    with ledger.files._store.writing() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO files VALUES ('file-1', 'acme', 'batch', 'x', 0, 0, 0, 1)"
+        )
+    batches.create(BATCH, most_open=1)
+    assert batches.claim("me", seconds=9.0, running=[]) == BATCH
+
+    def completed(batch: RequestBatch) -> RequestBatch:
+        return in_status(batch, BatchState.COMPLETED, 1)
+
+    batches.end(BATCH.id, "me", completed)
+
+
+def runner(ledger: Ledger, webhook: Webhook | None) -> DeliveryRunner:
+    webhooks = {} if webhook is None else {"acme": webhook}
+    return DeliveryRunner(deliveries=ledger.deliveries, read=lambda: webhooks, wall=lambda: 77.0)
+
+
+def test_a_signature_is_that_of_the_specification() -> None:
+    """Compared with the example of the specification's own libraries."""
+    webhook = Webhook(url="https://example.com", secret=SECRET)
+
+    headers = sign(webhook, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
+
+    assert headers == {
+        "webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek",
+        "webhook-timestamp": "1614265330",
+        "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=",
+    }
+
+
+async def test_a_webhook_is_sent_until_it_is_taken_under_one_id(
+    ledger: Ledger, clock: Clock
+) -> None:
+    end_a_batch(ledger)
+    async with Receiver(500, 204) as receiver:
+        webhook = Webhook(url=receiver.url, secret=SECRET, allow_private=True)
+        delivering = runner(ledger, webhook)
+        for _ in range(4):
+            await delivering.run_once()
+            clock.advance(6.0)
+
+    (first, body), (second, _) = receiver.requests
+    event = msgspec.json.decode(body)
+    assert first["webhook-id"] == second["webhook-id"] == event["id"]
+    assert (event["type"], event["data"]) == ("batch.completed", {"id": BATCH.id})
+    signed = f"{event['id']}.77.".encode() + body
+    key = base64.b64decode(SECRET.removeprefix("whsec_"))
+    signature = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    assert first["webhook-signature"] == f"v1,{signature}".lower()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:{}/", "https://localhost:{}/", "https://[::ffff:127.0.0.1]:{}/"]
+)
+async def test_private_networks_and_plain_http_are_not_called(
+    ledger: Ledger, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    end_a_batch(ledger)
+    connected = asyncio.Event()
+
+    def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        writer.close()
+
+    async with await asyncio.start_server(on_connection, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await runner(ledger, Webhook(url=url.format(port), secret=SECRET)).run_once()
+
+    assert not connected.is_set()
+    assert "a webhook was not delivered" in caplog.text
+
+
+async def test_a_tenant_without_a_webhook_is_told_nothing(ledger: Ledger, clock: Clock) -> None:
+    end_a_batch(ledger)
+
+    await runner(ledger, None).run_once()
+
+    clock.advance(1e6)
+    assert ledger.deliveries.take(seconds=1.0) == []
+
+
+async def test_a_delivery_is_given_up_in_the_end(ledger: Ledger, clock: Clock) -> None:
+    end_a_batch(ledger)
+    forbidden = runner(ledger, Webhook(url="http://localhost/", secret=SECRET))
+    for _ in range(12):
+        await forbidden.run_once()
+        clock.advance(1e5)
+
+    assert ledger.deliveries.take(seconds=1.0) == []
+
+
+def test_a_file_of_webhooks_that_cannot_be_read_says_so_without_its_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "webhooks.yaml"
+    path.write_text(f"acme: {{url: 'https://example.com', secret: {SECRET}}}")
+    assert read_webhooks(path)["acme"].key()
+    path.write_text(f"acme: {{url: 3, secret: {SECRET}}}")
+
+    with pytest.raises(DependencyUnavailable):
+        read_webhooks(path)
+
+    assert read_webhooks(None) == {}
+    assert str(path) in str(caplog.records[-1].__dict__)
+    assert SECRET not in caplog.text

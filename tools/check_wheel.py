@@ -1,0 +1,101 @@
+"""Installs the wheel into an empty environment, starts it without a clone, and calls it.
+
+`python -m tools.check_wheel` needs a package index, and takes a few minutes.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hatchling.build
+
+from loadtests.harness.ports import free_port
+
+_KEY = "sk-of-the-check-of-the-wheel"
+_START = 180.0
+_STOP = 60.0
+_CALL = (
+    "from sluicegate import Sluicegate; client = Sluicegate();"
+    " print(client.classify('sentiment', ['a gorgeous, witty movie']).results[0].labels[0])"
+)
+
+
+def main() -> int:
+    """Return 0 when all steps succeeded; each is printed as it begins."""
+    with tempfile.TemporaryDirectory(prefix="sluicegate-wheel-") as name:
+        root = Path(name)
+        _say("build the wheel")
+        wheel = root / hatchling.build.build_wheel(name)
+        _say("build the demo models, which stand for a customer's own")
+        models = root / "models"
+        demo = (sys.executable, "-m", "backends.model_tools.demo", "--output", str(models))
+        subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
+        _say(f"install {wheel.name}[up] into an empty environment")
+        venv.create(root / "environment", with_pip=True)
+        bin_folder = root / "environment" / "bin"
+        pip = (str(bin_folder / "pip"), "--disable-pip-version-check", "--no-input", "install")
+        subprocess.run((*pip, "--quiet", f"{wheel}[up]"), check=True)
+        folder = root / "empty"
+        folder.mkdir()
+        url = f"http://127.0.0.1:{free_port()}"
+        with _up(bin_folder / "sluicegate", folder, models, url):
+            _say("classify a text by the client of the wheel")
+            environment = {**_environment(), "SLUICEGATE_URL": url, "SLUICEGATE_KEY": _KEY}
+            call = (str(bin_folder / "python"), "-c", _CALL)
+            subprocess.run(call, check=True, cwd=folder, env=environment)
+        _say("write and check a configuration")
+        for command in (("init",), ("config", "check")):
+            words = (str(bin_folder / "sluicegate"), *command)
+            subprocess.run(words, check=True, cwd=folder, env=_environment())
+    _say("the wheel works without a clone")
+    return 0
+
+
+@contextmanager
+def _up(program: Path, folder: Path, models: Path, url: str) -> Iterator[None]:
+    """Run `sluicegate up` in `folder` until the block ends; it must end by itself then."""
+    port = url.rpartition(":")[2]
+    command = [str(program), "up", "--models", str(models), "--port", port]
+    command += ["--admin-port", str(free_port()), "--demo-key", _KEY]
+    _say(" ".join(["sluicegate", *command[1:]]))
+    output = folder / "up.out"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, cwd=folder, env=_environment(), stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        ends = time.monotonic() + _START
+        while "Ctrl-C stops everything" not in output.read_text(errors="replace"):
+            if process.poll() is not None or time.monotonic() > ends:
+                sys.exit(f"it did not start: {output.read_text(errors='replace')}")
+            time.sleep(0.2)
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        status = process.wait(_STOP)
+    if status != 0:
+        sys.exit(f"it ended with {status}: {output.read_text(errors='replace')}")
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment without what leads to the clone or sets the gateway up."""
+    return {
+        name: value
+        for name, value in os.environ.items()  # noqa: TID251 - handed on to programs
+        if not name.startswith(("SLUICEGATE_", "PYTHON", "VIRTUAL_ENV"))
+    }
+
+
+def _say(line: str) -> None:
+    print(f"check-wheel: {line}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
