@@ -318,9 +318,6 @@ class RequestProcessor:
                 body = self.hits.answer_stored(state, prepared, hit)
                 if body is not None:
                     return self._reply(state, body)
-            if not any(found):
-                state.outcomes = [None] * len(found)
-                return None
             directives = state.options.directives
             outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]
