@@ -11,7 +11,7 @@ LARGE = 256 * 1024
 _MAX_LARGE_BODIES = 16
 
 
-class RequestBody(Protocol):
+class BudgetedBody(Protocol):
     """Has a body; `body_bytes` are what the budget counts of it."""
 
     body_bytes: int
@@ -24,7 +24,7 @@ class BodyMemoryBudget:
     def __init__(self) -> None:
         self.used_bytes = 0
 
-    def reserve(self, state: RequestBody, size: int) -> None:
+    def reserve(self, state: BudgetedBody, size: int) -> None:
         """Count that `size` bytes of a request's body have arrived.
 
         Raises:
@@ -40,7 +40,7 @@ class BodyMemoryBudget:
                 retry_after=1.0,
             )
 
-    def release(self, state: RequestBody) -> None:
+    def release(self, state: BudgetedBody) -> None:
         """Return the bytes of a finished request to the budget."""
         self.used_bytes -= state.body_bytes
         state.body_bytes = 0

@@ -30,7 +30,7 @@ from gateway.idempotency.store import IdempotencyStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
-from gateway.regional_limits.follower import limits_of_region
+from gateway.regional_limits.follower import LimitsOfRegion, limits_of_region
 from gateway.runtime.control import Control
 from gateway.runtime.follower import RuntimeFollower, identity
 from gateway.runtime.models import ModelsFollower
@@ -128,17 +128,11 @@ class Worker:
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
-        self._traits = options
+        self._options = options
         self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.accounts)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
-        self._region_limits = limits_of_region(
-            settings.region,
-            worker=identity(settings),
-            store=stores.ledger.shares,
-            document=lambda: self.runtimes.current.document,
-            monotonic=self._clock,
-        )
+        self._region_limits = self._limits_of_region()
         self.limiter = RedisRateLimiter(
             redis=stores.limits,
             # A successor's leases are its own: the name differs at every start.
@@ -147,11 +141,7 @@ class Worker:
             local_share=self.runtimes.current.document.limits.local_share,
             shares=self._region_limits.shares,
         )
-        self.idempotency = IdempotencyStore(
-            redis=stores.idempotency,
-            config=lambda: self.runtimes.current.document.idempotency,
-            monotonic=self._clock,
-        )
+        self.idempotency = self._idempotency()
         self.runtimes.on_swap(self._configure_limits)
         self.backends = BackendAccess(
             runtimes=self.runtimes,
@@ -174,6 +164,22 @@ class Worker:
             clock=self._clock,
             tracer=self._tracer,
             is_bulk=options.is_bulk,
+        )
+
+    def _limits_of_region(self) -> LimitsOfRegion:
+        return limits_of_region(
+            self._settings.region,
+            worker=identity(self._settings),
+            store=self._stores.ledger.shares,
+            document=lambda: self.runtimes.current.document,
+            monotonic=self._clock,
+        )
+
+    def _idempotency(self) -> IdempotencyStore:
+        return IdempotencyStore(
+            redis=self._stores.idempotency,
+            config=lambda: self.runtimes.current.document.idempotency,
+            monotonic=self._clock,
         )
 
     def _configure_limits(self, runtime: Runtime) -> None:
@@ -273,7 +279,7 @@ class Worker:
         )
         parts = EntryPointParts(
             stores=self._stores,
-            options=self._traits,
+            options=self._options,
             limiter=self.limiter,
             idempotency=self.idempotency,
             fleet=self.backends.fleet,

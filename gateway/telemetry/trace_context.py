@@ -12,6 +12,8 @@ from typing import Final
 SAMPLED: Final = 1
 LENGTH: Final = 55
 """Of a `traceparent`; what follows it after a blank is the `tracestate`."""
+MOST_LINES: Final = 3
+"""Of a head, that are taken out of a request."""
 _LONGEST_STATE = 512
 ODD: Final = "13579bdf"
 """The last digits of flags that say sampled."""
@@ -43,6 +45,8 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     head, mark, body = rest.partition(b"\r\n\r\n")
     head += mark
     states = _STATE_LINE.findall(head)
+    if len(states) >= MOST_LINES or sum(map(len, states)) > _LONGEST_STATE:
+        return "", request  # the bounds of heads hold for it
     return _text(found[1], states), _STATE_LINE.sub(b"", head) + body
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.system import System
+from loadtests.harness.system import ONE_REGION, System
 from tests.support.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
@@ -42,7 +42,8 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="module")
 def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A system of few models: the page shows the same of any."""
-    with System(tmp_path_factory.mktemp("docs") / "data", models=light_models) as running:
+    data = tmp_path_factory.mktemp("docs") / "data"
+    with System(data, models=light_models, arguments=ONE_REGION) as running:
         yield running
 
 

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gateway.settings import process_environment
-from loadtests.harness.system import ADMIN_KEY, System
+from loadtests.harness.system import ADMIN_KEY, ONE_REGION, System
 from tests.docs.tables import page
 from tests.support.documents import Document, conforms, documents, operations, resolved
 
@@ -51,6 +51,13 @@ def generated(url: str, name: str, folder: Path) -> Modules:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return lambda module: importlib.import_module(f"{name}.{module}")
+
+
+@pytest.fixture(scope="module")
+def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    data = tmp_path_factory.mktemp("clients") / "data"
+    with System(data, models=demo_models, arguments=ONE_REGION) as running:
+        yield running
 
 
 def answerable(document: Document) -> list[tuple[str, str, dict[str, Any]]]:

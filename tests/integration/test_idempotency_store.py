@@ -50,6 +50,21 @@ def key(store: IdempotencyStore, name: str = "k", tenant: str = "acme") -> Store
     return store.key(TenantId(tenant), name)
 
 
+async def next_millisecond(redis: Redis) -> None:
+    """Wait until the server tells what comes now from what was there, by its clock."""
+
+    async def clock() -> int:
+        seconds, micros = await redis.time()
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    before = await clock()
+
+    async def is_later() -> bool:
+        return await clock() > before
+
+    await eventually(is_later)
+
+
 async def kept(redis: Redis, tenant: str = "acme") -> tuple[int, int]:
     """Return how many keys a tenant has, and what they are counted for; both structures agree."""
     stem = f"sg:idem:{{{tenant}}}:"
@@ -142,7 +157,7 @@ async def test_the_oldest_keys_of_a_tenant_are_forgotten_first(
         one = key(store, name)
         await one.claim(A)
         await one.finish(b"x")
-        await asyncio.sleep(0.002)  # they are told apart by milliseconds
+        await next_millisecond(redis)
 
     assert await kept(redis) == (3, 3 * (RECORD + 1))
     assert [(await key(store, name).claim(A)).outcome for name in "cde"] == [ClaimOutcome.DONE] * 3
@@ -156,7 +171,7 @@ async def test_answers_are_bounded_in_bytes_and_one_that_has_no_room_is_not_kept
         one = key(store, name)
         await one.claim(A)
         await one.finish(b"x" * 600)
-        await asyncio.sleep(0.002)
+        await next_millisecond(redis)
     large = key(store, "e")
     await large.claim(A)
     await large.finish(b"x" * 5000)

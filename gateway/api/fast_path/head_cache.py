@@ -21,6 +21,7 @@ from gateway.errors import GatewayError
 from gateway.http.request_head import MAX_FIELDS, has_valid_host
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.trace_context import MOST_LINES
 from gateway.types import CacheDirectives, Principal
 
 _LONGEST = 4096
@@ -195,8 +196,8 @@ class _HeadReader:
         lengths = [value for name, value in self.headers if name == b"content-length"]
         return (
             not self._has_more
-            # Less the two of a trace context, which were taken out.
-            and len(self.headers) <= MAX_FIELDS - 2
+            # Less those of a trace context, which were taken out.
+            and len(self.headers) <= MAX_FIELDS - MOST_LINES
             and has_valid_host(self.headers)
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"

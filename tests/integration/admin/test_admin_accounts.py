@@ -63,6 +63,27 @@ async def test_limits_of_a_tenant_and_of_a_key_are_replaced(
     assert (await admin.get("/admin/tenants/acme")).json()["limits"][0]["name"] == "m"
 
 
+async def test_a_key_is_limited_to_origins_and_routes(
+    admin: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    await admin.post("/admin/tenants", json={"id": "acme"})
+    bounds = {"origins": ["https://a.example"], "routes": ["/v1/embed"]}
+    key = (await admin.post("/admin/keys", json={"tenant": "acme"} | bounds)).json()
+    (first,) = ledger.accounts.load_principals().values()
+
+    changed = await admin.put(f"/admin/keys/{key['id']}/bounds", json={"routes": ["/v1/infer/*"]})
+
+    (then,) = ledger.accounts.load_principals().values()
+    assert first.origins == frozenset({"https://a.example"})
+    assert first.routes == frozenset({"/v1/embed"})
+    assert then.origins is None
+    assert then.routes == frozenset({"/v1/infer/*"})
+    assert changed.json()["routes"] == ["/v1/infer/*"]
+    for wrong in ({"origins": ["https://a.example/page"]}, {"routes": ["v1"]}):
+        answer = await admin.put(f"/admin/keys/{key['id']}/bounds", json=wrong)
+        refused(answer, 400, "invalid_request")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "said"),
     [

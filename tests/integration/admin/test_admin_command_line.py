@@ -75,7 +75,8 @@ def run(settings: Settings, *arguments: str) -> Result:
 def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
     reloaded = run(listener, "config", "reload")
     shown = run(listener, "config", "show")
-    created = run(listener, "keys", "create", "acme", "--new-tenant", "--json")
+    bounds = ("--origin", "https://a.example", "--route", "/v1/embed")
+    created = run(listener, "keys", "create", "acme", "--new-tenant", *bounds, "--json")
     listed = run(listener, "keys", "list", "--tenant", "acme")
     key = msgspec.json.decode(created.stdout)
     revoked = run(listener, "keys", "revoke", key["id"])
@@ -89,6 +90,7 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
     assert "cache_ttl: 1.0" in shown.output
     assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]
     assert key["key"].startswith("sk-")
+    assert (key["origins"], key["routes"]) == (["https://a.example"], ["/v1/embed"])
 
 
 def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> None:

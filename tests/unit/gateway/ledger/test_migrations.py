@@ -87,23 +87,19 @@ def test_every_migration_lets_the_version_before_go_on() -> None:
     assert all(m.compatible_from < m.version for m in MIGRATIONS if m.version > 2)
 
 
-def test_a_ledger_of_schema_4_gets_the_columns_of_batches_and_keys(
-    database: str,
-) -> None:
+def test_a_ledger_of_schema_4_gets_the_columns_of_later_ones(database: str) -> None:
     with Ledger(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
     engine = sqlalchemy.create_engine(database)
     with engine.begin() as connection:
-        for table in ("prices", "published_prices"):
-            connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN batch_percent")
-        connection.exec_driver_sql("ALTER TABLE usage_events DROP COLUMN batch")
+        for migration in MIGRATIONS:
+            for table, column in migration.columns if migration.version > 4 else ():
+                name = column.split()[0]
+                connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
         connection.exec_driver_sql("DROP TABLE batches")
-        for column in ("origins", "routes", "former_hash", "former_expires"):
-            connection.exec_driver_sql(f"ALTER TABLE keys DROP COLUMN {column}")
-        connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version >= 5")
+        connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 4")
     engine.dispose()
 
     with Ledger(database, clock=Clock()) as again:
         assert hits(again) == 1
         assert again.batches.page("acme", limit=1) == []
-        assert again.accounts.keys() == []

@@ -84,6 +84,13 @@ def test_a_head_of_another_form_is_left_to_the_parser(lines: list[str]) -> None:
     assert split_context(head(*lines)) == ("", head(*lines))
 
 
+@pytest.mark.parametrize("states", [["tracestate: a=1"] * 3, ["tracestate: a=" + "1" * 600]])
+def test_no_head_gets_by_its_bounds_by_lines_that_are_taken_out(states: list[str]) -> None:
+    request = head(f"traceparent: {_PARENT}", *states)
+
+    assert split_context(request) == ("", request)
+
+
 def test_a_body_is_not_taken_apart() -> None:
     body = f'{{"input": "a\\r\\ntraceparent: {_PARENT}"}}'
 
