@@ -13,8 +13,8 @@ T = TypeVar("T")
 class TaskStarter(Protocol):
     """Starts tasks that outlive the request which started them."""
 
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end."""
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run `work` in a task whose outcome is the caller's to look at."""
         ...
 
 
@@ -57,7 +57,8 @@ class TaskScope:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        _log_failure(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log_failure(error)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`.
@@ -75,9 +76,9 @@ class TaskScope:
         return task.result()
 
 
-def _log_failure(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a background task failed", exc_info=error)
+def log_failure(error: BaseException) -> None:
+    """Log a fault of ours that ended something nobody waits for."""
+    _log.error("a background task failed", exc_info=error)
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:

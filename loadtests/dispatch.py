@@ -29,7 +29,6 @@ from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
-from gateway.tasks import TaskScope
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     BackendId,
@@ -101,7 +100,6 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
     async with (
         HttpBackendClient(tls=ClientTls(ca=ca)) as client,
         Dispatcher(fleet=fleet, client=client, reprobe=lambda _: None, clock=clock) as dispatcher,
-        TaskScope(drain=1.0) as tasks,
     ):
         client.configure((endpoint,), RoutingConfig())
         fleet.observe(endpoint, await client.state(endpoint, time_limit=_TIMEOUT))
@@ -111,10 +109,9 @@ async def _run(url: str, ca: Path | None, count: int, seed: int) -> dict[str, It
             models=fleet,
             keys=KeyMaker(secret=b"bench"),
             cache=cache,
-            last_answers=LastAnswers(cache=cache, flights=flights, runner=dispatcher, tasks=tasks),
+            last_answers=LastAnswers(cache=cache, flights=flights, runner=dispatcher),
             flights=flights,
             runner=dispatcher,
-            tasks=tasks,
             tracer=Tracer(),
         )
         texts = (f"{seed} {number}" for number in itertools.count())

@@ -23,13 +23,13 @@ compile() {
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra postgresql --extra s3 --extra backend-cpu --extra openvino --extra otlp-grpc --extra dev "$@"
+    --extra gateway --extra zstd --extra postgresql --extra s3 --extra backend-cpu --extra openvino --extra otlp-grpc --extra dev "$@"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
 
 compile demo pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra backend-cpu --constraint "$pins" "$@"
+    --extra gateway --extra zstd --extra backend-cpu --constraint "$pins" "$@"
 compile gateway pyproject.toml requirements/build.in \
-    --extra gateway --extra postgresql --extra s3 --extra otlp-grpc --constraint "$pins" "$@"
+    --extra gateway --extra zstd --extra postgresql --extra s3 --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-cpu pyproject.toml requirements/build.in \
     --extra backend-cpu --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-openvino pyproject.toml requirements/build.in \

@@ -26,7 +26,7 @@ PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """The header lines that follow the id of every response."""
 _encode = msgspec.json.encode
 # Members of an enumeration are looked up by a method, and hashed by another, in Python 3.11.
-_HIT, _COLLAPSED, _COMPUTED, _FAILED = Source.HIT, Source.COLLAPSED, Source.COMPUTED, Source.FAILED
+_HIT, _COLLAPSED, _COMPUTED = Source.HIT, Source.COLLAPSED, Source.COMPUTED
 _UNPROCESSABLE = 422
 _CANCELLED = "cancelled"
 _NOT_STALE = Stale.NO
@@ -43,16 +43,28 @@ def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
     """Return counts of the items by source, and the rows and tokens computed for them."""
     if len(outcomes) == 1 and outcomes[0].source is _HIT:
         return _ONE_CUT_HIT if outcomes[0].truncated_from else _ONE_HIT
-    sources = [outcome.source for outcome in outcomes]
+    hit = collapsed = computed = rows = tokens = truncated = 0
+    for outcome in outcomes:
+        source = outcome.source
+        if source is _COMPUTED:
+            computed += 1
+        elif source is _HIT:
+            hit += 1
+        elif source is _COLLAPSED:
+            collapsed += 1
+        rows += outcome.rows
+        tokens += outcome.tokens
+        truncated += outcome.truncated_from > 0
+    items = len(outcomes)
     return Usage(
-        items=len(outcomes),
-        hit=sources.count(_HIT),
-        collapsed=sources.count(_COLLAPSED),
-        computed=sources.count(_COMPUTED),
-        failed=sources.count(_FAILED),
-        rows=sum([outcome.rows for outcome in outcomes]),
-        tokens=sum([outcome.tokens for outcome in outcomes]),
-        truncated=sum([outcome.truncated_from > 0 for outcome in outcomes]),
+        items=items,
+        hit=hit,
+        collapsed=collapsed,
+        computed=computed,
+        failed=items - hit - collapsed - computed,
+        rows=rows,
+        tokens=tokens,
+        truncated=truncated,
     )
 
 
@@ -65,6 +77,8 @@ def count_arms(outcomes: Sequence[ItemOutcome]) -> tuple[ArmUsage, ...]:
             found[outcome.source] += 1
             found["rows"] += outcome.rows
             found["tokens"] += outcome.tokens
+    if not counts:
+        return ()
     return tuple(
         ArmUsage(arm=arm, shadow=shadow, **found) for (arm, shadow), found in counts.items()
     )

@@ -74,16 +74,16 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds, descriptions and examples of the parameters in the signature."""
 
 
-def request_header(name: str, description: str, schema: Json, example: object) -> Json:
+def request_header(name: str, description: str, schema: Json, example: object = None) -> Json:
     """Return an optional header of requests, as a parameter of an operation."""
-    return {
+    parameter = {
         "name": name,
         "in": "header",
         "required": False,
         "description": description,
         "schema": schema,
-        "example": example,
     }
+    return parameter if example is None else parameter | {"example": example}
 
 
 TIMEOUT_HEADER = request_header(
@@ -92,11 +92,11 @@ TIMEOUT_HEADER = request_header(
     {"type": "number", "exclusiveMinimum": 0},
     2.5,
 )
+# Without an example: the page of the documentation would send it with every request.
 IDEMPOTENCY_HEADER = request_header(
     "Idempotency-Key",
     "A request that is sent again with this key is billed and answered once; new for each request.",
     {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
-    "8e03978e-40d5-43dd-bc93-6894a57f9324",
 )
 MOMENT: Json = {
     "description": "A date, or a time of RFC 3339; without a zone it is UTC.",

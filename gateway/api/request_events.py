@@ -14,6 +14,7 @@ from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import ArmUsage, RequestEvent, RequestId, Source
 
+_SOURCES = (Source.HIT, Source.COLLAPSED, Source.COMPUTED, Source.FAILED)
 _FEWEST_IDS, _MOST_IDS = 4, 4096
 """That are reserved at once for a run."""
 
@@ -89,12 +90,8 @@ class RequestEvents:
         usage = state.usage
         if not state.model:
             return
-        for source, count in (
-            (Source.HIT, usage.hit),
-            (Source.COLLAPSED, usage.collapsed),
-            (Source.COMPUTED, usage.computed),
-            (Source.FAILED, usage.failed),
-        ):
+        counts = usage.hit, usage.collapsed, usage.computed, usage.failed
+        for source, count in zip(_SOURCES, counts, strict=True):
             if count:
                 self._metrics.items(state.model, source, count)
         for arm in state.arms:

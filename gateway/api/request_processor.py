@@ -2,8 +2,8 @@
 
 An entry point (fast path or handler) reads and sends bytes. In between it calls `read_head`, then
 `reply_now` with the body. Where that has to wait, `lookup_nowait` answers from the cache without a
-task, and `reply_later` in all other cases. Memory hits that repeat an earlier one are
-answered by `gateway.api.memory_hits`.
+task, `compute_nowait` and `reply` go on from there, and `reply_later` is for all other cases.
+Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`.
 """
 
 import asyncio
@@ -201,6 +201,23 @@ class RequestProcessor:
         self._inference.lookup_nowait(prepared, found, directives)
         return True
 
+    def compute_nowait(self, state: RequestState, on_done: Callable[[Answer], object]) -> bool:
+        """Compute what `lookup_nowait` did not find, and call `on_done` with what `reply` takes.
+
+        It may be called at once. `False`, without a call, where `reply_later` has to.
+        """
+        prepared, outcomes = state.prepared, state.outcomes
+        if prepared is None or outcomes is None:
+            return False
+        return self._inference.compute_nowait(prepared, _caller(state), outcomes, on_done)
+
+    def reply(self, state: RequestState, answer: Answer) -> HttpReply:
+        """Return the whole answer to a request that was computed."""
+        try:
+            return self._answered(state, answer)
+        except Exception as error:  # noqa: BLE001 - as above
+            return self.failed(state, error)
+
     async def reply_later(self, state: RequestState) -> HttpReply:
         """Return the whole answer to a request that `reply_now` could not answer."""
         try:
@@ -209,15 +226,7 @@ class RequestProcessor:
                 with state.span.child("admission"):
                     decision = await self._ask_limiter(state)
                     prepared = state.prepared = self._admitted(state, decision)
-            principal, _ = state.caller_and_body()
-            caller = Caller(
-                principal=principal,
-                deadline=state.deadline,
-                directives=state.options.directives,
-                traceparent=state.span.traceparent,
-                criticality=state.options.criticality,
-            )
-            answer = await self._inference.infer(prepared, caller, state.outcomes)
+            answer = await self._inference.infer(prepared, _caller(state), state.outcomes)
             return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(state, error)
@@ -360,6 +369,17 @@ class RequestProcessor:
         if state.code:
             span.fail(state.code)
         span.end()
+
+
+def _caller(state: RequestState) -> Caller:
+    principal, _ = state.caller_and_body()
+    return Caller(
+        principal=principal,
+        deadline=state.deadline,
+        directives=state.options.directives,
+        traceparent=state.span.traceparent,
+        criticality=state.options.criticality,
+    )
 
 
 def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:

@@ -21,6 +21,9 @@ from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
 
+# Work that no request waits for any more: those had their time while the server drained.
+BACKGROUND_DRAIN = 0.5
+
 
 class CallSpans:
     """A `CallTracer` of the dispatcher over the tracer of the process."""
@@ -88,6 +91,7 @@ class BackendAccess:
             reprobe=self.prober.probe_soon,
             clock=clock,
             tracer=CallSpans(tracer),
+            drain=BACKGROUND_DRAIN,
         )
         self._stack = AsyncExitStack()
         self._configure(runtimes.current)

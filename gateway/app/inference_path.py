@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 
+from gateway.app.backends import BACKGROUND_DRAIN
 from gateway.app.secret import secret_of
 from gateway.cache.build import build_cache
 from gateway.cache.key import KeyMaker
@@ -21,9 +22,6 @@ from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.tasks import TaskScope
 from gateway.telemetry.tracing import Tracer
-
-# Work that no request waits for any more: those had their time while the server drained.
-_BACKGROUND_DRAIN = 0.5
 
 
 class InferencePath:
@@ -52,17 +50,22 @@ class InferencePath:
             random=random.random,
             keepalive=settings.tcp_keepalive,
         )
-        self.tasks = TaskScope(drain=_BACKGROUND_DRAIN)
+        self.tasks = TaskScope(drain=BACKGROUND_DRAIN)
         self.flights = Flights()
         self._runner = ClaimingRunner(
-            LimitedRunner(runner=dispatcher, limiter=limiter, runtimes=runtimes, tracer=tracer),
+            LimitedRunner(
+                runner=dispatcher,
+                limiter=limiter,
+                runtimes=runtimes,
+                tasks=self.tasks,
+                tracer=tracer,
+            ),
             cache=self.cache,
+            tasks=self.tasks,
             lease=runtimes.current.document.cache.lease,
             tracer=tracer,
         )
-        self.last_answers = LastAnswers(
-            cache=self.cache, flights=self.flights, runner=self._runner, tasks=self.tasks
-        )
+        self.last_answers = LastAnswers(cache=self.cache, flights=self.flights, runner=self._runner)
         self.inference = Inference(
             models=fleet,
             keys=KeyMaker(secret=secret_of(settings)),
@@ -70,7 +73,6 @@ class InferencePath:
             last_answers=self.last_answers,
             flights=self.flights,
             runner=BulkRunner(self._runner) if is_bulk else self._runner,
-            tasks=self.tasks,
             tracer=tracer,
         )
         runtimes.on_swap(self._apply)

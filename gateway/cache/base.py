@@ -15,12 +15,18 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 
 
 class PendingLookup:
-    """The keys of a look-up and its callback: `None` once it was called or cancelled."""
+    """The keys of a look-up and its callback: `None` once it was called or cancelled.
 
-    __slots__ = ("keys", "on_done", "timer")
+    `claims` tells that its caller computes what is not found, and shares that.
+    """
 
-    def __init__(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> None:
+    __slots__ = ("claims", "keys", "on_done", "timer")
+
+    def __init__(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
+    ) -> None:
         self.keys = keys
+        self.claims = claims
         self.on_done: LookupCallback | None = on_done
         self.timer: asyncio.TimerHandle | None = None
 
@@ -80,11 +86,18 @@ class RemoteTier(Protocol):
     name: str
     """What `Cache-Status` calls the tier."""
 
-    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+    def fetch_nowait(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
+    ) -> PendingLookup:
         """Call `on_done` with what was stored under each very key, within the tier's timeout.
 
-        It is called once, in a later event-loop iteration. Entries may have expired.
+        It is called once, in a later event-loop iteration. Entries may have expired. With `claims`,
+        keys that have nothing may be claimed by the same call: see `has_claimed`.
         """
+        ...
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Tell, once, whether a look-up has claimed all of `keys`."""
         ...
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
@@ -146,7 +159,9 @@ class NullTier:
     async def __aexit__(self, *exc_info: object) -> None:
         return None
 
-    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+    def fetch_nowait(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
+    ) -> PendingLookup:
         """Call `on_done` with a miss for each key."""
         lookup = PendingLookup(keys, on_done)
         asyncio.get_running_loop().call_soon(lookup.miss)
@@ -154,6 +169,10 @@ class NullTier:
 
     def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep nothing."""
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Nobody else computes anything."""
+        return True
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]

@@ -7,7 +7,7 @@ with its lease unless it is renewed.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from hashlib import sha1
 from typing import Any, NamedTuple
@@ -26,7 +26,9 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
 _MOST_REMEMBERED = 4096
-"""Claims of others that are remembered."""
+"""Claims of others that are remembered, and of look-ups."""
+_TAKEN_WITHIN = 0.25
+"""Of a lease: so soon after the look-up that made it a claim is renewed in time."""
 _GATHERED_FOR = 0.1
 """Of a lease: renewals that are due meanwhile travel together, as each alone costs far more."""
 # Of several workers that found the same value, the first one's claim takes its place.
@@ -105,6 +107,7 @@ class Claims:
         # What it computed in vain, or for a refresh, it does not wait for itself.
         self._name = secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
+        self._by_lookup: dict[CacheKey, float] = {}
         self._unsent: list[_Claimant] = []
         self._due: set[CacheKey] = set()
         self._renewing: asyncio.TimerHandle | None = None
@@ -117,10 +120,37 @@ class Claims:
             return False
         if claimant != self._name:
             self.seen += 1
-            self._elsewhere.pop(key, None)
-            if len(self._elsewhere) >= _MOST_REMEMBERED:
-                del self._elsewhere[next(iter(self._elsewhere))]
-            self._elsewhere[key] = self._monotonic()
+            _remember(self._elsewhere, key, self._monotonic())
+        return True
+
+    def commands(self, keys: Iterable[CacheKey]) -> list[Command]:
+        """Return the commands that claim those of `keys` under which nothing is stored."""
+        if self._lease <= 0:
+            return []
+        prefix, name, life = self._prefix, self._name, self._life()
+        return [
+            (b"SET", prefix + key.address, encode_claim(key, name), b"NX", b"PX", life)
+            for key in keys
+        ]
+
+    def read_replies(self, keys: Iterable[CacheKey], replies: Sequence[object]) -> None:
+        """Remember which of `keys` were claimed by `commands`, that a look-up sent.
+
+        What nobody takes ends with its lease.
+        """
+        now = self._monotonic()
+        for key, reply in zip(keys, replies, strict=False):  # none where the lease is 0
+            if reply == b"OK":
+                _remember(self._by_lookup, key, now)
+
+    def take(self, keys: Sequence[CacheKey]) -> bool:
+        """Tell, once, whether look-ups have claimed all of `keys`."""
+        claimed, since = self._by_lookup, self._monotonic() - self._lease * _TAKEN_WITHIN
+        for key in keys:
+            if claimed.get(key, since) <= since:
+                return False
+        for key in keys:
+            claimed.pop(key, None)
         return True
 
     async def claim(
@@ -139,6 +169,7 @@ class Claims:
             since = self._monotonic() - self._lease
             denied = {key for key in keys if self._elsewhere.pop(key, since) > since}
             wanted = [key for key in keys if key not in denied]
+        wanted = [key for key in wanted if not self.take([key])]
         if wanted:
             claimant = _Claimant(wanted, is_current, self._loop.create_future(), within)
             if not self._unsent:
@@ -178,12 +209,7 @@ class Claims:
         within = max([claimant.within for claimant in unsent])
         timer = self._loop.call_later(within, _end, unsent)
         on_done = partial(self._replied, unsent, timer)
-        prefix, name, life = self._prefix, self._name, self._life()
-        commands: list[Command] = [
-            (b"SET", prefix + key.address, encode_claim(key, name), b"NX", b"PX", life)
-            for claimant in unsent
-            for key in claimant.keys
-        ]
+        commands = self.commands(key for claimant in unsent for key in claimant.keys)
         if not self._client.execute_nowait(commands, on_done):
             self._tasks.start(self._write(commands, on_done))
 
@@ -265,6 +291,13 @@ class Claims:
 
     def _life(self) -> int:
         return max(1, int(self._lease * 1000))
+
+
+def _remember(claims: dict[CacheKey, float], key: CacheKey, now: float) -> None:
+    claims.pop(key, None)
+    if len(claims) >= _MOST_REMEMBERED:
+        del claims[next(iter(claims))]
+    claims[key] = now
 
 
 def _end(claimants: Sequence[_Claimant]) -> None:

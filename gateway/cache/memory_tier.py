@@ -96,7 +96,8 @@ class MemoryTier:
             candidate = self._window.popleft()
             self._window_bytes -= candidate.cost
             self._contest(candidate, now)
-        self._make_room(now)
+        if self._main_bytes > self._main_capacity:
+            self._make_room(now)
 
     @property
     def capacity_bytes(self) -> int:
@@ -146,10 +147,10 @@ class MemoryTier:
 
     def _contest(self, candidate: _Node, now: float) -> None:
         """Give `candidate` a place in the main part, or drop it."""
-        frequency = self._frequency(candidate)
         rivals = 0
         victims: list[_Node] = []
         room = self._main_capacity - self._main_bytes - candidate.cost
+        frequency = self._frequency(candidate) if room < 0 else 0
         while room < 0:
             victim = self._next_victim(now)
             victims.append(victim)

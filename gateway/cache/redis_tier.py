@@ -88,6 +88,8 @@ class RedisTier:
             prefix=KEY_PREFIX, client=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
         )
         self._scheduled = False
+        self._finds_little = False
+        """Whether the last read found less than half of its keys."""
         self._reading = 0
         self._writing = False
         self._counts = RemoteStatistics()
@@ -108,9 +110,14 @@ class RedisTier:
             await self._read_client.aclose()
             await self._write_client.aclose()
 
-    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
-        """Call `on_done` later with what Redis has of `keys`; a miss where it is too late."""
-        lookup = PendingLookup(keys, on_done)
+    def fetch_nowait(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
+    ) -> PendingLookup:
+        """Call `on_done` later with what Redis has of `keys`; a miss where it is too late.
+
+        While most keys are not found, the same round trip claims them.
+        """
+        lookup = PendingLookup(keys, on_done, claims=claims and self._finds_little)
         loop = self._loop
         if self._is_usable():
             late = self._timeout + _PER_KEY * len(keys)
@@ -137,6 +144,10 @@ class RedisTier:
         if not self._writing:
             self._writing = True
             self._tasks.start(self._write())
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Tell, once, whether look-ups have claimed all of `keys`."""
+        return self._claims.take(keys)
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
@@ -218,34 +229,41 @@ class RedisTier:
         self._reading += 1
         self._counts.reads += 1
         names = [KEY_PREFIX + key.address for lookup in batch for key in lookup.keys]
-        command = (b"MGET", *names)
-        on_done = partial(self._replied, batch, len(names), self._monotonic())
+        claimed = [key for lookup in batch if lookup.claims for key in lookup.keys]
+        commands = [(b"MGET", *names), *self._claims.commands(claimed)]
+        on_done = partial(self._replied, batch, claimed, self._monotonic())
         try:
-            if not self._read_client.execute_nowait([command], on_done):
-                self._tasks.start(self._execute(command, on_done))
+            if not self._read_client.execute_nowait(commands, on_done):
+                self._tasks.start(self._execute(commands, on_done))
         except BaseException:  # whatever it was, the next read must not wait for this one
             self._finish_read(batch, None)
             raise
 
-    async def _execute(self, command: Command, on_done: Callable[[Replies], None]) -> None:
+    async def _execute(
+        self, commands: Sequence[Command], on_done: Callable[[Replies], None]
+    ) -> None:
         replies: Replies = ConnectionError("given up")
         try:
-            replies = await self._read_client.execute([command])
+            replies = await self._read_client.execute(commands)
         except OSError as error:
             replies = error.with_traceback(None)  # which would hold this frame, and it the error
         finally:
             on_done(replies)
 
     def _replied(
-        self, batch: list[PendingLookup], count: int, started: float, replies: Replies
+        self, batch: list[PendingLookup], claimed: list[CacheKey], started: float, replies: Replies
     ) -> None:
+        count = sum([len(lookup.keys) for lookup in batch])
         read = None if isinstance(replies, OSError) else read_values(replies[0], count)
         values: list[bytes | None] | None = None
-        if read is None:
+        if read is None or isinstance(replies, OSError):
             self._counts.read_errors += 1
             self._breaker.failed(now=self._monotonic())
         else:
-            self._note_call(started, commands=count)
+            self._note_call(started, commands=count + len(claimed))
+            self._finds_little = 2 * read.count(None) > count
+            if claimed:
+                self._claims.read_replies(claimed, replies[1:])
             if is_large(read):
                 self._tasks.start(self._unpack(batch, read))
                 return

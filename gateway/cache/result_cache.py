@@ -78,6 +78,8 @@ class ResultCache:
         keys: Sequence[CacheKey],
         on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
+        *,
+        claims: bool = False,
     ) -> None:
         """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
         found, missing = self._in_memory(keys, is_valid)
@@ -88,11 +90,12 @@ class ResultCache:
 
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
-                self._add(keys, found, missing, entries, remote.name)
+                if any(entries):
+                    self._add(keys, found, missing, entries, remote.name)
             finally:
                 on_done(found)
 
-        remote.fetch_nowait([keys[index] for index in missing], fetched)
+        remote.fetch_nowait([keys[index] for index in missing], fetched, claims=claims)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry` in memory now, and in the remote tier soon."""
@@ -101,6 +104,10 @@ class ResultCache:
             return
         self._memory.put(key, entry, now)
         self._remote.store(key, entry, now)
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Tell, once, whether look-ups have claimed all of `keys`."""
+        return self._remote.has_claimed(keys)
 
     def claim(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
@@ -150,8 +157,6 @@ class ResultCache:
         tier: str,
     ) -> None:
         """Put what `tier` has for the `missing` places into `found`, and into memory."""
-        if not any(fetched):
-            return
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:

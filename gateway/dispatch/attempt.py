@@ -13,7 +13,22 @@ from gateway.upstream.base import CallFailed, Cause, StartedCall
 
 
 class Attempt:
-    """Items tried at `endpoint`; `tried` are all backends that they were sent to, so far."""
+    """Items tried at `endpoint`; `tried` are all backends that they were sent to, so far.
+
+    Defaults are class attributes, as most attempts never write them.
+    """
+
+    started = 0.0
+    has_full_timeout = False
+    """Whether silence of the backend would have been noticed before the deadline."""
+    started_call: StartedCall | None = None
+    span: AbstractContextManager[str] = nullcontext("")
+    """Is around the call."""
+    hedge_timer: asyncio.TimerHandle | None = None
+    answered = 0
+    rows = 0
+    _is_useful = False
+    _is_to_blame = False
 
     def __init__(
         self, endpoint: Endpoint, items: Sequence[WorkItem], before: tuple[BackendId, ...] = ()
@@ -24,19 +39,8 @@ class Attempt:
         self.waiting = {item.index: item for item in items}
         self.duplicated: dict[int, WorkItem] = {}
         """Items that are tried at a second backend as well, and may still be answered here."""
-        self.started = 0.0
-        self.has_full_timeout = False
-        """Whether silence of the backend would have been noticed before the deadline."""
-        self.started_call: StartedCall | None = None
-        self.span: AbstractContextManager[str] = nullcontext("")
-        """Is around the call."""
-        self.hedge_timer: asyncio.TimerHandle | None = None
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
         """Items that failed and are not tried elsewhere yet."""
-        self.answered = 0
-        self.rows = 0
-        self._is_useful = False
-        self._is_to_blame = False
 
     def call(self, work: Work, *, remaining: float, traceparent: str) -> Call:
         """Return the call of the items of `work`, which have `remaining` seconds each."""

@@ -1,11 +1,8 @@
 """Runs work as bulk work, for which no interactive work waits."""
 
-from collections.abc import Coroutine
-from typing import Any
-
 from msgspec.structs import replace
 
-from gateway.dispatch.work import Settle, Work, WorkRunner
+from gateway.dispatch.work import Settle, StartedWork, Work, WorkRunner
 
 
 class BulkRunner:
@@ -17,10 +14,10 @@ class BulkRunner:
     def __init__(self, runner: WorkRunner) -> None:
         self._runner = runner
 
-    def run(
+    def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> Coroutine[Any, Any, None]:
+    ) -> StartedWork:
         """Settle all of `work`."""
         items = tuple([replace(item, key=None) for item in work.items])
         bulk = replace(work, lane="bulk", items=items)
-        return self._runner.run(bulk, deadline=deadline, settle=settle, traceparent=traceparent)
+        return self._runner.start(bulk, deadline=deadline, settle=settle, traceparent=traceparent)

@@ -1,10 +1,10 @@
 """Sends items to backends and settles each, whatever the backends do."""
 
+import asyncio
 import copy
-from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
-from gateway.dispatch import failures
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
@@ -14,12 +14,14 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient
 
+_POLL_INTERVAL = 0.01
+
 
 class Dispatcher:
     """Implements `WorkRunner` over the fleet and the backend client.
 
-    An async context manager that owns the calls in flight. `reprobe` is called with endpoints whose
-    state may have changed.
+    An async context manager that owns the calls in flight: at its exit work has `drain` seconds.
+    `reprobe` is called with endpoints whose state may have changed.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Dispatcher:
         reprobe: Callable[[Endpoint], None],
         clock: Callable[[], float],
         tracer: CallTracer | None = None,
+        drain: float = 0.0,
     ) -> None:
+        self._drain = drain
         self._context = DispatchContext(
             fleet=fleet,
             client=client,
@@ -45,22 +49,28 @@ class Dispatcher:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        clock = asyncio.get_running_loop().time
+        until = clock() + self._drain
+        # A callback for the last of them would cost every request.
+        while self._context.in_progress and clock() < until:  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_INTERVAL)
         for dispatch in tuple(self._context.in_progress):
-            dispatch.give_up(failures.CANCELLED)
+            dispatch.cancel()
 
-    def run(
+    def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> Coroutine[Any, Any, None]:
+    ) -> RequestDispatch:
         """Settle every item of `work` exactly once, each as soon as its outcome is known.
 
-        Returns when all are settled, at the latest at `deadline` (of the event loop's clock); when
-        cancelled, what is open is settled as a failure first. A failure of backends is an outcome,
-        never an exception.
+        At the latest at `deadline` (of the event loop's clock), and when cancelled, what is open is
+        settled as a failure. A failure of backends is an outcome, and so is one of ours.
         """
         self.hedging.share = self._context.fleet.routing.hedge_share
-        return RequestDispatch(
+        dispatch = RequestDispatch(
             self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
-        ).finish()
+        )
+        dispatch.start()
+        return dispatch
 
     def _endpoint_lost(self, endpoint: Endpoint) -> None:
         for dispatch in tuple(self._context.in_progress):

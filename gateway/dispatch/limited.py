@@ -1,15 +1,15 @@
 """Reserves what work may cost before it runs, and settles the limits by what it cost."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
-from gateway.dispatch.work import Settle, Work, WorkRunner
+from gateway.dispatch.work import Settle, StartedWork, Work, WorkRunner, finish
+from gateway.dispatch.work_task import WorkTask
 from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.base import RateLimiter
 from gateway.rate_limit.charges import WorkLimits
 from gateway.rate_limit.work import Reservation, estimate, reserve
 from gateway.runtime.store import RuntimeStore
+from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Tracer
 from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Source
 
@@ -23,21 +23,32 @@ class LimitedRunner:
     """
 
     def __init__(
-        self, *, runner: WorkRunner, limiter: RateLimiter, runtimes: RuntimeStore, tracer: Tracer
+        self,
+        *,
+        runner: WorkRunner,
+        limiter: RateLimiter,
+        runtimes: RuntimeStore,
+        tasks: TaskStarter,
+        tracer: Tracer,
     ) -> None:
         self._runner = runner
+        self._tasks = tasks
         self._limiter = limiter
         self._runtimes = runtimes
         self._tracer = tracer
 
-    def run(
+    def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> Coroutine[Any, Any, None]:
+    ) -> StartedWork:
         """Settle all of `work`."""
         rules, principal = self._rules(work), work.principal
         if principal is None or not _may_cost(rules, principal):
-            return self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
-        return self._run_limited(rules, principal, work, deadline, settle, traceparent)
+            return self._runner.start(
+                work, deadline=deadline, settle=settle, traceparent=traceparent
+            )
+        task = WorkTask(work, settle)
+        steps = self._run_limited(rules, principal, work, deadline, task.settle, traceparent)
+        return task.run(self._tasks, steps)
 
     async def _run_limited(
         self,
@@ -64,7 +75,13 @@ class LimitedRunner:
             settle(index, outcome)
 
         try:
-            await self._runner.run(work, deadline=deadline, settle=count, traceparent=traceparent)
+            await finish(
+                work,
+                count,
+                lambda settle: self._runner.start(
+                    work, deadline=deadline, settle=settle, traceparent=traceparent
+                ),
+            )
         finally:
             reservation.settle(
                 rows=sum(outcome.rows for outcome in taken),

@@ -16,6 +16,7 @@ from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Settle, Work, WorkItem
 from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
+from gateway.tasks import log_failure
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 
@@ -60,34 +61,28 @@ class RequestDispatch:
         self._latencies = context.hedging.of((work.model.info.name, work.task))
         # An item that hangs a model owner's algorithm must not hang it in a second region.
         self._may_hedge = context.hedging.share > 0 and work.model.info.algorithm != "custom"
-        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        self._bug: BaseException | None = None
 
-    async def finish(self) -> None:
-        """Return when every item is settled.
+    def start(self) -> None:
+        """Send the items to backends.
 
-        When cancelled, it settles the open items as `cancelled` first. An attempt whose items were
-        all answered by others goes on: its backend caches the rows, and its latency is measured.
+        An attempt whose items were all answered by others goes on: its backend caches the rows, and
+        its latency is measured.
         """
-        if not self._open:
-            return
         self._context.in_progress.add(self)
         self._timer = self._loop.call_at(self._deadline, self.give_up, failures.EXPIRED)
         try:
             if self._loop.time() < self._deadline:
                 self._start()
-                if self._open:
-                    await self._ended
-        except asyncio.CancelledError:
-            self.give_up(failures.CANCELLED)
-            raise
-        finally:
-            if self._open:
+            else:
                 self.give_up(failures.EXPIRED)
-            self._leave()
-        if self._bug is not None:
-            raise self._bug
+        except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
+            self._after_bug(self._work.items, bug)
+        self._leave()
+
+    def cancel(self) -> None:
+        """Settle the open items as cancelled, and cancel all calls."""
+        self.give_up(failures.CANCELLED)
 
     def give_up(self, failure: ItemFailure) -> None:
         """Settle the open items as failed, and cancel all calls."""
@@ -136,13 +131,12 @@ class RequestDispatch:
         attempt.has_full_timeout = remaining >= idle_timeout
         self._attempts.append(attempt)
         context.counters.calls += 1
-        context.fleet.started(endpoint, count)
+        left = context.fleet.started(endpoint, count, remaining)
         late = self._latencies.late
         if self._may_hedge and now + late < self._deadline:
             attempt.hedge_timer = self._loop.call_later(late, self._hedge, attempt)
         attempt.span = context.tracer.on_call(endpoint, items=count, traceparent=self._traceparent)
         traceparent = attempt.span.__enter__()
-        left = context.fleet.time_left_at(endpoint, remaining)
         try:
             attempt.started_call = context.client.start_call(
                 endpoint,
@@ -166,9 +160,9 @@ class RequestDispatch:
             elif isinstance(end, asyncio.CancelledError):
                 self._settle_failed(self._unanswered(attempt), failures.CANCELLED)
             else:
-                self._after_bug(attempt, end)
-        except Exception as bug:  # noqa: BLE001 - it is raised by `finish`
-            self._after_bug(attempt, bug)
+                self._after_bug(attempt.items, end)
+        except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
+            self._after_bug(attempt.items, bug)
         finally:
             self._release(attempt, None if isinstance(end, Report) else end)
 
@@ -231,9 +225,9 @@ class RequestDispatch:
         self._context.fleet.record(attempt.endpoint, verdict)
         self._after_failure(attempt, error)
 
-    def _after_bug(self, attempt: Attempt, bug: BaseException) -> None:
-        self._bug = bug
-        self._settle_failed(attempt.items, failures.UNEXPECTED)
+    def _after_bug(self, items: Iterable[WorkItem], bug: BaseException) -> None:
+        log_failure(bug)
+        self._settle_failed(items, failures.UNEXPECTED)
 
     def _receive(self, attempt: Attempt, frame: Done | Failed) -> None:
         is_first_failure = not attempt.failed
@@ -325,7 +319,8 @@ class RequestDispatch:
         if item.index not in self._open:
             return
         self._open.discard(item.index)
-        self._context.counters.count(outcome)
-        if not self._open and not self._ended.done():
-            self._ended.set_result(None)
+        if outcome.failure is None:
+            self._context.counters.computed += 1
+        else:
+            self._context.counters.count_failure(outcome.failure.code)
         self._on_settled(item.index, outcome)

@@ -5,8 +5,6 @@ A counter by region would be one of `GatewayMetrics`.
 
 import msgspec
 
-from gateway.types import ItemOutcome
-
 
 class DispatchStatistics(msgspec.Struct, kw_only=True):
     """Calls, and items by how they ended. `retried`, `hedged` and `denied` count item attempts."""
@@ -22,11 +20,7 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
     failed: int = 0
     failed_by_code: dict[str, int] = {}
 
-    def count(self, outcome: ItemOutcome) -> None:
-        """Count an item's end."""
-        if outcome.failure is None:
-            self.computed += 1
-        else:
-            self.failed += 1
-            code = outcome.failure.code
-            self.failed_by_code[code] = self.failed_by_code.get(code, 0) + 1
+    def count_failure(self, code: str) -> None:
+        """Count an item that failed."""
+        self.failed += 1
+        self.failed_by_code[code] = self.failed_by_code.get(code, 0) + 1

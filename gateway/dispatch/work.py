@@ -1,5 +1,6 @@
 """Declares work, the missed items of one request, and the interface that runs it."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -46,11 +47,46 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Admitted together or not at all: the request is of no use with a part of them."""
 
 
+class StartedWork(Protocol):
+    """Work that has begun."""
+
+    def cancel(self) -> object:
+        """Settle what is open as cancelled, at once or soon."""
+        ...
+
+
 class WorkRunner(Protocol):
     """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
 
-    async def run(
+    def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> None:
-        """Settle all of `work`; `deadline` is of the event loop's clock."""
+    ) -> StartedWork:
+        """Begin `work`; `deadline` is of the event loop's clock.
+
+        Items may be settled before this returns. `settle` must not raise.
+        """
         ...
+
+
+async def finish(work: Work, settle: Settle, start: Callable[[Settle], StartedWork]) -> None:
+    """Start `work` by `start`, which is given the callback, and return when all is settled.
+
+    When cancelled, so is the work.
+    """
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = len(work.items)
+
+    def count(index: int, outcome: ItemOutcome) -> None:
+        nonlocal left
+        left -= 1
+        if not left and not ended.done():
+            ended.set_result(None)
+        settle(index, outcome)
+
+    started = start(count)
+    try:
+        if left:
+            await ended
+    except asyncio.CancelledError:
+        started.cancel()
+        raise

@@ -7,15 +7,17 @@ requests without equal ones wait for nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner
+from gateway.dispatch.work import Settle, StartedWork, Work, WorkItem, WorkRunner, finish
+from gateway.dispatch.work_task import WorkTask
 from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import hit_outcome, joined_outcome
+from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome
 
@@ -32,12 +34,19 @@ _RENEWED_EACH = 0.25
 
 
 class _HeldClaims:
-    """The claims of one work, from when it began on until they end."""
+    """The claims of one work, from when it began on until they end, which is told to `on_end`."""
 
-    __slots__ = ("_settle", "since", "unanswered", "unsettled")
+    __slots__ = ("_on_end", "_settle", "since", "unanswered", "unsettled")
 
-    def __init__(self, items: Sequence[WorkItem], settle: Settle, since: float) -> None:
+    def __init__(
+        self,
+        items: Sequence[WorkItem],
+        settle: Settle,
+        since: float,
+        on_end: "Callable[[_HeldClaims], None]",
+    ) -> None:
         self._settle = settle
+        self._on_end = on_end
         self.unsettled = {item.index: item.key for item in items if item.key is not None}
         self.unanswered: list[CacheKey] = []
         """The keys of items that failed; a refusal that was stored in their place stays."""
@@ -48,6 +57,8 @@ class _HeldClaims:
         key = self.unsettled.pop(index, None)
         if outcome.failure is not None and key is not None:
             self.unanswered.append(key)
+        if not self.unsettled:
+            self._on_end(self)
         self._settle(index, outcome)
 
 
@@ -66,25 +77,33 @@ class ClaimingRunner:
         runner: WorkRunner,
         *,
         cache: SharedCache,
+        tasks: TaskStarter,
         lease: float,
         tracer: Tracer,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._runner = runner
         self._cache = cache
+        self._tasks = tasks
         self.lease = lease
         self._tracer = tracer
         self._wall = wall
         self._held: dict[_HeldClaims, None] = {}
         self._renewing: asyncio.TimerHandle | None = None
 
-    def run(
+    def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> Coroutine[Any, Any, None]:
+    ) -> StartedWork:
         """Settle all of `work`, at the latest at the deadline."""
-        if self.lease <= 0 or all(item.key is None for item in work.items):
-            return self._runner.run(work, deadline=deadline, settle=settle, traceparent=traceparent)
-        return self._claim_and_run(work, deadline, settle, traceparent)
+        keys = _keys(work.items)
+        if self.lease <= 0 or not keys:
+            return self._runner.start(
+                work, deadline=deadline, settle=settle, traceparent=traceparent
+            )
+        if self._cache.has_claimed(keys):
+            return self._start_claimed(work, deadline, traceparent, settle)
+        task = WorkTask(work, settle)
+        return task.run(self._tasks, self._claim_and_run(work, deadline, task.settle, traceparent))
 
     async def _claim_and_run(
         self, work: Work, deadline: float, settle: Settle, traceparent: str
@@ -96,10 +115,10 @@ class ClaimingRunner:
 
         async def run(items: Sequence[WorkItem]) -> None:
             part = msgspec.structs.replace(work, items=tuple(items))
-            await self._run_claimed(part, deadline, settle, traceparent)
+            await finish(part, settle, partial(self._start_claimed, part, deadline, traceparent))
 
         if not theirs:
-            await self._run_claimed(work, deadline, settle, traceparent)
+            await run(ours)
             return
         waiting = self._tracer.span("wait for other workers", parent=traceparent)
         async with asyncio.TaskGroup() as tasks:
@@ -111,23 +130,23 @@ class ClaimingRunner:
                 async for items in self._abandoned_by_others(work, theirs, until, settle):
                     tasks.create_task(run(items))
 
-    async def _run_claimed(
-        self, work: Work, deadline: float, settle: Settle, traceparent: str
-    ) -> None:
+    def _start_claimed(
+        self, work: Work, deadline: float, traceparent: str, settle: Settle
+    ) -> StartedWork:
         """Run `work`, whose claims are renewed until they end; release what has no answer."""
         loop = asyncio.get_running_loop()
-        held = _HeldClaims(work.items, settle, loop.time())
+        held = _HeldClaims(work.items, settle, loop.time(), self._end)
         self._held[held] = None
         if self._renewing is None:
             self._renewing = loop.call_later(self._pause(), self._renew)
-        try:
-            await self._runner.run(
-                work, deadline=deadline, settle=held.settle, traceparent=traceparent
-            )
-        finally:
-            del self._held[held]
-            if unanswered := [*held.unanswered, *held.unsettled.values()]:
-                self._cache.release(unanswered)
+        return self._runner.start(
+            work, deadline=deadline, settle=held.settle, traceparent=traceparent
+        )
+
+    def _end(self, held: _HeldClaims) -> None:
+        self._held.pop(held, None)
+        if held.unanswered:
+            self._cache.release(held.unanswered)
 
     async def _claim(
         self, work: Work, items: Sequence[WorkItem]

@@ -1,13 +1,15 @@
 """Answers the items of a request from the cache, from work in flight, or by new work.
 
 `Inference.prepare` plans a request, `from_memory` answers it without waiting, `lookup_nowait` reads
-the cache by callback, and `infer` answers all the rest. Each miss is computed by a task of the
-gateway, not of the request, so that requests which joined it do not depend on the first caller.
+the cache by callback, `compute_nowait` goes on from there, and `infer` does the same for callers
+with a task. What is computed outlives its request, so that requests which joined it do not depend
+on the first caller.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,11 +17,11 @@ from backends.protocol import ModelInfo, Task
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.config.document import ModelConfig
-from gateway.dispatch.work import WorkRunner
+from gateway.dispatch.work import Settle, StartedWork, WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.inference.coalescing import Flight, Flights
+from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
-from gateway.inference.item_waits import ItemWaits, LedTask
+from gateway.inference.item_waits import ItemWaits
 from gateway.inference.last_answers import (
     LastAnswers,
     StaleAnswersByIndex,
@@ -27,8 +29,6 @@ from gateway.inference.last_answers import (
     keeps_last,
 )
 from gateway.inference.outcomes import (
-    GIVEN_UP,
-    LATE,
     LOST,
     describe_lookup,
     hit_outcome,
@@ -36,7 +36,8 @@ from gateway.inference.outcomes import (
 )
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.runtime.runtime import Runtime
-from gateway.tasks import TaskStarter
+from gateway.tasks import log_failure
+from gateway.telemetry.spans import Span
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
@@ -45,10 +46,10 @@ from gateway.types import (
     InferenceRequest,
     ItemOutcome,
     Principal,
+    ServedModel,
 )
 
 _DEFAULT_ENTRY = ModelConfig()
-_PLAIN = CacheDirectives()
 # Few models and parameters make up most requests; what is long is rarely seen again.
 _LONGEST_REMEMBERED = 1024
 _MOST_REMEMBERED = 1024
@@ -66,7 +67,6 @@ class Inference:
         last_answers: LastAnswers,
         flights: Flights,
         runner: WorkRunner,
-        tasks: TaskStarter,
         tracer: Tracer,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
@@ -76,7 +76,6 @@ class Inference:
         self._last_answers = last_answers
         self._flights = flights
         self._runner = runner
-        self._tasks = tasks
         self._tracer = tracer
         self.wall = wall
         self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
@@ -136,7 +135,12 @@ class Inference:
 
         Only where the caller may read it: see `PreparedRequest.may_read`.
         """
-        self._cache.lookup_nowait(prepared.keys, on_done, prepared.plan.validity(directives))
+        self._cache.lookup_nowait(
+            prepared.keys,
+            on_done,
+            prepared.plan.validity(directives),
+            claims=prepared.is_shared(directives),
+        )
 
     def hits(
         self,
@@ -179,21 +183,49 @@ class Inference:
         is_whole = not (prepared.request.continue_on_error or stale)
         while missing:
             waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
+            ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             with self._tracer.span("coalescing", parent=caller.traceparent) as span:
-                has_failed = await waiting.wait()
+                waiting.on_end(partial(_resolve, ended))
+                try:
+                    has_failed = await ended
+                finally:
+                    waiting.cancel()
                 waiting.describe(span)
-            waiting.fill(outcomes, GIVEN_UP if has_failed else LATE)
-            if has_failed:
-                waiting.give_up()
-                break
-            missing = waiting.failed_for_leader_only()
+            missing = waiting.fill(outcomes, has_failed=has_failed)
         if stale:
             self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
-        return Answer(
-            model=at_answering_revision(plan.model, outcomes) if stale else plan.model,
-            outcomes=[o for o in outcomes if o is not None],
-            is_cacheable=plan.entry.cache_ttl > 0,
-        )
+        model = at_answering_revision(plan.model, outcomes) if stale else plan.model
+        return _answer(prepared, outcomes, model)
+
+    def compute_nowait(
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        outcomes: list[ItemOutcome | None],
+        on_done: Callable[[Answer], object],
+    ) -> bool:
+        """Call `on_done` with what `infer` would return; it may be called at once.
+
+        `False`: `infer` has to, since more than the backends may answer.
+        """
+        if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
+            return False
+        missing = _missing(outcomes)
+        is_whole = not prepared.request.continue_on_error
+        waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
+        span = self._tracer.span("coalescing", parent=caller.traceparent)
+
+        # It refers to what refers to it, until it is called: cycles cost more than the call.
+        def ended(has_failed: bool) -> None:  # noqa: FBT001
+            waiting.describe(span)
+            span.end()
+            if waiting.fill(outcomes, has_failed=has_failed):
+                self.compute_nowait(prepared, caller, outcomes, on_done)
+            else:
+                on_done(_answer(prepared, outcomes, prepared.plan.model))
+
+        waiting.on_end(ended)
+        return True
 
     def _plan(
         self, request: InferenceRequest, principal: Principal, runtime: Runtime
@@ -258,63 +290,59 @@ class Inference:
         *,
         is_whole: bool,
     ) -> ItemWaits:
-        lead = LedTask()
-        waits = ItemWaits(lead, caller, is_whole=is_whole)
+        waits = ItemWaits(caller, is_whole=is_whole)
         keys, flights, now = prepared.flight_keys, self._flights, self.wall()
+        led: list[int] = []
         for index in missing:
             key = keys[index]
             flight = flights.join(key)
             if flight is not None:
                 waits.joined[index] = flight
                 continue
-            flight = waits.led[index] = flights.lead(key, caller.criticality)
+            waits.led[index] = flights.lead(key, caller.criticality)
             # Its flight may have ended during the look-up in Redis.
             entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
-            if entry is not None:
+            if entry is None:
+                led.append(index)
+            else:
                 flights.settle(key, _outcome(prepared, entry, "memory", now))
-        led = {index: flight for index, flight in waits.led.items() if flight.outcome is None}
         if led:
-            self._tasks.start(self._compute(prepared, caller, led, lead))
+            waits.work = self._compute(prepared, caller, led)
         return waits
 
-    async def _compute(
-        self, prepared: PreparedRequest, caller: Caller, led: dict[int, Flight], lead: LedTask
-    ) -> None:
-        is_plain = prepared.request.truncate and caller.directives == _PLAIN
+    def _compute(
+        self, prepared: PreparedRequest, caller: Caller, led: Sequence[int]
+    ) -> StartedWork | None:
         work = prepared.work(
             led,
-            is_shared=is_plain and prepared.plan.entry.cache_ttl > 0,
+            is_shared=prepared.is_shared(caller.directives),
             principal=caller.principal,
             criticality=caller.criticality,
             atomic=not prepared.request.continue_on_error,
         )
-        keys, left = prepared.flight_keys, LOST
-        is_kept, keep, settle_flight = (
-            not caller.directives.no_store,
-            self._last_answers.keep,
-            self._flights.settle,
-        )
+        keys, settle_flight = prepared.flight_keys, self._flights.settle
+        keep = None if caller.directives.no_store else self._last_answers.keep
 
         def settle(index: int, outcome: ItemOutcome) -> None:
-            if is_kept:
-                keep(prepared, index, outcome)
-            settle_flight(keys[index], outcome)
+            try:
+                if keep is not None:
+                    keep(prepared, index, outcome)
+            finally:
+                settle_flight(keys[index], outcome)
 
+        span = self._tracer.span("dispatch", parent=caller.traceparent)
         try:
-            lead.begin()
-            with self._tracer.span(
-                "dispatch", parent=caller.traceparent, attributes={"sluicegate.items": len(led)}
-            ) as span:
-                await self._runner.run(
-                    work, deadline=caller.deadline, settle=settle, traceparent=span.traceparent
-                )
-        except asyncio.CancelledError:
-            left = GIVEN_UP
-            raise
-        finally:
-            for index, flight in led.items():
-                if flight.outcome is None:  # none may be waited for without end
-                    self._flights.settle(keys[index], left)
+            return self._runner.start(
+                work,
+                deadline=caller.deadline,
+                settle=_ending(span, settle, len(led)) if span.is_recorded else settle,
+                traceparent=span.traceparent,
+            )
+        except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
+            log_failure(bug)
+            for index in led:
+                settle_flight(keys[index], LOST)
+            return None
 
 
 def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
@@ -323,6 +351,36 @@ def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: flo
     if prepared.request.truncate or not outcome.truncated_from:
         return outcome
     return refused_as_truncated(outcome, prepared.plan.model.info)
+
+
+def _answer(
+    prepared: PreparedRequest, outcomes: Sequence[ItemOutcome | None], model: ServedModel
+) -> Answer:
+    return Answer(
+        model=model,
+        outcomes=[outcome for outcome in outcomes if outcome is not None],
+        is_cacheable=prepared.plan.entry.cache_ttl > 0,
+    )
+
+
+def _ending(span: Span, settle: Settle, items: int) -> Settle:
+    """Return `settle` that ends `span` once so many items are settled."""
+    span.set("sluicegate.items", items)
+    left = items
+
+    def settle_and_end(index: int, outcome: ItemOutcome) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            span.end()
+        settle(index, outcome)
+
+    return settle_and_end
+
+
+def _resolve(ended: asyncio.Future[bool], has_failed: bool) -> None:  # noqa: FBT001
+    if not ended.done():  # the caller was not cancelled
+        ended.set_result(has_failed)
 
 
 def _missing(outcomes: Sequence[ItemOutcome | None]) -> list[int]:

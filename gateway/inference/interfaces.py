@@ -32,11 +32,17 @@ class ResultStore(_Lookup, Protocol):
         ...
 
     def lookup_nowait(
-        self, keys: Sequence[CacheKey], on_done: LookupCallback, is_valid: Validity | None = None
+        self,
+        keys: Sequence[CacheKey],
+        on_done: LookupCallback,
+        is_valid: Validity | None = None,
+        *,
+        claims: bool = False,
     ) -> None:
         """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
 
-        For callers without a task, which costs more than a hit in Redis does otherwise.
+        For callers without a task, which costs more than a hit in Redis does otherwise. With
+        `claims`, the look-up may claim what it does not find: see `SharedCache.has_claimed`.
         """
         ...
 
@@ -47,6 +53,10 @@ class ResultStore(_Lookup, Protocol):
 
 class SharedCache(_Lookup, Protocol):
     """The result cache's claims, by which workers learn what others compute."""
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Tell, once, whether look-ups have claimed all of `keys` lately: `claim` need not."""
+        ...
 
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Claim `keys`; return `True` for each that another worker computes or has just answered.

@@ -22,7 +22,6 @@ from gateway.inference.interfaces import ResultStore
 from gateway.inference.outcomes import REFUSED, hit_outcome, would_repeat
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.inference.refreshing import Refresher
-from gateway.tasks import TaskStarter
 from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
@@ -67,14 +66,11 @@ class LastAnswers:
         cache: ResultStore,
         flights: Flights,
         runner: WorkRunner,
-        tasks: TaskStarter,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._cache = cache
         self._wall = wall
-        self._refresher = Refresher(
-            runner=runner, tasks=tasks, keep=self.keep, is_computed=flights.__contains__
-        )
+        self._refresher = Refresher(runner=runner, keep=self.keep, is_computed=flights.__contains__)
         self._revisions: dict[str, tuple[str, float]] = {}
         self._served = self._served_on_error = 0
 

@@ -14,6 +14,7 @@ from gateway.runtime.runtime import Runtime
 from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
 
 _OK = 200
+_PLAIN = CacheDirectives()
 # Part of the tag of a flight with `truncate: false`; no cache key has it.
 _WHOLE = b"whole"
 
@@ -79,6 +80,10 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def may_read(self, directives: CacheDirectives) -> bool:
         """Tell whether stored answers may be used."""
         return not directives.no_cache and self.plan.entry.cache_ttl > 0
+
+    def is_shared(self, directives: CacheDirectives) -> bool:
+        """Tell whether other workers may hear of what is computed."""
+        return self.request.truncate and directives == _PLAIN and self.plan.entry.cache_ttl > 0
 
     def work(
         self,

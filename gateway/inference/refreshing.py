@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import WorkRunner
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.tasks import TaskStarter
 from gateway.types import Criticality, ItemOutcome
 
 
@@ -21,12 +20,10 @@ class Refresher:
         self,
         *,
         runner: WorkRunner,
-        tasks: TaskStarter,
         keep: Callable[[PreparedRequest, int, ItemOutcome], None],
         is_computed: Callable[[CacheKey], bool],
     ) -> None:
         self._runner = runner
-        self._tasks = tasks
         self._keep = keep
         self._is_computed = is_computed
         self._items: set[CacheKey] = set()
@@ -52,23 +49,17 @@ class Refresher:
             begun.append(index)
         if begun:
             self.begun += len(begun)
-            self._tasks.start(self._run(prepared, begun))
+            self._start(prepared, begun)
 
-    async def _run(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
-        left = {prepared.keys[index] for index in indexes}
-
+    def _start(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
         def settle(index: int, outcome: ItemOutcome) -> None:
-            self._keep(prepared, index, outcome)
-            # From here on the item may be refreshed anew, which the end of this work must not undo.
+            # From here on the item may be refreshed anew.
             self._items.discard(prepared.keys[index])
-            left.discard(prepared.keys[index])
+            self._keep(prepared, index, outcome)
 
         work = prepared.work(
             indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk"
         )
         allowed = prepared.plan.runtime.document.deadline.default
         deadline = asyncio.get_running_loop().time() + allowed
-        try:
-            await self._runner.run(work, deadline=deadline, settle=settle)
-        finally:
-            self._items -= left
+        self._runner.start(work, deadline=deadline, settle=settle)

@@ -130,12 +130,12 @@ class StandaloneClient:
 class _SentCommands:
     """Holds the replies and the timeout of commands that were sent together."""
 
-    __slots__ = ("missing", "on_done", "replies", "timer")
+    __slots__ = ("count", "on_done", "replies", "timer")
 
     def __init__(
         self, count: int, on_done: Callable[[Replies], object], timer: asyncio.TimerHandle
     ) -> None:
-        self.missing = count
+        self.count = count
         self.on_done = on_done
         self.timer = timer
         self.replies: list[Any] = []
@@ -196,7 +196,11 @@ class _Connection(asyncio.Protocol):
         self._reader.feed(data)
         try:
             while (reply := self._reader.gets()) is not _NOTHING:
-                self._add_reply(reply)
+                batch = self._sent_batches[0]
+                batch.replies.append(reply)
+                if len(batch.replies) == batch.count:
+                    self._sent_batches.popleft()
+                    batch.end(batch.replies)
         except (hiredis.ProtocolError, IndexError):
             self.close(ConnectionError("Redis sent an invalid reply"))
 
@@ -207,14 +211,6 @@ class _Connection(asyncio.Protocol):
 
     def _end_late(self) -> None:
         self.close(TimeoutError("Redis did not answer in time"))
-
-    def _add_reply(self, reply: Any) -> None:
-        batch = self._sent_batches[0]
-        batch.replies.append(reply)
-        batch.missing -= 1
-        if not batch.missing:
-            self._sent_batches.popleft()
-            batch.end(batch.replies)
 
 
 def _resolve(outcome: asyncio.Future[list[Any]], replies: Replies) -> None:

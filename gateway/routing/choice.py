@@ -32,11 +32,6 @@ class ChoiceContext(msgspec.Struct, frozen=True):
         """Return the seconds after which `member` should answer."""
         return member.finish_time(self.now, self.routing.slow_start)
 
-    def wait(self, member: Member) -> float:
-        """Return the predicted seconds of queueing, without the item's own work."""
-        own = member.item_time() / member.share(self.now, self.routing.slow_start)
-        return self.finish(member) - own
-
     def cost(self, member: Member) -> float:
         """Return the finish time divided by the weight; the member of least cost is chosen."""
         return self.finish(member) / member.endpoint.weight
@@ -64,9 +59,9 @@ def choose(
     members: Sequence[Member], affinity: bytes, context: ChoiceContext, random: Random
 ) -> Member:
     """Return the member that an item of this affinity goes to; there must be some."""
-    first = favourite(members, affinity, context)
     if len(members) == 1:
-        return first
+        return members[0]
+    first = favourite(members, affinity, context)
     bound = context.cost(first) - FREE_ITEMS * first.item_time()
     others = [member for member in members if member is not first]
     drawn = others if len(others) <= 2 else random.sample(others, 2)  # noqa: PLR2004 - two choices

@@ -141,9 +141,12 @@ class Fleet:
 
     def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[ItemShare]:
         """Return where the items of one request go first: to few backends, equal items together."""
-        context = ChoiceContext(self._clock(), self.routing)
-        tiers = self._tiers(model)
+        tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
+        if len(tiers) == 1 and len(tiers[0]) == 1 and tiers[0][0].is_available(now):
+            # There is nothing to choose.
+            return [ItemShare(endpoint=tiers[0][0].endpoint, items=everything)]
+        context = ChoiceContext(now, self.routing)
         tier = healthy_first_tier(tiers, context)
         if tier is None:
             usable = available_tiers(tiers, context)
@@ -187,21 +190,19 @@ class Fleet:
         soonest = min(member.finish_time(now, slow_start) for member in members)
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
-    def time_left_at(self, endpoint: Endpoint, remaining: float) -> float:
-        """Return how many of the `remaining` seconds a backend has, without the round trip.
+    def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
+        """Count a call of so many items in flight; `ended` must follow.
 
-        It is half of them at least: a slow probe says little of calls.
+        Return how many of the `remaining` seconds the backend has, without the round trip: half of
+        them at least, as a slow probe says little of calls.
         """
         member = self._member(endpoint)
-        return remaining if member is None else max(remaining - member.round_trip, remaining / 2)
-
-    def started(self, endpoint: Endpoint, items: int) -> None:
-        """Count a call of so many items in flight; `ended` must follow."""
-        member = self._member(endpoint)
-        if member is not None:
-            member.in_flight += items
-            member.sent_since += items
-            member.calls += 1
+        if member is None:
+            return remaining
+        member.in_flight += items
+        member.sent_since += items
+        member.calls += 1
+        return max(remaining - member.round_trip, remaining / 2)
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
         """Remove a call of so many items from those in flight."""

@@ -184,7 +184,11 @@ class Member:
         return self.rows_per_item / speed if speed > 0 else DEFAULT_ITEM_TIME
 
     def finish_time(self, now: float, slow_start: float) -> float:
-        """Predict the seconds after which an item sent now is answered.
+        """Predict the seconds after which an item sent now is answered."""
+        return self.wait(now, slow_start) + self.item_time() / self.share(now, slow_start)
+
+    def wait(self, now: float, slow_start: float) -> float:
+        """Predict the seconds of queueing of an item sent now, without its own work.
 
         The reported queue has shrunk since, and items that this process sent since come on top.
         Items in flight count whatever the report says: a backend that has stopped reports nothing.
@@ -192,7 +196,7 @@ class Member:
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
         busy = max(queued + self.sent_since * item, self.in_flight * item)
-        return self.round_trip + (busy + item) / self.share(now, slow_start)
+        return self.round_trip + busy / self.share(now, slow_start)
 
     def headroom(self, now: float, slow_start: float) -> float:
         """Return the items a second that it could take beyond its present load."""

@@ -19,11 +19,13 @@ def healthy_first_tier(tiers: Sequence[Tier], context: ChoiceContext) -> Tier | 
     """Return the preferred region if all its members are available and one has a short wait."""
     if not tiers or tiers[0][0].endpoint.overflow:
         return None
-    first = tiers[0]
-    if not all(member.is_available(context.now) for member in first):
-        return None
-    bound = context.routing.spill_after
-    return first if any(context.wait(member) <= bound for member in first) else None
+    first, now, routing = tiers[0], context.now, context.routing
+    is_short = len(tiers) == 1  # work cannot leave for another region
+    for member in first:
+        if not member.is_available(now):
+            return None
+        is_short = is_short or member.wait(now, routing.slow_start) <= routing.spill_after
+    return first if is_short else None
 
 
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
@@ -49,7 +51,7 @@ def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -
     if len(tiers) == 1:
         return first
     soonest = _finish(first, context)
-    waits = min(map(context.wait, first))
+    waits = min([member.wait(context.now, routing.slow_start) for member in first])
     if waits <= routing.spill_after or first[0].endpoint.overflow:
         return first
     others = [(tier, _finish(tier, context)) for tier in tiers[1:]]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
+from backends.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
@@ -140,28 +140,32 @@ class SharedCall:
         """
         try:
             for frame in self._frames.feed(chunk):
-                self.deliver(frame)
+                if isinstance(frame, Report):
+                    self._report(frame)
+                else:
+                    self._deliver(frame)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
 
-    def deliver(self, frame: Frame) -> None:
-        """Hand a frame to the caller whose item it is of.
+    def _report(self, report: Report) -> None:
+        """End the parts that are answered by now: they need not wait for the others."""
+        self._final_report = report
+        for part in self._parts:
+            if part.missing <= 0:
+                part.end(report)
 
-        A report ends the parts that are answered by then: they need not wait for the others.
-        """
-        self._final_report = frame if isinstance(frame, Report) else None
-        if isinstance(frame, Report):
-            for part in self._parts:
-                if part.missing <= 0:
-                    part.end(frame)
-            return
+    def _deliver(self, frame: Done | Failed) -> None:
+        """Hand an outcome to the caller whose item it is of."""
+        self._final_report = None
         if not 0 <= frame.index < len(self._owners):
             return
         part = self._owners[frame.index]
         if part.is_open:
             part.missing -= 1
+            if part.start:
+                frame = msgspec.structs.replace(frame, index=frame.index - part.start)
             try:
-                part.receive(_moved(frame, part.start))
+                part.receive(frame)
             except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
                 part.end(error)
 
@@ -195,9 +199,5 @@ class SharedCall:
             self._on_abandoned()
 
 
-def _moved(frame: Done | Failed, start: int) -> Done | Failed:
-    return msgspec.structs.replace(frame, index=frame.index - start) if start else frame
-
-
 def _size(call: Call) -> int:
-    return sum(len(item.body) for item in call.items)
+    return sum([len(item.body) for item in call.items])

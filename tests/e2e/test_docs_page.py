@@ -16,21 +16,30 @@ pytestmark = [
         not CHROMIUM.exists(), reason=f"{CHROMIUM} is missing: `make install-system`"
     ),
 ]
-# Enters a key, presses TRY beside `classify`, and waits for the answer that the page then shows.
-_TRY = """key => {
+# Enters a key, presses TRY beside a route, and waits for the answer that the page then shows.
+_TRY = """(key, path) => {
   const all = (root, wanted) => [...root.querySelectorAll(wanted),
     ...[...root.querySelectorAll('*')].flatMap(
       one => one.shadowRoot ? all(one.shadowRoot, wanted) : [])];
   const button = (root, text) => all(root, 'button').find(one => one.textContent.trim() === text);
-  all(document, 'input.api-key-input')[0].value = key;
-  button(document, 'SET').click();
-  const request = all(document, 'api-request').find(one => one.path === '/v1/classify');
-  return new Promise(resolve => {
-    const look = () => (request.responseText || '').includes('{')
-      ? resolve(request.responseText) : setTimeout(look, 20);
-    setTimeout(() => { button(request.shadowRoot, 'TRY').click(); look(); });
+  const found = find => new Promise(resolve => {
+    const look = () => find() ? resolve(find()) : setTimeout(look, 20);
+    look();
+  });
+  const go = place => document.querySelector('rapi-doc').scrollToPath(place);
+  go('auth');
+  return found(() => all(document, 'input.api-key-input')[0]).then(field => {
+    field.value = key;
+    (button(document, 'SET') || button(document, 'UPDATE')).click();
+    go('post-' + path);
+    return found(() => all(document, 'api-request').find(
+      one => one.path === path && button(one.shadowRoot, 'TRY')));
+  }).then(request => {
+    button(request.shadowRoot, 'TRY').click();
+    return found(() => (request.responseText || '').includes('{') && request.responseText);
   });
 }"""
+_GO = "document.querySelector('rapi-doc').scrollToPath('{}')"
 _LAST = "Whether requests can be answered"
 
 
@@ -60,13 +69,16 @@ async def page(
 
 async def test_the_page_shows_the_operations_and_their_examples(page: Page) -> None:
     text = await page.text_with(_LAST)
-
     for shown in (
         *("Label texts with a trained classifier", "Order documents by a query"),
         *("Run a model's own algorithm", "The calling tenant's usage and cost"),
-        *("/v1/infer/{model}", "No API key applied"),
     ):
         assert shown in text
+
+    await page.evaluate(_GO.format("auth"))
+    await page.text_with("No API key applied")
+    await page.evaluate(_GO.format("post-/v1/infer/{model}".replace("{", "-").replace("}", "-")))
+    assert "charged twice" in await page.text_with("/v1/infer/{model}")
     picture = await page.screenshot()
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 20_000  # an empty page of that size has 6 000 bytes
@@ -90,14 +102,16 @@ async def test_the_policy_stops_what_is_asked_of_another_host(page: Page, system
 
 
 async def test_the_page_shows_how_to_call_a_route_in_each_language(page: Page) -> None:
-    text = await page.text_with(_LAST)
+    await page.evaluate(_GO.format("post-/v1/classify"))
+    text = await page.text_with("const response = await fetch")
 
     for shown in ("curl Python JavaScript", "curl -s", "from sluicegate import Sluicegate"):
         assert shown in text
-    assert "const response = await fetch" in text
 
 
 async def test_a_reader_with_a_key_tries_a_route(page: Page, system: System) -> None:
-    answer = await page.evaluate(f"({_TRY})('{system.key}')")
+    answer = await page.evaluate(f"({_TRY})('{system.key}', '/v1/classify')")
+    vector = await page.evaluate(f"({_TRY})('{system.key}', '/v1/embed')")
 
     assert "positive" in answer
+    assert "embedding" in vector

@@ -9,7 +9,8 @@ import pytest
 from typing_extensions import override
 
 from gateway.cache.build import build_cache
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
+from gateway.cache.key import CacheKey
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
@@ -57,6 +58,31 @@ async def test_of_workers_that_find_an_answer_outdated_one_claims_its_place(
     assert current == [True]
     assert sorted(claimed) == [[False], [True]]
     assert later == [True]
+
+
+async def look_up(cache: ResultCache, *keys: CacheKey) -> None:
+    """Look `keys` up as a request does that computes what is not found."""
+    found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
+    cache.lookup_nowait(keys, found.set_result, claims=True)
+    await found
+
+
+async def test_while_little_is_found_a_look_up_claims_what_is_missing(valkey: str) -> None:
+    stored, first, second = (cache_key(text) for text in ("stored", "first", "second"))
+    async with cache_at(valkey) as one, cache_at(valkey) as other:
+        one.store(stored, entry("stored", at=NOW))
+        await written(one, 1)
+
+        await look_up(one, stored)
+        await look_up(one, first)
+        after_a_hit = one.has_claimed([first])
+        await look_up(one, second, stored)
+        after_a_miss = one.has_claimed([second]), one.has_claimed([second, stored])
+        theirs = await other.claim([first, second])
+
+    assert not after_a_hit
+    assert after_a_miss == (True, False)
+    assert theirs == [False, True]
 
 
 class RenewalsOf(StandaloneClient):

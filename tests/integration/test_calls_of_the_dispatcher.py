@@ -13,7 +13,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
 from loadtests.harness.stub_backend import StubBackend, hang
-from tests.support.dispatching import Outcomes, endpoint_of, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint_of, work
 
 pytestmark = pytest.mark.anyio
 _MISSES = 20
@@ -59,7 +59,7 @@ async def test_missed_items_leave_nothing_to_the_garbage_collector(
             for _ in range(_MISSES):
                 deadline = asyncio.get_running_loop().time() + 60.0
                 outcomes = Outcomes()
-                await dispatcher.run(work(count), deadline=deadline, settle=outcomes.settle)
+                await dispatch(dispatcher, work(count), deadline=deadline, settle=outcomes.settle)
         found = leftovers()
 
     assert found == []
@@ -71,9 +71,9 @@ async def test_a_dispatch_ends_at_its_deadline_whoever_shares_its_call() -> None
     async with StubBackend(behaviour=hang) as stub, dispatcher_to(stub) as dispatcher:
         now = loop.time()
         waiting = asyncio.create_task(
-            dispatcher.run(work(1), deadline=now + 600.0, settle=late.settle)
+            dispatch(dispatcher, work(1), deadline=now + 600.0, settle=late.settle)
         )
-        await dispatcher.run(work(1), deadline=now + 0.05, settle=soon.settle)
+        await dispatch(dispatcher, work(1), deadline=now + 0.05, settle=soon.settle)
         is_late_open = not waiting.done()
         waiting.cancel()
         await asyncio.wait((waiting,))

@@ -27,7 +27,7 @@ from loadtests.harness.stub_backend import (
 )
 from loadtests.harness.stub_process import StubProcess, stub_process
 from loadtests.harness.waiting import until
-from tests.support.dispatching import Outcomes, endpoint, endpoint_of, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint, endpoint_of, work
 
 pytestmark = pytest.mark.anyio
 
@@ -68,8 +68,11 @@ class Stack:
         """Run `count` items as one request, and return the seconds it took."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        await self.dispatcher.run(
-            work(count, model=self.model()), deadline=started + within, settle=outcomes.settle
+        await dispatch(
+            self.dispatcher,
+            work(count, model=self.model()),
+            deadline=started + within,
+            settle=outcomes.settle,
         )
         assert len(outcomes.by_index) == count
         return loop.time() - started
@@ -120,7 +123,8 @@ async def test_a_backend_killed_amid_a_thousand_requests_loses_none_of_them() ->
 
             async def one(index: int) -> None:
                 async with gate:
-                    await stack.dispatcher.run(
+                    await dispatch(
+                        stack.dispatcher,
                         msgspec.structs.replace(given, items=(given.items[index],)),
                         deadline=loop.time() + 10.0,
                         settle=outcomes.settle,

@@ -1,7 +1,7 @@
 """Answers that were stored and may not be given any more are not given as another worker's."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,8 @@ from typing_extensions import override
 from backends.protocol import Task
 from gateway.cache.entry import CacheHit, Validity
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import Settle, StartedWork, Work, WorkItem, WorkRunner
+from gateway.dispatch.work_task import WorkTask
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.outcomes import LOST
 from gateway.redis.client import connect
@@ -24,7 +25,8 @@ from loadtests.harness.raw_http import Response, post
 from loadtests.harness.stub_backend import StubBackend, answer_when
 from loadtests.harness.waiting import WAIT_LIMIT, eventually, until
 from tests.support.caching import cache_key
-from tests.support.inference_scene import INFO
+from tests.support.dispatching import dispatch
+from tests.support.inference_scene import INFO, RecordedTasks
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +39,10 @@ class ClaimedByNobody:
     def __init__(self) -> None:
         self.renewals = 0
         self.renewed: list[CacheKey] = []
+
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        """Say that no look-up has claimed any."""
+        return False
 
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
         """Say that nobody has claimed any."""
@@ -83,15 +89,14 @@ class SlowRunner:
         self.gate = asyncio.Event()
         self.failing = failing
 
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
+    def start(
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
+    ) -> StartedWork:
         """Settle every item."""
+        task = WorkTask(work, settle)
+        return task.run(RecordedTasks(), self._run(work, task.settle))
+
+    async def _run(self, work: Work, settle: Settle) -> None:
         for item in work.items[: self.failing]:
             settle(item.index, LOST)
         await self.gate.wait()
@@ -230,6 +235,11 @@ def work_on(*texts: str) -> Work:
     )
 
 
+def claiming(runner: WorkRunner, cache: ClaimedByNobody, *, lease: float) -> ClaimingRunner:
+    tasks = RecordedTasks()
+    return ClaimingRunner(runner, cache=cache, tasks=tasks, lease=lease, tracer=Tracer())
+
+
 class ClaimedInVain(ClaimedByNobody):
     """A cache that says nothing about claims; keeps what is released."""
 
@@ -251,15 +261,15 @@ class ClaimedInVain(ClaimedByNobody):
 
 async def test_work_that_is_given_up_while_it_claims_leaves_no_claim(anyio_backend: str) -> None:
     cache = ClaimedInVain()
-    runner = ClaimingRunner(SlowRunner(), cache=cache, lease=60.0, tracer=Tracer())
+    runner = claiming(SlowRunner(), cache, lease=60.0)
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
     running = asyncio.create_task(
-        runner.run(work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+        dispatch(runner, work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
     )
     await cache.asked.wait()
 
     running.cancel()
-    await asyncio.wait([running])
+    await until(lambda: bool(cache.released))
 
     assert cache.released == [cache_key("a"), cache_key("b")]
 
@@ -268,11 +278,13 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
     anyio_backend: str,
 ) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
-    shared = ClaimingRunner(runner, cache=cache, lease=0.001, tracer=Tracer())
+    shared = ClaimingRunner(
+        runner, cache=cache, tasks=RecordedTasks(), lease=0.001, tracer=Tracer()
+    )
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
 
     running = asyncio.create_task(
-        shared.run(work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+        dispatch(shared, work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
     )
     await until(lambda: cache.renewals > 0)
     renewed = cache.renewed
@@ -285,22 +297,25 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
 async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> None:
     cache, runner = ClaimedByAnother(), SlowRunner()
     runner.gate.set()
-    shared = ClaimingRunner(runner, cache=cache, lease=0.25, tracer=Tracer())
+    shared = claiming(runner, cache, lease=0.25)
     now = asyncio.get_running_loop().time()
 
-    await shared.run(work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
+    await dispatch(shared, work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
 
     assert 0 < cache.looked < 60  # in 1.5 s
 
 
 async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = ClaimingRunner(runner, cache=cache, lease=1e-9, tracer=Tracer())
+    shared = claiming(runner, cache, lease=1e-9)
     loop = asyncio.get_running_loop()
 
     running = asyncio.create_task(
-        shared.run(
-            work_on("a"), deadline=loop.time() + WAIT_LIMIT, settle=lambda _index, _outcome: None
+        dispatch(
+            shared,
+            work_on("a"),
+            deadline=loop.time() + WAIT_LIMIT,
+            settle=lambda _index, _outcome: None,
         )
     )
     began = loop.time()
@@ -314,7 +329,9 @@ async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend
 
 async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = ClaimingRunner(runner, cache=cache, lease=0.001, tracer=Tracer())
+    shared = ClaimingRunner(
+        runner, cache=cache, tasks=RecordedTasks(), lease=0.001, tracer=Tracer()
+    )
     work = work_on("a")
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
     settled: list[tuple[int, ItemOutcome]] = []
@@ -322,7 +339,7 @@ async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) 
     def settle(index: int, outcome: ItemOutcome) -> None:
         settled.append((index, outcome))
 
-    running = asyncio.create_task(shared.run(work, deadline=deadline, settle=settle))
+    running = asyncio.create_task(dispatch(shared, work, deadline=deadline, settle=settle))
     await until(lambda: cache.renewals > 0)
 
     shared.lease = 0.0

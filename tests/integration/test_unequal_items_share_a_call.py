@@ -11,7 +11,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
 from loadtests.harness.stub_backend import Reply, StubBackend, echo
-from tests.support.dispatching import Outcomes, endpoint_of, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint_of, work
 
 pytestmark = pytest.mark.anyio
 
@@ -37,7 +37,7 @@ async def test_a_quick_item_is_answered_before_the_slow_one_of_its_call_ends() -
 
     async def ask(number: int, dispatcher: Dispatcher) -> None:
         started = loop.time()
-        await dispatcher.run(work(1), deadline=started + 20.0, settle=outcomes[number].settle)
+        await dispatch(dispatcher, work(1), deadline=started + 20.0, settle=outcomes[number].settle)
         took.append(loop.time() - started)
 
     async with StubBackend(behaviour=unequal) as stub, HttpBackendClient() as client:

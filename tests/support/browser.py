@@ -30,7 +30,7 @@ _TEXT = """(expected => {
   return new Promise(resolve => {
     const look = () => {
       const text = textOf(document.body).replace(/\\s+/g, ' ');
-      text.includes(expected) ? resolve(text) : setTimeout(look, 20);
+      text.includes(expected) ? resolve(text) : setTimeout(look, 300);
     };
     look();
   });
@@ -52,7 +52,7 @@ class Page:
         for domain in ("Page", "Network", "Log", "Runtime"):
             await self._call(f"{domain}.enable")
         await self._call("Page.navigate", url=url)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while not self._is_loaded:
                 self._note(await self._socket.receive_json())
 
@@ -77,7 +77,7 @@ class Page:
     async def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 message = await self._socket.receive_json()
                 if message.get("id") == number:

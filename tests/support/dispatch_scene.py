@@ -11,7 +11,7 @@ from gateway.dispatch.tracing import CallTracer
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint, ServedModel
 from gateway.upstream.base import CallFailed, Cause
-from tests.support.dispatching import Outcomes, endpoint, state, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Script, ScriptedClient, Step, echo_all
 
 EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
@@ -60,7 +60,8 @@ class Scene:
     ) -> Outcomes:
         """Run so many items as one request; all must end, and leave nothing in flight."""
         async with self.dispatcher:
-            await self.dispatcher.run(
+            await dispatch(
+                self.dispatcher,
                 work(count, atomic=atomic, model=model),
                 deadline=self.loop.time() + within,
                 settle=self.outcomes.settle,

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 
 from backends.protocol import Call, ModelInfo, Report, ServingState, Task
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner, finish
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
 from gateway.upstream.base import BackendClient, Receive
 from loadtests.harness.stub_backend import StubBackend, stub_model
@@ -139,3 +139,19 @@ async def call_backend(
     finally:
         if not ended.done() or ended.cancelled():
             started.cancel()
+
+
+async def dispatch(
+    runner: WorkRunner,
+    work: Work,
+    *,
+    deadline: float,
+    settle: Settle,
+    traceparent: str = "",
+) -> None:
+    """Run `work`, and return when all of it is settled; cancelled with its caller."""
+    await finish(
+        work,
+        settle,
+        lambda count: runner.start(work, deadline=deadline, settle=count, traceparent=traceparent),
+    )

@@ -140,7 +140,8 @@ class EntryPoint:
         quiet = written = 0
         for _ in range(200):
             await asyncio.sleep(0)
-            waiting = [t for t in self.state.tasks if not t.done()]
+            # The connection itself is among them while it waits for a backend without a task.
+            waiting = [t for t in self.state.tasks if t is self.protocol or not t.done()]
             quiet = 0 if waiting or len(self.transport.written) > written else quiet + 1
             written = len(self.transport.written)
             if quiet > 2:

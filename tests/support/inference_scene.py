@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -13,7 +14,8 @@ from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig, Document, ModelConfig
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import Settle, StartedWork, Work
+from gateway.dispatch.work_task import WorkTask
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
@@ -37,6 +39,7 @@ from gateway.types import (
 )
 from tests.support.clock import Clock
 
+T = TypeVar("T")
 INFO = ModelInfo(
     name="sentiment",
     revision="aaaaaaaaaaaa",
@@ -104,6 +107,8 @@ class DictCache:
         keys: Sequence[CacheKey],
         on_done: Callable[[list[CacheHit | None]], object],
         is_valid: Validity | None = None,
+        *,
+        claims: bool = False,
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
         asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
@@ -123,23 +128,25 @@ class GatedRunner:
         self.gate = asyncio.Event()
         self.gate.set()
         self.works: list[Work] = []
+        self.started: list[WorkTask] = []
+        self.tasks = RecordedTasks()
         self.failure: ItemFailure | None = None
         self.bug: Exception | None = None
         self.result: Callable[[bytes], bytes] = msgspec.json.encode
         """Makes the result of an item's body."""
 
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
+    def start(
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
+    ) -> StartedWork:
         """Settle every item, at the latest at the deadline."""
         self.works.append(work)
         if self.bug is not None:
             raise self.bug
+        task = WorkTask(work, settle)
+        self.started.append(task)
+        return task.run(self.tasks, self._run(work, deadline, task.settle))
+
+    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
         try:
             async with asyncio.timeout_at(deadline):
                 await self.gate.wait()
@@ -164,6 +171,15 @@ class GatedRunner:
         )
 
 
+class FailsOnce(GatedRunner):
+    """Answers what comes after the first failure."""
+
+    @override
+    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
+        await super()._run(work, deadline, settle)
+        self.failure = None
+
+
 class FailingRunner(GatedRunner):
     """Fails the first item of each work at once, and never ends the others by itself."""
 
@@ -173,15 +189,7 @@ class FailingRunner(GatedRunner):
         self.given_up = 0
 
     @override
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
-        self.works.append(work)
+    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
         settle(work.items[0].index, self._outcome(work.items[0].body))
         try:
             async with asyncio.timeout_at(deadline):
@@ -199,11 +207,13 @@ class RecordedTasks:
     """Records the tasks that the use case started."""
 
     def __init__(self) -> None:
-        self.tasks: list[asyncio.Task[object]] = []
+        self.tasks: list[asyncio.Task[Any]] = []
 
-    def start(self, work: Coroutine[object, object, None]) -> None:
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run `work`."""
-        self.tasks.append(asyncio.get_running_loop().create_task(work))
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.append(task)
+        return task
 
 
 class Scene:
@@ -224,7 +234,6 @@ class Scene:
         self.cache = DictCache()
         self.runner = runner or GatedRunner()
         self.flights = Flights()
-        self.tasks = RecordedTasks()
         self.wall = Clock(1_000.0)
         self.tiers = ResultCache(
             CacheConfig(), make_remote=lambda _: remote or NullTier(), clock=self.wall
@@ -236,7 +245,6 @@ class Scene:
             cache=cache,
             flights=self.flights,
             runner=self.runner,
-            tasks=self.tasks,
             wall=self.wall,
         )
         self.inference = Inference(
@@ -246,7 +254,6 @@ class Scene:
             last_answers=self.last_answers,
             flights=self.flights,
             runner=self.runner,
-            tasks=self.tasks,
             tracer=tracer or Tracer(),
             wall=self.wall,
         )

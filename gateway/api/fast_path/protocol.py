@@ -1,10 +1,12 @@
 """Implements the fast path: answers plain requests inside the HTTP protocol, without ASGI.
 
-A memory hit needs no task: whole requests are answered as their bytes arrive, by the same rules as
-the application's. A request that waits for Redis is answered by a callback, one that waits for a
-backend by a task. Requests of another kind are passed to the application, their bytes untouched.
+Whole requests are answered as their bytes arrive, by the same rules as the application's. One that
+waits for Redis or a backend is answered by a callback, and by a task only where limits or stale
+answers are waited for. Requests of another kind are passed to the application, their bytes
+untouched.
 """
 
+import asyncio
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +21,8 @@ from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
+from gateway.tasks import log_failure
+from gateway.types import Answer
 
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
@@ -141,6 +145,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
         self._fast_path = fast_path
         self._is_between = True
         self._is_waiting = False
+        self._computed: RequestState | None = None
+        """The request that is answered without a task, by what backends compute."""
         self._waits_until = 0.0
         self._is_ending = False
         self._held = b""
@@ -290,10 +296,48 @@ class FastPathProtocol(WriteCoalescingProtocol):
             raise
 
     def _start(self, state: RequestState, reply: HttpReply | None = None) -> None:
-        """Answer `state` by a task that the server waits for when it stops."""
+        """Answer `state` once it is computed; by a task where that takes more than a callback."""
+        if reply is None:
+            self._computed = state
+            self.tasks.add(self)  # type: ignore[arg-type]  # it can be cancelled
+            if self._fast_path.processor.compute_nowait(state, partial(self._on_computed, state)):
+                return
+            self._forget_computed()
         task = self.loop.create_task(self._answer_later(state, reply))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+
+    def _on_computed(self, state: RequestState, answer: Answer) -> None:
+        if self._computed is not state:
+            return  # it was cancelled
+        self._forget_computed()
+        try:
+            reply = self._fast_path.processor.reply(state, answer)
+            if self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
+                self._fast_path.hit_events.commit()  # the answer is written later, if at all
+                self._start(state, reply)
+            else:
+                self._end(reply)
+        except Exception as error:  # noqa: BLE001 - others wait for what is computed with it
+            self.transport.abort()
+            log_failure(error)
+
+    def _forget_computed(self) -> None:
+        self._computed = None
+        self.tasks.discard(self)
+
+    def cancel(self, msg: object = None) -> None:
+        """Answer the request that is computed as failed, as cancelling its task would.
+
+        The server calls it where it waited for long enough.
+        """
+        if self._computed is not None:
+            self.loop.call_soon(self._give_up, self._computed)
+
+    def _give_up(self, state: RequestState) -> None:
+        if self._computed is state:
+            self._forget_computed()
+            self._end(self._fast_path.processor.failed(state, asyncio.CancelledError()))
 
     async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
         try:

@@ -12,7 +12,7 @@ from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
 from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import state, work
+from tests.support.dispatching import dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
 
 pytestmark = pytest.mark.anyio
@@ -230,8 +230,11 @@ async def test_a_caller_that_goes_away_leaves_its_items_settled_as_cancelled() -
     scene = Scene({"eu-0": steps(Hang())})
     async with scene.dispatcher:
         running = asyncio.create_task(
-            scene.dispatcher.run(
-                work(2), deadline=scene.loop.time() + 5.0, settle=scene.outcomes.settle
+            dispatch(
+                scene.dispatcher,
+                work(2),
+                deadline=scene.loop.time() + 5.0,
+                settle=scene.outcomes.settle,
             )
         )
         await until(lambda: scene.called() == ["eu-0"])
@@ -246,8 +249,11 @@ async def test_closing_the_dispatcher_ends_runs_at_once() -> None:
     scene = Scene({"eu-0": steps(Hang())})
     async with scene.dispatcher:
         running = asyncio.create_task(
-            scene.dispatcher.run(
-                work(2), deadline=scene.loop.time() + 60.0, settle=scene.outcomes.settle
+            dispatch(
+                scene.dispatcher,
+                work(2),
+                deadline=scene.loop.time() + 60.0,
+                settle=scene.outcomes.settle,
             )
         )
         await until(lambda: scene.called() == ["eu-0"])

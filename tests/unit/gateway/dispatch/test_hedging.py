@@ -15,7 +15,7 @@ from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import stub_model
 from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
-from tests.support.dispatching import Outcomes, endpoint, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint, work
 from tests.support.scripted_client import Pause, Step, echo_all
 
 pytestmark = pytest.mark.anyio
@@ -203,7 +203,7 @@ async def test_the_loser_of_a_hedge_goes_on_and_is_heard() -> None:
     outcomes = Outcomes()
     async with scene.dispatcher:
         deadline = scene.loop.time() + 5.0
-        await scene.dispatcher.run(work(1), deadline=deadline, settle=outcomes.settle)
+        await dispatch(scene.dispatcher, work(1), deadline=deadline, settle=outcomes.settle)
         while_late = [each.in_flight for each in scene.fleet.statistics()]
         answers.set()
         await until(lambda: scene.fleet.statistics()[0].in_flight == 0)
@@ -218,7 +218,9 @@ async def test_what_waits_for_a_backend_that_is_lost_goes_elsewhere_at_once() ->
     outcomes = Outcomes()
     async with scene.dispatcher:
         running = asyncio.create_task(
-            scene.dispatcher.run(work(3), deadline=scene.loop.time() + 5.0, settle=outcomes.settle)
+            dispatch(
+                scene.dispatcher, work(3), deadline=scene.loop.time() + 5.0, settle=outcomes.settle
+            )
         )
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
-from tests.support.dispatching import Outcomes, endpoint, state, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Hang, Pause, Script, ScriptedClient, Step
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +92,7 @@ async def one_run(random: Random) -> None:
     async with Dispatcher(
         fleet=fleet, client=client, reprobe=lambda _: None, clock=loop.time
     ) as dispatcher:
-        run = dispatcher.run(given, deadline=deadline, settle=outcomes.settle)
+        run = dispatch(dispatcher, given, deadline=deadline, settle=outcomes.settle)
         running = asyncio.create_task(run)
         await leave_early(random, dispatcher, running)
         await asyncio.wait((running,))

@@ -1,10 +1,12 @@
 """Waiting for many items at once takes work in proportion to how many there are."""
 
+import asyncio
+
 import pytest
 from typing_extensions import override
 
 from gateway.inference.coalescing import Flight
-from gateway.inference.item_waits import ItemWaits, LedTask
+from gateway.inference.item_waits import ItemWaits
 from gateway.types import (
     Caller,
     Criticality,
@@ -39,11 +41,14 @@ async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(LedTask(), caller, is_whole=True)
+    waits = ItemWaits(caller, is_whole=True)
     for index in range(500):
         flight = waits.led[index] = CountedFlight(Criticality.DEFAULT)
         flight.outcome = _REFUSED
 
-    assert await waits.wait()
-    assert waits.failed_for_leader_only() == []
+    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    waits.on_end(ended.set_result)
+
+    assert await ended
+    assert waits.fill([None] * 500, has_failed=True) == []
     assert CountedFlight.compared < 1000

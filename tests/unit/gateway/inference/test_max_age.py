@@ -39,7 +39,9 @@ class StoredTier(NullTier):
         self.entries[key] = entry
 
     @override
-    def fetch_nowait(self, keys: Sequence[CacheKey], on_done: LookupCallback) -> PendingLookup:
+    def fetch_nowait(
+        self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
+    ) -> PendingLookup:
         found = [self.entries.get(key) for key in keys]
         asyncio.get_running_loop().call_soon(on_done, found)
         return PendingLookup(keys, on_done)

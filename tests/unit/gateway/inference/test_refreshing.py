@@ -1,7 +1,6 @@
 """What is refreshed in the background: each item once at a time."""
 
 import asyncio
-from collections.abc import Callable
 from types import MappingProxyType
 
 import msgspec
@@ -9,12 +8,13 @@ import pytest
 
 from backends.protocol import ClassifyParameters, Task
 from gateway.config.document import Document
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import Settle, StartedWork, Work
+from gateway.dispatch.work_task import WorkTask
 from gateway.inference.outcomes import GIVEN_UP
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
-from gateway.types import InferenceRequest, ItemOutcome, KeyId, ModelName, Principal, TenantId
+from gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
 from loadtests.harness.waiting import until
 from tests.support.inference_scene import RecordedTasks, Scene
 
@@ -26,16 +26,16 @@ class FirstAtOnce:
 
     def __init__(self) -> None:
         self.gates: list[asyncio.Event] = []
+        self.tasks = RecordedTasks()
 
-    async def run(
-        self,
-        work: Work,
-        *,
-        deadline: float,
-        settle: Callable[[int, ItemOutcome], None],
-        traceparent: str = "",
-    ) -> None:
+    def start(
+        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
+    ) -> StartedWork:
         """See `WorkRunner`."""
+        task = WorkTask(work, settle)
+        return task.run(self.tasks, self._run(work, task.settle))
+
+    async def _run(self, work: Work, settle: Settle) -> None:
         gate = asyncio.Event()
         self.gates.append(gate)
         first, *others = work.items
@@ -58,10 +58,9 @@ def job_of(scene: Scene, *texts: str) -> PreparedRequest:
 
 
 async def test_the_end_of_a_refresh_does_not_end_the_next_one_of_an_item() -> None:
-    runner, tasks = FirstAtOnce(), RecordedTasks()
-    refresher = Refresher(
-        runner=runner, tasks=tasks, keep=lambda *_: None, is_computed=lambda _: False
-    )
+    runner = FirstAtOnce()
+    tasks = runner.tasks
+    refresher = Refresher(runner=runner, keep=lambda *_: None, is_computed=lambda _: False)
     prepared = job_of(Scene(), "a", "b", "c")
 
     refresher.refresh(prepared, [0, 1])

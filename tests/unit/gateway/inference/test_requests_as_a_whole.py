@@ -1,15 +1,14 @@
 """Requests that are of use as a whole only: one item that fails ends the work on the others."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from typing_extensions import override
 
 from gateway.api.answers import first_failure
-from gateway.dispatch.work import Work
+from gateway.dispatch.work import Settle, Work, finish
 from gateway.errors import Overloaded
-from gateway.types import ItemFailure, ItemOutcome, Source
+from gateway.types import ItemFailure, Source
 from loadtests.harness.waiting import until
 from tests.support.inference_scene import FailingRunner, GatedRunner, Scene
 
@@ -55,16 +54,11 @@ async def test_work_that_another_request_waits_for_goes_on(runner: FailingRunner
         """Lets a second request join before the first has failed."""
 
         @override
-        async def run(
-            self,
-            work: Work,
-            *,
-            deadline: float,
-            settle: Callable[[int, ItemOutcome], None],
-            traceparent: str = "",
-        ) -> None:
+        async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
             await gate.wait()
-            await runner.run(work, deadline=deadline, settle=settle)
+            await finish(
+                work, settle, lambda count: runner.start(work, deadline=deadline, settle=count)
+            )
 
     scene = Scene(runner=Later())
     first = asyncio.create_task(scene.ask("a", "b", within=60.0))
@@ -76,9 +70,9 @@ async def test_work_that_another_request_waits_for_goes_on(runner: FailingRunner
     await joined
 
     assert runner.given_up == 0
-    for task in scene.tasks.tasks:
+    for task in scene.runner.tasks.tasks:
         task.cancel()
-    await asyncio.gather(*scene.tasks.tasks, return_exceptions=True)
+    await asyncio.gather(*scene.runner.tasks.tasks, return_exceptions=True)
 
 
 async def test_a_request_that_joined_an_item_ends_with_it(runner: FailingRunner) -> None:
@@ -91,6 +85,6 @@ async def test_a_request_that_joined_an_item_ends_with_it(runner: FailingRunner)
     assert [outcome.source for outcome in answer.outcomes] == [Source.FAILED] * 2
     assert not waiting.done()
     waiting.cancel()
-    for task in scene.tasks.tasks:
+    for task in scene.runner.tasks.tasks:
         task.cancel()
-    await asyncio.gather(waiting, *scene.tasks.tasks, return_exceptions=True)
+    await asyncio.gather(waiting, *scene.runner.tasks.tasks, return_exceptions=True)

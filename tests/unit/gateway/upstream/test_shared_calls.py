@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.protocol import Call, CallItem, Done, Failed, Report, Task
+from backends.protocol import Call, CallItem, Done, Failed, Report, Task, encode_frame
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
@@ -225,8 +225,8 @@ async def test_frames_that_belong_to_nobody_are_ignored() -> None:
     shared.join(call, received.append, ended.append, deadline=now + 20.0, idle_timeout=10.0)
 
     for index in (-1, 7, 0, 0):
-        shared.deliver(Done(index=index, result=b"{}", rows=1, tokens=1))
-    shared.deliver(Report())
+        shared.feed(encode_frame(Done(index=index, result=b"{}", rows=1, tokens=1)))
+    shared.feed(encode_frame(Report()))
     shared.end()
 
     assert ended == [Report()]
@@ -257,8 +257,8 @@ async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:
     for text, receive, ended in (("a", broken, faulty), ("b", received.append, sound)):
         shared.join(call_of(text), receive, ended.append, deadline=now + 20.0, idle_timeout=10.0)
     for index in (0, 1):
-        shared.deliver(Done(index=index, result=b"{}", rows=1, tokens=1))
-    shared.deliver(Report())
+        shared.feed(encode_frame(Done(index=index, result=b"{}", rows=1, tokens=1)))
+    shared.feed(encode_frame(Report()))
     shared.end()
 
     assert [type(how) for how in faulty] == [ZeroDivisionError]

@@ -1,0 +1,44 @@
+"""Runs work by a task, and settles what the task leaves open."""
+
+import asyncio
+from collections.abc import Coroutine
+
+from gateway.dispatch import failures
+from gateway.dispatch.work import Settle, Work
+from gateway.tasks import TaskStarter, log_failure
+from gateway.types import ItemOutcome, Source
+
+
+class WorkTask:
+    """Implements `StartedWork`: whatever ends the task, nobody waits for an item without end."""
+
+    def __init__(self, work: Work, settle: Settle) -> None:
+        self._open = {item.index for item in work.items}
+        self._settle = settle
+        self._task: asyncio.Task[None] | None = None
+
+    def settle(self, index: int, outcome: ItemOutcome) -> None:
+        """Settle an item, on behalf of the task."""
+        self._open.discard(index)
+        self._settle(index, outcome)
+
+    def run(self, tasks: TaskStarter, steps: Coroutine[object, object, None]) -> "WorkTask":
+        """Start the task, which calls `settle`."""
+        self._task = tasks.create_task(steps)
+        self._task.add_done_callback(self._ended)
+        return self
+
+    def cancel(self) -> None:
+        """Cancel the task."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        failure = failures.CANCELLED
+        if not task.cancelled():
+            failure = failures.UNEXPECTED
+            if (error := task.exception()) is not None:
+                log_failure(error)
+        for index in tuple(self._open):
+            self.settle(index, ItemOutcome(source=Source.FAILED, failure=failure))
