@@ -63,6 +63,8 @@ class InferenceRoute:
     """Headers (in lower case) whose values shape the request or its answer."""
     errors: ErrorFormat = PROBLEMS
     """How errors are written."""
+    has_other_methods = False
+    """Paths that it matches have routes of other methods, too, which Litestar answers."""
     reads_models = False
     """The served models decide what a body means: equal bodies are decoded anew."""
 

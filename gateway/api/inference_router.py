@@ -20,7 +20,11 @@ class InferenceRouter:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] == ScopeType.HTTP and (match := self._find(scope["path"])):
+        if (
+            scope["type"] == ScopeType.HTTP
+            and (match := self._find(scope["path"]))
+            and (scope["method"] == "POST" or not match.route.has_other_methods)
+        ):
             await self._handler.handle(match, scope, receive, send)
         else:
             await self._app(scope, receive, send)

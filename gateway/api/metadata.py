@@ -204,7 +204,7 @@ class MetadataController(Controller):
         cards = [
             _card(model)
             for model in models.models()
-            if _visible(model, document, _principal(request))
+            if is_visible(model, document, principal_of(request))
         ]
         return with_etag(
             request, ModelList(data=cards, models=[_endpoints(card) for card in cards])
@@ -229,7 +229,7 @@ class MetadataController(Controller):
     ) -> Response[ModelCard]:
         """Return one model, 404 when there is none of that name."""
         found = models.model(model)
-        if found is None or not _visible(found, runtimes.current.document, _principal(request)):
+        if found is None or not is_visible(found, runtimes.current.document, principal_of(request)):
             raise ModelNotFound(
                 f"No model `{model}` is served; GET /v1/models lists those that are."
             )
@@ -282,7 +282,7 @@ class MetadataController(Controller):
         header = None if value is None else value.encode()
         try:
             async with asyncio.timeout(parse_timeout(header, runtimes.current.document.deadline)):
-                lines = await usage.report(_principal(request), start, end, groups)
+                lines = await usage.report(principal_of(request), start, end, groups)
         except TimeoutError as error:
             raise DependencyUnavailable(
                 "The ledger did not answer in time; try again, or ask for less.", retry_after=1.0
@@ -290,12 +290,14 @@ class MetadataController(Controller):
         return UsageReport(since=_shown(start), until=_shown(end), data=lines)
 
 
-def _principal(request: AnyRequest) -> Principal:
+def principal_of(request: AnyRequest) -> Principal:
+    """Return the caller of a request that was admitted."""
     principal: Principal = request.scope["state"][PRINCIPAL]
     return principal
 
 
-def _visible(model: ServedModel, document: Document, principal: Principal) -> bool:
+def is_visible(model: ServedModel, document: Document, principal: Principal) -> bool:
+    """Tell whether a key may know of a model."""
     name = model.info.name
     allowed = principal.models is None or name in principal.models
     # An encoder without tasks is there for what builds on it, and answers nobody.

@@ -137,7 +137,11 @@ def problem_responses(
     """
     by_status: dict[int, list[type[GatewayError]]] = {}
     for error in dict.fromkeys(errors):
-        by_status.setdefault(written.status(error_example(error)), []).append(error)
+        statuses = {written.status(error_example(error))}
+        if error in ON_EVERY_ROUTE:
+            statuses.add(error.status)
+        for status in statuses:
+            by_status.setdefault(status, []).append(error)
     dialect = "" if written is PROBLEMS else type(written).__name__.removesuffix("Format")
     references: dict[str, Json] = {}
     responses: Json = {}
@@ -191,19 +195,21 @@ def _response(
     written: ErrorFormat,
     schema: Json,
 ) -> Json:
-    # What the server itself refuses is a problem on every route.
-    content = {
-        form.media: {
-            "schema": shape,
-            "examples": {
+    content: Json = {}
+    for form, shape in ((PROBLEMS, PROBLEM), (written, schema)):
+        # What the server itself refuses is a problem on every route.
+        told = [
+            error
+            for error in errors
+            if form.status(error_example(error)) == status
+            and (form is written or error in ON_EVERY_ROUTE)
+        ]
+        if told:
+            examples = {
                 error.code: {"summary": error.title, "value": problem_example(error, form)}
-                for error in errors
-                if form is written or error in ON_EVERY_ROUTE
-            },
-        }
-        for form, shape in ((PROBLEMS, PROBLEM), (written, schema))
-        if form is written or any(error in ON_EVERY_ROUTE for error in errors)
-    }
+                for error in told
+            }
+            content[form.media] = {"schema": shape, "examples": examples}
     return {
         "description": " ".join(f"`{error.code}`: {_first_line(error)}" for error in errors),
         "headers": header_references(status, kind),

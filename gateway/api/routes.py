@@ -88,7 +88,8 @@ def build_api(
     raw = [*NATIVE_ROUTES, *(r for one in dialects for r in one.routes if "{" not in r.path)]
     return Application(
         route_handlers=[
-            *(_raw_route(handler, route) for route in raw),
+            # A dialect's route may take the place of a native one.
+            *(_raw_route(handler, route) for route in {one.path: one for one in raw}.values()),
             *CONTROLLERS,
             *(each for dialect in dialects for each in dialect.handlers),
             home_page,

@@ -10,6 +10,7 @@ from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Render
 from gateway.api.schemas import ClassifyBody
 from gateway.config.document import Document, ModelConfig
 from gateway.dialects.openai_errors import OPENAI_ERRORS
+from gateway.dialects.stored_results import labels_in
 from gateway.errors import InvalidRequest
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
@@ -54,18 +55,6 @@ class OpenAIModerations(msgspec.Struct, frozen=True, kw_only=True):
     """The model that answered."""
     results: list[OpenAIModeration]
     """A result for each text."""
-
-
-class _Label(msgspec.Struct, frozen=True):
-    label: str
-    score: float
-
-
-class _Labels(msgspec.Struct, frozen=True):
-    labels: list[_Label]
-
-
-_decode_labels = msgspec.json.Decoder(_Labels).decode
 
 
 class _ModerationRequest(msgspec.Struct, frozen=True):
@@ -124,7 +113,7 @@ def _only_model(document: Document) -> str:
 def _result(result: bytes, entry: ModelConfig) -> OpenAIModeration:
     """Return what the labels of a text say by category, whose score is its highest label's."""
     scores = dict.fromkeys(entry.moderation.values(), 0.0)
-    for found in _decode_labels(result).labels:
+    for found in labels_in(result):
         category = entry.moderation.get(found.label)
         if category is not None:
             scores[category] = max(scores[category], found.score)

@@ -1,0 +1,172 @@
+"""Answers Hugging Face's `InferenceClient`: a path for each model, which answers by its task."""
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.dialects.base import dialect_operation
+from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
+from gateway.dialects.hugging_face_tasks import (
+    PIPELINES,
+    FeatureExtractionInputs,
+    ModelCall,
+)
+from gateway.dialects.tei_info import model_probes
+from gateway.errors import InvalidRequest, TaskNotSupported
+from gateway.inference.interfaces import ModelTable
+from gateway.types import Answer, RequestId, Usage
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+# What tells a task by itself, and the task of a text for models that have several.
+_BY_INPUTS = {
+    "source_sentence": "sentence-similarity",
+    "query": "text-ranking",
+    "text": "text-classification",
+}
+_BY_TASK = {PIPELINES[name][0]: name for name in reversed(PIPELINES)}
+_OF_TEXTS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
+
+
+class HuggingFaceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ask a model, as `InferenceClient` does; it is answered by the model's task."""
+
+    inputs: Any
+    """A text, or a list of texts; for `sentence-similarity` `{"source_sentence", "sentences"}`,
+    for `text-ranking` `{"query", "texts"}`."""
+    parameters: dict[str, Any] = {}
+    """What the task takes beside it; may stand beside `inputs`, too."""
+    options: dict[str, Any] = {}
+    """Is ignored."""
+
+
+class HuggingFaceRoute(InferenceRoute):
+    """Answers `POST /models/{model}`."""
+
+    path = "/models/{model:path}"
+    task = Task.CLASSIFY
+    errors = HUGGING_FACE_ERRORS
+    has_other_methods = True
+    reads_models = True
+
+    @override
+    def decode(self, source: BodySource) -> ModelCall:
+        fields = given_fields(source.raw)
+        model = model_name(source.parameters["model"], source.models)
+        served = source.models.model(model)
+        if served is None:
+            return nobody(model)
+        pipeline = self._pipeline(source, fields, served.info.tasks)
+        return ModelCall(model, msgspec.convert(fields, PIPELINES[pipeline][1]))
+
+    def _pipeline(self, source: BodySource, fields: dict[str, Any], tasks: list[Task]) -> str:
+        """Return the name of the task that is asked for."""
+        if "candidate_labels" in fields:
+            return "zero-shot-classification"
+        inputs = fields.get("inputs")
+        if isinstance(inputs, dict):
+            for name, pipeline in _BY_INPUTS.items():
+                if name in inputs:
+                    return pipeline
+        return _BY_TASK[only_task(tasks, _OF_TEXTS)]
+
+    @override
+    def encode(
+        self, body: ModelCall, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        return Rendered(JSON, body.inputs.write(answer))
+
+
+class HuggingFacePipelineRoute(HuggingFaceRoute):
+    """Answers `POST /models/{model}/pipeline/{pipeline}`, which names the task."""
+
+    path = "/models/{model:path}/pipeline/{pipeline}"
+
+    @override
+    def _pipeline(self, source: BodySource, fields: dict[str, Any], tasks: list[Task]) -> str:
+        pipeline = source.parameters["pipeline"]
+        if pipeline not in PIPELINES:
+            names = ", ".join(PIPELINES)
+            raise TaskNotSupported(f"The task `{pipeline}` is not answered; these are: {names}.")
+        return pipeline
+
+
+def given_fields(raw: bytes) -> dict[str, Any]:
+    """Return the fields of a body, those of `parameters` among them, that have a value.
+
+    Clients send `null` for what they leave out.
+
+    Raises:
+        MsgspecError: it is no JSON object, or `parameters` is none.
+    """
+    fields = _decode(raw)
+    fields.pop("options", None)
+    fields |= msgspec.convert(fields.pop("parameters", None) or {}, dict[str, Any])
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def model_name(model: str, models: ModelTable) -> str:
+    """Return the name here of a model of the hub: without its owner, unless it is served so."""
+    return model if models.model(model) is not None else model.rpartition("/")[2]
+
+
+def nobody(model: str) -> ModelCall:
+    """Return a request to a model that is not served, which is refused as every other one."""
+    return ModelCall(model, FeatureExtractionInputs(inputs="-"))
+
+
+def only_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
+    """Return which of the `known` tasks a model answers.
+
+    Raises:
+        TaskNotSupported: it answers none of them.
+        InvalidRequest: it answers several.
+    """
+    found = [task for task in known if task in tasks]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = ", ".join([_BY_TASK[task] for task in found])
+        raise InvalidRequest(f"The model answers {names}: name one, as `/pipeline/{{task}}`.")
+    if Task.ZERO_SHOT in tasks:
+        raise InvalidRequest("The model needs `candidate_labels`.")
+    raise TaskNotSupported(
+        f"The model answers {', '.join(tasks) or 'nothing'} and is asked otherwise: see GET /docs."
+    )
+
+
+_MODEL, _PIPELINE = HuggingFaceRoute(), HuggingFacePipelineRoute()
+_TEXT: Any = {"inputs": "a gorgeous, witty movie", "parameters": {"top_k": 1}}
+_VECTOR: Any = {"inputs": ["a sentence"], "normalize": True}
+
+
+def _operation(route: InferenceRoute, name: str, body: Any, answer: Any) -> Any:
+    return dialect_operation(
+        route,
+        dialect="hugging-face",
+        id=name,
+        summary="Ask a model, as Hugging Face's clients do",
+        body=HuggingFaceBody,
+        example=body,
+        answer=list[Any],
+        answer_example=answer,
+    )
+
+
+HUGGING_FACE = Dialect(
+    name="hugging-face",
+    description="What Hugging Face's `InferenceClient` asks for: name a model by its URL here.",
+    # A path with a task is one of a model, too: the first that matches decides.
+    routes={
+        _PIPELINE: _operation(_PIPELINE, "hugging_face_pipeline", _VECTOR, [[0.0676, 0.0635]]),
+        _MODEL: _operation(
+            _MODEL, "hugging_face_model", _TEXT, [[{"label": "positive", "score": 0.98}]]
+        ),
+    },
+    handlers=model_probes("/models/{model:str}", "hugging-face"),
+    errors=HUGGING_FACE_ERRORS,
+    paths=("/models/",),
+)

@@ -1,0 +1,94 @@
+"""Writes errors as Hugging Face's products do: a string under `error`."""
+
+import msgspec
+from typing_extensions import override
+
+from gateway.api.error_format import ErrorFormat
+from gateway.errors import (
+    GatewayError,
+    InvalidItem,
+    InvalidRequest,
+    Overloaded,
+    PayloadTooLarge,
+    RateLimited,
+    TaskNotSupported,
+    UpstreamFailed,
+    UpstreamUnavailable,
+)
+
+_FAULT = 500
+_EMPTY = "empty_input"
+# What TEI answers in place of our status, and the type of its error.
+_OF_TEI: dict[type[GatewayError], tuple[int, str]] = {
+    InvalidRequest: (422, "Validation"),
+    InvalidItem: (422, "Validation"),
+    PayloadTooLarge: (413, "Validation"),
+    TaskNotSupported: (424, "Backend"),
+    UpstreamFailed: (424, "Backend"),
+    RateLimited: (429, "Overloaded"),
+    Overloaded: (429, "Overloaded"),
+    UpstreamUnavailable: (503, "Unhealthy"),
+}
+
+
+class HuggingFaceError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as `InferenceClient` reads it."""
+
+    error: str
+    """What was wrong, and what to do."""
+    code: str
+    """What programs should look at; it is stable."""
+
+
+class TeiError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as TEI's clients read it."""
+
+    error: str
+    """What was wrong, and what to do."""
+    error_type: str
+    """The kind of the error, in TEI's words."""
+    code: str
+    """What programs should look at; it is stable."""
+
+
+class HuggingFaceErrorFormat(ErrorFormat):
+    """Writes errors of the routes that `InferenceClient` asks."""
+
+    media = "application/json"
+    type = HuggingFaceError
+
+    @override
+    def encode(self, error: GatewayError, request_id: str) -> bytes:
+        return msgspec.json.encode(HuggingFaceError(error=error.detail, code=_code(error)))
+
+
+class TeiErrorFormat(ErrorFormat):
+    """Writes errors of TEI's routes, with its statuses."""
+
+    media = "application/json"
+    type = TeiError
+
+    @override
+    def status(self, error: GatewayError) -> int:
+        return _of_tei(error)[0]
+
+    @override
+    def encode(self, error: GatewayError, request_id: str) -> bytes:
+        kind = _of_tei(error)[1]
+        written = TeiError(error=error.detail, error_type=kind, code=_code(error))
+        return msgspec.json.encode(written)
+
+
+HUGGING_FACE_ERRORS = HuggingFaceErrorFormat()
+TEI_ERRORS = TeiErrorFormat()
+
+
+def _code(error: GatewayError) -> str:
+    return error.item_code if isinstance(error, InvalidItem) else error.code
+
+
+def _of_tei(error: GatewayError) -> tuple[int, str]:
+    if isinstance(error, InvalidItem) and error.item_code == _EMPTY:
+        return 400, "Empty"
+    default = "Backend" if error.status >= _FAULT else "Validation"
+    return _OF_TEI.get(type(error), (error.status, default))

@@ -1,0 +1,292 @@
+"""Defines what Hugging Face's clients ask of each task, as requests of the gateway.
+
+A body of theirs has `inputs`, and beside it, or under `parameters`, what its task takes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.schemas import (
+    Body,
+    ClassifyBody,
+    EmbedBody,
+    EntitiesBody,
+    Positive,
+    RerankBody,
+    ZeroShotBody,
+)
+from gateway.api.vectors import floats_as_json
+from gateway.dialects.base import texts_only
+from gateway.dialects.stored_results import entities_in, labels_in, ranking, vector_in
+from gateway.types import Answer, InferenceRequest
+
+_encode = msgspec.json.encode
+_Direction = Literal["right", "Right"]
+
+
+class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has what one task takes: `inputs` and parameters."""
+
+    def items(self) -> list[Any]:
+        """Return the items; they are counted before the request is made."""
+        raise NotImplementedError
+
+    def native(self, model: str) -> Body:
+        """Return the body of the native route that says the same."""
+        raise NotImplementedError
+
+    def write(self, answer: Answer) -> bytes:
+        """Return the answer as JSON."""
+        raise NotImplementedError
+
+
+class ModelCall(msgspec.Struct, frozen=True):
+    """Holds what is asked of a model that a path names."""
+
+    model: str
+    inputs: TaskInputs
+
+    def items(self) -> list[Any]:
+        """Return the items."""
+        return self.inputs.items()
+
+    def request(self, model: str) -> InferenceRequest:
+        """Return the request; the path may name the model with its owner."""
+        return self.inputs.native(self.model).request(self.model)
+
+
+class TextPairItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has two texts that are read as one."""
+
+    text: str
+    """The first."""
+    text_pair: str
+    """The second."""
+
+
+class SimilarityItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has a sentence, and others that are compared with it."""
+
+    source_sentence: str
+    """The sentence."""
+    sentences: list[str]
+    """The others."""
+
+
+class RankingItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has a query, and texts to put in order."""
+
+    query: str
+    """What the texts are compared with."""
+    texts: list[str]
+    """The texts."""
+
+
+class TextClassificationInputs(TaskInputs, frozen=True, kw_only=True):
+    """Asks a trained classifier for labels."""
+
+    inputs: str | TextPairItem | list[str | TextPairItem]
+    top_k: Positive | None = None
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = None
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @override
+    def native(self, model: str) -> Body:
+        texts = [
+            (one.text, one.text_pair) if isinstance(one, TextPairItem) else one
+            for one in self.items()
+        ]
+        return ClassifyBody(
+            model=model, input=texts, top_k=self.top_k, function=self.function_to_apply
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return _encode([labels_in(outcome.result) for outcome in answer.outcomes])
+
+
+class _Texts(TaskInputs, frozen=True, kw_only=True):
+    """Has a text, which is answered by itself, or a list of texts, by a list."""
+
+    inputs: str | list[str]
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    def _listed(self, answer: Answer, write: Callable[[bytes], Any]) -> bytes:
+        written = [write(outcome.result) for outcome in answer.outcomes]
+        return _encode(written if isinstance(self.inputs, list) else written[0])
+
+
+class ZeroShotInputs(_Texts, frozen=True, kw_only=True):
+    """Asks for labels of the caller's own."""
+
+    candidate_labels: list[str]
+    multi_label: bool = False
+    # Transformers' own default, not ours.
+    hypothesis_template: str = "This example is {}."
+
+    @override
+    def native(self, model: str) -> Body:
+        return ZeroShotBody(
+            model=model,
+            input=list(self.items()),
+            labels=self.candidate_labels,
+            multi_label=self.multi_label,
+            hypothesis_template=self.hypothesis_template,
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return self._listed(answer, labels_in)
+
+
+class TokenClassificationInputs(_Texts, frozen=True, kw_only=True):
+    """Asks for named entities."""
+
+    aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
+
+    @override
+    def native(self, model: str) -> Body:
+        texts = list(self.items())
+        return EntitiesBody(model=model, input=texts, aggregation=self.aggregation_strategy)
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return self._listed(answer, self._entities)
+
+    def _entities(self, result: bytes) -> list[dict[str, object]]:
+        label = "entity" if self.aggregation_strategy == "none" else "entity_group"
+        return [
+            {
+                label: one.label,
+                "score": one.score,
+                "word": one.text,
+                "start": one.start,
+                "end": one.end,
+            }
+            for one in entities_in(result)
+        ]
+
+
+class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
+    """Asks for vectors."""
+
+    inputs: str | list[str | int | list[int]]
+    """A text, or a list of texts; tokens are refused."""
+    normalize: bool = True
+    """Whether vectors have the length 1."""
+    dimensions: Positive | None = None
+    """Keeps the first so many numbers of a vector, before it is normalized."""
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    truncation_direction: _Direction = "right"
+    """Texts are cut at the end only."""
+    encoding_format: Literal["float"] = "float"
+    """Vectors are lists of numbers."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @override
+    def native(self, model: str) -> Body:
+        return EmbedBody(
+            model=model,
+            input=texts_only(self.items(), "inputs"),
+            normalize=self.normalize,
+            dimensions=self.dimensions,
+            truncate=self.truncate,
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        vectors = vectors_of(answer)
+        return vectors if isinstance(self.inputs, list) else vectors[1:-1]
+
+
+class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
+    """Asks how alike sentences are: the cosines of their vectors."""
+
+    inputs: SimilarityItem
+    """The sentences."""
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    truncation_direction: _Direction = "right"
+    """Texts are cut at the end only."""
+
+    @override
+    def items(self) -> list[Any]:
+        # Nothing to compare with is no item.
+        sentences = self.inputs.sentences
+        return [self.inputs.source_sentence, *sentences] if sentences else []
+
+    @override
+    def native(self, model: str) -> Body:
+        return EmbedBody(model=model, input=self.items(), truncate=self.truncate)
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        source, *others = [vector_in(outcome.result) for outcome in answer.outcomes]
+        return _encode([_dot(source, other) for other in others])
+
+
+class TextRankingInputs(TaskInputs, frozen=True, kw_only=True):
+    """Asks for texts in the order in which they answer a query."""
+
+    inputs: RankingItem
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    return_text: bool = False
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs.texts
+
+    @override
+    def native(self, model: str) -> Body:
+        asked = self.inputs
+        return RerankBody(
+            model=model, query=asked.query, documents=asked.texts, truncate=self.truncate
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        texts = self.inputs.texts if self.return_text else None
+        return _encode(ranked_texts(answer, texts))
+
+
+PIPELINES: dict[str, tuple[Task, type[TaskInputs]]] = {
+    "text-classification": (Task.CLASSIFY, TextClassificationInputs),
+    "zero-shot-classification": (Task.ZERO_SHOT, ZeroShotInputs),
+    "token-classification": (Task.ENTITIES, TokenClassificationInputs),
+    "feature-extraction": (Task.EMBED, FeatureExtractionInputs),
+    "sentence-similarity": (Task.EMBED, SimilarityInputs),
+    "text-ranking": (Task.RERANK, TextRankingInputs),
+}
+"""Hugging Face's names of tasks, and what is asked of each."""
+
+
+def vectors_of(answer: Answer) -> bytes:
+    """Return a JSON list of the vectors."""
+    return b"[%b]" % b",".join([floats_as_json(outcome.result) for outcome in answer.outcomes])
+
+
+def ranked_texts(answer: Answer, texts: Sequence[str] | None) -> list[dict[str, object]]:
+    """Return places and scores, best first, and those of `texts` that have them."""
+    return [
+        {"index": index, "score": score} | ({} if texts is None else {"text": texts[index]})
+        for index, score in ranking(answer)
+    ]
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum([a * b for a, b in zip(one, other, strict=True)])

@@ -1,0 +1,233 @@
+"""Answers the clients of TEI (text-embeddings-inference), which has one model: a path here has it.
+
+A client's base URL is `/tei/{model}`.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.openapi_parts import Operation
+from gateway.api.schemas import Body, ClassifyBody, RerankBody
+from gateway.dialects.base import dialect_operation
+from gateway.dialects.hugging_face import given_fields, only_task
+from gateway.dialects.hugging_face_errors import TEI_ERRORS
+from gateway.dialects.hugging_face_tasks import (
+    FeatureExtractionInputs,
+    ModelCall,
+    SimilarityInputs,
+    TaskInputs,
+    ranked_texts,
+    vectors_of,
+)
+from gateway.dialects.stored_results import labels_in
+from gateway.dialects.tei_info import model_probes
+from gateway.errors import InvalidRequest, TaskNotSupported
+from gateway.types import Answer, RequestId, Usage
+
+_encode = msgspec.json.encode
+_PAIR = 2
+_Direction = Literal["right", "Right"]
+
+
+class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
+    """Turn texts into vectors, as TEI's clients ask for them."""
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return vectors_of(answer)
+
+
+class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
+    """Label texts with a trained classifier, as TEI's clients ask for it."""
+
+    inputs: str | list[str | list[str]]
+    """A text; two texts, which are a pair; or a list of lists of a text or a pair."""
+    raw_scores: bool = False
+    """Whether scores are logits."""
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    truncation_direction: _Direction = "right"
+    """Texts are cut at the end only."""
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether the answer is a list for each text."""
+        return isinstance(self.inputs, list) and not isinstance(next(iter(self.inputs), None), str)
+
+    @override
+    def items(self) -> list[Any]:
+        if isinstance(self.inputs, str):
+            return [self.inputs]
+        each: list[Any] = self.inputs if self.is_batch else [self.inputs]
+        return [_text_or_pair(one) for one in each]
+
+    @override
+    def native(self, model: str) -> Body:
+        function: Any = "none" if self.raw_scores else None
+        return ClassifyBody(
+            model=model, input=self.items(), function=function, truncate=self.truncate
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        found = [labels_in(outcome.result) for outcome in answer.outcomes]
+        return _encode(found if self.is_batch else found[0])
+
+
+class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
+    """Order texts by how well they answer a query, as TEI's clients ask for it."""
+
+    query: str
+    """What the texts are compared with."""
+    texts: list[str]
+    """The texts to put in order."""
+    raw_scores: bool = False
+    """Is refused unless it is `false`: scores are as the model's own function makes them."""
+    return_text: bool = False
+    """Whether results hold the texts, too."""
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    truncation_direction: _Direction = "right"
+    """Texts are cut at the end only."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.texts
+
+    @override
+    def native(self, model: str) -> Body:
+        if self.raw_scores:
+            raise InvalidRequest("`raw_scores` are not kept; leave it out.")
+        return RerankBody(
+            model=model, query=self.query, documents=self.texts, truncate=self.truncate
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return _encode(ranked_texts(answer, self.texts if self.return_text else None))
+
+
+class TeiRoute(InferenceRoute):
+    """Answers `POST` to one of TEI's paths below that of a model."""
+
+    errors = TEI_ERRORS
+
+    def __init__(self, path: str, task: Task, inputs: type[TaskInputs]) -> None:
+        self.path = f"/tei/{{model}}{path}"
+        self.task = task
+        self.body = inputs
+        super().__init__()
+
+    @override
+    def decode(self, source: BodySource) -> ModelCall:
+        fields = given_fields(source.raw)
+        inputs = self.inputs(source, fields)
+        return ModelCall(source.parameters["model"], msgspec.convert(fields, inputs))
+
+    def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
+        """Return the type of the body that has these fields."""
+        return self.body
+
+    @override
+    def encode(
+        self, body: ModelCall, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        return Rendered(JSON, body.inputs.write(answer))
+
+
+class TeiModelRoute(TeiRoute):
+    """Answers `POST` to the path of a model itself, by its task."""
+
+    reads_models = True
+
+    @override
+    def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
+        if "query" in fields:
+            return TeiRerankInputs
+        served = source.models.model(source.parameters["model"])
+        tasks = [Task.EMBED] if served is None else served.info.tasks
+        return _BY_TASK[only_task(tasks, tuple(_BY_TASK))]
+
+
+class TeiRefusedRoute(TeiRoute):
+    """Refuses what no backend can do, with what to do instead."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, Task.EMBED, FeatureExtractionInputs)
+        self._why = why
+
+    @override
+    def decode(self, source: BodySource) -> ModelCall:
+        raise TaskNotSupported(self._why)
+
+
+def _text_or_pair(texts: str | list[str]) -> str | tuple[str, str]:
+    if isinstance(texts, str) or not 0 < len(texts) <= _PAIR:
+        raise InvalidRequest("`inputs` takes a text, or a pair, or a list of lists of these.")
+    return texts[0] if len(texts) < _PAIR else (texts[0], texts[1])
+
+
+_BY_TASK: dict[Task, type[TaskInputs]] = {
+    Task.CLASSIFY: TeiPredictInputs,
+    Task.EMBED: TeiEmbedInputs,
+}
+_LABELS = [{"label": "positive", "score": 0.98}]
+_RANKED = [{"index": 0, "score": 0.71}]
+_RANK: Any = {"query": "How do I reset my PIN?", "texts": ["At any cash machine.", "We hire."]}
+_COMPARED: Any = {"inputs": {"source_sentence": "a film", "sentences": ["a movie", "a card"]}}
+_REFUSED = {
+    "/embed_all": "Vectors of single tokens are not served; `/embed` has one for each text.",
+    "/embed_sparse": "Sparse vectors are not served; `/embed` has dense ones.",
+    "/tokenize": "Tokens are not shown here; `GET /v1/models` says how many a model reads.",
+    "/decode": "Tokens are not decoded here: backends take texts.",
+}
+
+
+def _operation(route: TeiRoute, name: str, summary: str, body: Any, answer: Any) -> Operation:
+    return dialect_operation(
+        route,
+        dialect="tei",
+        id=f"tei_{name}",
+        summary=summary,
+        body=route.body,
+        example=body,
+        answer=list[Any],
+        answer_example=answer,
+    )
+
+
+def _answered() -> Iterator[tuple[InferenceRoute, Operation]]:
+    texts: Any = {"inputs": ["a sentence"]}
+    text: Any = {"inputs": "a gorgeous, witty movie"}
+    embed = TeiRoute("/embed", Task.EMBED, TeiEmbedInputs)
+    yield embed, _operation(embed, "embed", "Turn texts into vectors", texts, [[0.0676]])
+    predict = TeiRoute("/predict", Task.CLASSIFY, TeiPredictInputs)
+    yield predict, _operation(predict, "predict", "Label a text, or texts", text, _LABELS)
+    rerank = TeiRoute("/rerank", Task.RERANK, TeiRerankInputs)
+    yield rerank, _operation(rerank, "rerank", "Order texts by a query", _RANK, _RANKED)
+    similarity = TeiRoute("/similarity", Task.EMBED, SimilarityInputs)
+    yield (
+        similarity,
+        _operation(similarity, "similarity", "Compare sentences", _COMPARED, [0.8, 0.1]),
+    )
+    model = TeiModelRoute("", Task.EMBED, TeiEmbedInputs)
+    yield model, _operation(model, "model", "Ask a model by its task", texts, [[0.0676]])
+    for path, why in _REFUSED.items():
+        refused = TeiRefusedRoute(path, why)
+        yield refused, _operation(refused, path[1:], f"Is refused: {why}", texts, [])
+
+
+TEI = Dialect(
+    name="tei",
+    description="What clients of TEI (text-embeddings-inference) ask for: a base URL for a model.",
+    routes=dict(_answered()),
+    handlers=model_probes("/tei/{model:str}", "tei"),
+    errors=TEI_ERRORS,
+    paths=("/tei/",),
+)

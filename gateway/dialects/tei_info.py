@@ -1,0 +1,95 @@
+"""Tells what a model is, and whether it is served, as TEI does of its one model."""
+
+from typing import Any
+
+import msgspec
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+from litestar.params import FromPath
+
+from backends.protocol import ModelInfo, Task
+from gateway.api.metadata import AnyRequest, Models, Runtimes, is_visible, principal_of
+from gateway.api.openapi_parts import Content, Kind, Operation
+from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
+from gateway.errors import DependencyUnavailable, ModelNotFound, RateLimited
+from gateway.types import ServedModel
+
+_ERRORS = (RateLimited, DependencyUnavailable, ModelNotFound)
+_ABOUT = {"model": {"description": "The name of a model.", "example": "minilm"}}
+
+
+class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A model as TEI describes its own."""
+
+    model_id: str
+    """The name of the model."""
+    model_sha: str
+    """The digest of the files that shape its answers."""
+    model_dtype: str
+    """The numeric precision it runs with, such as `fp32`."""
+    model_type: dict[str, Any]
+    """`classifier` with its labels, `embedding` or `reranker`; empty for other models."""
+    max_input_length: int
+    """Tokens that it reads of a text."""
+    max_client_batch_size: int
+    """Items that a request may have."""
+    auto_truncate: bool = True
+    """Texts are cut unless a request says otherwise."""
+
+
+def model_probes(path: str, dialect: str) -> list[HTTPRouteHandler]:
+    """Return the routes below the path of a model that describe it: 404 where it is not served."""
+
+    async def describe(
+        model: FromPath[str], request: AnyRequest, models: Models, runtimes: Runtimes
+    ) -> TeiInfo:
+        """Return a model, 404 when there is none of that name."""
+        found = _served(model, request, models, runtimes).info
+        return TeiInfo(
+            model_id=found.name,
+            model_sha=found.revision,
+            model_dtype=found.profile,
+            model_type=_model_type(found),
+            max_input_length=found.max_tokens,
+            max_client_batch_size=runtimes.current.document.request.max_items,
+        )
+
+    return [
+        get(f"{path}/{name}", opt=_told(dialect, name, summary))(describe)
+        for name, summary in (("info", "What a model is"), ("health", "Whether a model is served"))
+    ]
+
+
+def _told(dialect: str, name: str, summary: str) -> dict[str, Operation]:
+    operation = Operation(
+        id=f"{dialect.replace('-', '_')}_{name}",
+        summary=summary,
+        tag=dialect,
+        kind=Kind.LIMITED,
+        errors=_ERRORS,
+        error_format=TEI_ERRORS if dialect == "tei" else HUGGING_FACE_ERRORS,
+        answers={200: (Content(summary="The model"),)},
+        about=_ABOUT,
+    )
+    return {"operation": operation}
+
+
+def _served(model: str, request: AnyRequest, models: Models, runtimes: Runtimes) -> ServedModel:
+    found = models.model(model)
+    if found is None or not is_visible(found, runtimes.current.document, principal_of(request)):
+        raise ModelNotFound(f"No model `{model}` is served; GET /v1/models lists those that are.")
+    return found
+
+
+def _model_type(info: ModelInfo) -> dict[str, Any]:
+    if Task.CLASSIFY in info.tasks and info.labels is not None:
+        labels = dict(enumerate(info.labels))
+        return {
+            "classifier": {
+                "id2label": {str(index): label for index, label in labels.items()},
+                "label2id": {label: index for index, label in labels.items()},
+            }
+        }
+    if Task.EMBED in info.tasks:
+        return {"embedding": {}}
+    return {"reranker": {}} if Task.RERANK in info.tasks else {}

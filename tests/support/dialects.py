@@ -1,0 +1,77 @@
+"""Sets up the API for tests of dialects, and compares its entry points."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import httpx
+import msgspec
+
+from backends.protocol import Task
+from gateway.api.inference_router import InferenceRouter
+from tests.support.api import AUTHORIZATION, Api
+from tests.support.entry_points import EntryPoint
+from tests.support.inference_scene import INFO
+
+_RESULTS = {
+    Task.CLASSIFY: b'{"labels":[{"label":"good","score":0.75},{"label":"bad","score":0.25}]}',
+    Task.ZERO_SHOT: b'{"labels":[{"label":"x","score":0.6},{"label":"y","score":0.4}]}',
+    Task.EMBED: b'{"embedding":[0.25,-0.5]}',
+    Task.ENTITIES: (
+        b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
+    ),
+}
+
+
+def serve_models(api: Api) -> Api:
+    """Serve a model for each task of dialects; a document is as good as it is long."""
+    kinds = {
+        "minilm": [Task.EMBED, Task.RERANK],
+        "topics": [Task.ZERO_SHOT],
+        "entities": [Task.ENTITIES],
+    }
+    for name, tasks in kinds.items():
+        api.scene.models.infos[name] = msgspec.structs.replace(INFO, name=name, tasks=tasks)
+
+    def result(body: bytes) -> bytes:
+        task = api.scene.runner.works[-1].task
+        return _RESULTS.get(task) or b'{"score":%.2f}' % (len(body) / 100)
+
+    api.scene.runner.result = result
+    return api
+
+
+@contextlib.asynccontextmanager
+async def routed_client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
+    """Return a client of all routes, those with a model in their path among them."""
+    app = InferenceRouter(api.application, api.handler, api.routes)
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://api", headers=AUTHORIZATION
+    ) as client:
+        yield client
+
+
+def sent(line: str, headers: Sequence[str], body: bytes) -> bytes:
+    """Return the bytes of a request."""
+    head = "\r\n".join([f"{line} HTTP/1.1", *headers, f"Content-Length: {len(body)}"])
+    return f"{head}\r\n\r\n".encode() + body
+
+
+async def answer_alike(
+    requests: Sequence[bytes], tier: str, prepare: Callable[[Api], object] = serve_models
+) -> tuple[list[bytes], EntryPoint]:
+    """Return the first answers to requests that both entry points must answer with the same bytes.
+
+    Each is sent as a miss, as hits of the tier, and as what is then replayed; and the fast path.
+    """
+    points = application, fast_path = EntryPoint(fast=False), EntryPoint(fast=True)
+    for point in points:
+        prepare(point.api)
+        point.api.scene.cache.has_memory = tier == "memory"
+    answers = []
+    for request in list(requests) * 4:
+        expected, found = await application.send(request), await fast_path.send(request)
+        assert found == expected
+        assert fast_path.events() == application.events()
+        answers.append(expected)
+    return answers[: len(requests)], fast_path
