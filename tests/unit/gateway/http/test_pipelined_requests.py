@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 _BODY = b'{"model":"sentiment","input":"known"}'
 _HEAD = b"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer %b\r\n" % KEY.encode()
 _ASK = _HEAD + b"content-length: %d\r\n\r\n" % len(_BODY) + _BODY
-_TINY = b"GET / HTTP/1.1\r\nhost:\r\n\r\n"
+_TINY = b"GET /x HTTP/1.1\r\nhost:\r\n\r\n"
 
 
 @pytest.fixture(params=["fast path", "application"])
