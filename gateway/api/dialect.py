@@ -16,8 +16,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     name: str
     """The tag of its routes in the OpenAPI document."""
     description: str
-    routes: Mapping[InferenceRoute, Operation]
-    """Its inference routes, and what the OpenAPI document says of each."""
+    routes: Mapping[InferenceRoute, Operation | None]
+    """Its inference routes, and what the OpenAPI document says of each; `None`: it is left out."""
     handlers: Sequence[ControllerRouterHandler] = ()
     """Its other routes, which Litestar answers."""
     errors: ErrorFormat = PROBLEMS

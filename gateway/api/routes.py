@@ -126,6 +126,7 @@ def customers_document(
         ("post", route.template): operation
         for dialect in dialects
         for route, operation in dialect.routes.items()
+        if operation is not None
     }
     return build_document(
         described_by_litestar([*CONTROLLERS, *handlers], dependencies),

@@ -1,6 +1,7 @@
 """Holds what the dialects share: tokens of an answer, and the parts of their OpenAPI operations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gateway.api.inference_operations import INFERENCE_ERRORS, INFERENCE_HEADERS
@@ -40,8 +41,12 @@ def dialect_operation(
     example: Json,
     answer: Any,
     answer_example: Json,
+    path_example: Mapping[str, str] = MappingProxyType({}),
 ) -> Operation:
-    """Return what the OpenAPI document says of a dialect's inference route."""
+    """Return what the OpenAPI document says of a dialect's inference route.
+
+    `path_example` has the parameters of its path, as the example has them.
+    """
     parameters = tuple(
         {
             "name": name,
@@ -49,7 +54,7 @@ def dialect_operation(
             "required": True,
             "description": f"The {name}.",
             "schema": {"type": "string", "minLength": 1},
-            "example": "minilm",
+            "example": path_example[name],
         }
         for name in route.names
     )

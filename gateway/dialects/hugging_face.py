@@ -1,5 +1,6 @@
 """Answers Hugging Face's `InferenceClient`: a path for each model, which answers by its task."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from typing_extensions import override
 from backends.protocol import Task
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.openapi_parts import Operation
 from gateway.dialects.base import dialect_operation
 from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
 from gateway.dialects.hugging_face_tasks import (
@@ -143,7 +145,9 @@ _TEXT: Any = {"inputs": "a gorgeous, witty movie", "parameters": {"top_k": 1}}
 _VECTOR: Any = {"inputs": ["a sentence"], "normalize": True}
 
 
-def _operation(route: InferenceRoute, name: str, body: Any, answer: Any) -> Any:
+def _operation(
+    route: InferenceRoute, name: str, body: Any, answer: Any, path: Mapping[str, str]
+) -> Operation:
     return dialect_operation(
         route,
         dialect="hugging-face",
@@ -153,6 +157,7 @@ def _operation(route: InferenceRoute, name: str, body: Any, answer: Any) -> Any:
         example=body,
         answer=list[Any],
         answer_example=answer,
+        path_example=path,
     )
 
 
@@ -161,9 +166,19 @@ HUGGING_FACE = Dialect(
     description="What Hugging Face's `InferenceClient` asks for: name a model by its URL here.",
     # A path with a task is one of a model, too: the first that matches decides.
     routes={
-        _PIPELINE: _operation(_PIPELINE, "hugging_face_pipeline", _VECTOR, [[0.0676, 0.0635]]),
+        _PIPELINE: _operation(
+            _PIPELINE,
+            "hugging_face_pipeline",
+            _VECTOR,
+            [[0.0676, 0.0635]],
+            dict(zip(_PIPELINE.names, ("minilm", "feature-extraction"), strict=True)),
+        ),
         _MODEL: _operation(
-            _MODEL, "hugging_face_model", _TEXT, [[{"label": "positive", "score": 0.98}]]
+            _MODEL,
+            "hugging_face_model",
+            _TEXT,
+            [[{"label": "positive", "score": 0.98}]],
+            {"model": "sentiment"},
         ),
     },
     handlers=model_probes("/models/{model:str}", "hugging-face"),

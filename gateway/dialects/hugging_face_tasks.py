@@ -4,7 +4,7 @@ A body of theirs has `inputs`, and beside it, or under `parameters`, what its ta
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from typing_extensions import override
@@ -25,7 +25,7 @@ from gateway.dialects.stored_results import entities_in, labels_in, ranking, vec
 from gateway.types import Answer, InferenceRequest
 
 _encode = msgspec.json.encode
-_Direction = Literal["right", "Right"]
+_Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
 
 class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

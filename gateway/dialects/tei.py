@@ -4,7 +4,7 @@ A client's base URL is `/tei/{model}`.
 """
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from typing_extensions import override
@@ -32,7 +32,7 @@ from gateway.types import Answer, RequestId, Usage
 
 _encode = msgspec.json.encode
 _PAIR = 2
-_Direction = Literal["right", "Right"]
+_Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
 
 class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
@@ -189,7 +189,9 @@ _REFUSED = {
 }
 
 
-def _operation(route: TeiRoute, name: str, summary: str, body: Any, answer: Any) -> Operation:
+def _operation(
+    route: TeiRoute, name: str, summary: str, body: Any, answer: Any, model: str = "minilm"
+) -> Operation:
     return dialect_operation(
         route,
         dialect="tei",
@@ -199,16 +201,20 @@ def _operation(route: TeiRoute, name: str, summary: str, body: Any, answer: Any)
         example=body,
         answer=list[Any],
         answer_example=answer,
+        path_example={"model": model},
     )
 
 
-def _answered() -> Iterator[tuple[InferenceRoute, Operation]]:
+def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
     texts: Any = {"inputs": ["a sentence"]}
     text: Any = {"inputs": "a gorgeous, witty movie"}
     embed = TeiRoute("/embed", Task.EMBED, TeiEmbedInputs)
     yield embed, _operation(embed, "embed", "Turn texts into vectors", texts, [[0.0676]])
     predict = TeiRoute("/predict", Task.CLASSIFY, TeiPredictInputs)
-    yield predict, _operation(predict, "predict", "Label a text, or texts", text, _LABELS)
+    yield (
+        predict,
+        _operation(predict, "predict", "Label a text, or texts", text, _LABELS, "sentiment"),
+    )
     rerank = TeiRoute("/rerank", Task.RERANK, TeiRerankInputs)
     yield rerank, _operation(rerank, "rerank", "Order texts by a query", _RANK, _RANKED)
     similarity = TeiRoute("/similarity", Task.EMBED, SimilarityInputs)
@@ -219,14 +225,13 @@ def _answered() -> Iterator[tuple[InferenceRoute, Operation]]:
     model = TeiModelRoute("", Task.EMBED, TeiEmbedInputs)
     yield model, _operation(model, "model", "Ask a model by its task", texts, [[0.0676]])
     for path, why in _REFUSED.items():
-        refused = TeiRefusedRoute(path, why)
-        yield refused, _operation(refused, path[1:], f"Is refused: {why}", texts, [])
+        yield TeiRefusedRoute(path, why), None
 
 
 TEI = Dialect(
     name="tei",
     description="What clients of TEI (text-embeddings-inference) ask for: a base URL for a model.",
-    routes=dict(_answered()),
+    routes=dict(_routes()),
     handlers=model_probes("/tei/{model:str}", "tei"),
     errors=TEI_ERRORS,
     paths=("/tei/",),

@@ -152,7 +152,7 @@ class ValidRequestGenerator:
                 (b"/health/live", 200),
                 (b"/health/ready?verbose", 200),
                 (b"/v1/nothing", 404),
-                (b"/", 404),
+                (b"/", 200),
             ]
         )
         method = self._chance.choice([b"GET", b"GET", b"HEAD"])

@@ -64,9 +64,9 @@ class Served:
             for aggregation in AGGREGATIONS:
                 found.entities[aggregation] = await self.entities(name, first, aggregation)
         elif checkpoint.purpose == "choice":
-            found.scores["choice"] = await self.choices(name, texts)
+            found.scores["choice"] = await self.choices(name, texts, most)
         elif checkpoint.purpose == "cross":
-            found.scores["rerank"] = await self.relevance(name, texts)
+            found.scores["rerank"] = await self.relevance(name, texts, most)
         else:
             labels = checkpoint.labels
             found.scores["single"] = await self.labels(name, first, labels)
@@ -89,20 +89,22 @@ class Served:
         )
         return _by_label(await self._ask(model, Task.ZERO_SHOT, texts, parameters), LABELS)
 
-    async def choices(self, model: str, texts: list[str]) -> Numbers:
+    async def choices(self, model: str, texts: list[str], most: int | None) -> Numbers:
         """Return the scores of the options, a line per text."""
         items = [{"prompt": text, "choices": options} for text, options in questions(texts)]
-        answers = await self._ask(model, Task.CHOOSE, items)
+        answers = await self._ask(model, Task.CHOOSE, items[:most])
         return np.array([answer["scores"] for answer in answers])
 
-    async def relevance(self, model: str, texts: list[str]) -> Numbers:
-        """Return the score of each document for its query."""
-        scores = []
+    async def relevance(self, model: str, texts: list[str], most: int | None) -> Numbers:
+        """Return the scores of documents for their queries, `most` of them."""
+        scores: list[float] = []
         for query, documents in searches(texts):
+            if most is not None and len(scores) >= most:
+                break
             parameters = RerankParameters(query=query)
             answers = await self._ask(model, Task.RERANK, documents, parameters)
             scores += [answer["score"] for answer in answers]
-        return np.array(scores)
+        return np.array(scores[:most])
 
     async def embeddings(self, model: str, texts: list[str]) -> Numbers:
         """Return a vector per text."""

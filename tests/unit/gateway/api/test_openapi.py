@@ -92,7 +92,12 @@ async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -
     if name == "customers":
         routes |= {("post", f"/v1/{task}") for task in Task if task is not Task.INFER}
         routes.add(("post", "/v1/infer/{model}"))
-        routes |= {("post", route.template) for dialect in DIALECTS for route in dialect.routes}
+        routes |= {
+            ("post", route.template)
+            for dialect in DIALECTS
+            for route, operation in dialect.routes.items()
+            if operation is not None  # it refuses everything
+        }
 
     assert {(m, p) for m, p, _ in operations(DOCUMENTS[name])} == routes
 

@@ -92,7 +92,7 @@ async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
             {"inputs": "a", "truncation_direction": "Left"},
             422,
             "Validation",
-            "Left",
+            "truncation_direction",
         ),
         ("minilm/rerank", _RANK | {"raw_scores": True}, 422, "Validation", "raw_scores"),
         ("sentiment/predict", {"inputs": [["a", "b", "c"]]}, 422, "Validation", "pair"),
