@@ -70,7 +70,8 @@ class BodyReader:
         parameters = dict(zip(route.names, state.parameters, strict=True))
         bounds = document.request
         check_json_size(route.json_part(raw, state.fields), max_values=bounds.max_values)
-        source = BodySource(raw, parameters, state.fields, document, self._models)
+        caller = state.principal
+        source = BodySource(raw, parameters, state.fields, document, self._models, caller)
         try:
             body = route.decode(source)
             _check_items(body.items(), bounds.max_items)

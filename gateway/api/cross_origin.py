@@ -13,6 +13,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.api.error_format import ErrorFormat
 from gateway.api.http import Headers, HttpReply, respond
+from gateway.api.key_rights import covers
 from gateway.api.problem_replies import problem_reply
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -71,7 +72,7 @@ class CrossOrigin:
             PermissionDenied: the key is for other origins or routes.
         """
         if principal.routes is not None and not any(
-            _covers(route, path) for route in principal.routes
+            covers(route, path) for route in principal.routes
         ):
             raise PermissionDenied("This key may not be used for this route.")
         if principal.origins is not None and origin.decode("latin-1") not in principal.origins:
@@ -172,10 +173,6 @@ class CrossOriginRequests:
         if scope["method"] != "OPTIONS" or b"access-control-request-method" not in headers:
             return None
         return self._rules.preflight(origin, headers.get(b"access-control-request-headers", b""))
-
-
-def _covers(route: str, path: str) -> bool:
-    return path.startswith(route[:-1]) if route.endswith("/*") else path == route
 
 
 def _readable(scope: HTTPScope, send: Send, headers: Headers) -> tuple[HTTPScope, Send]:

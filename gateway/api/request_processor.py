@@ -23,6 +23,7 @@ from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import gateway_error
 from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
+from gateway.api.key_rights import check_model
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
@@ -34,7 +35,6 @@ from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     MethodNotAllowed,
-    PermissionDenied,
     UpstreamUnavailable,
 )
 from gateway.http.client_id import parse_client_id
@@ -285,8 +285,7 @@ class RequestProcessor:
         if prepared is not None and self._inference.is_current(prepared.plan, state.runtime):
             return prepared
         request = parsed.request
-        if principal.models is not None and request.model not in principal.models:
-            raise PermissionDenied(f"This key may not use the model `{request.model}`.")
+        check_model(principal, request.model)
         parsed.replay = None
         parsed.prepared = prepared = self._inference.prepare(request, principal, state.runtime)
         return prepared

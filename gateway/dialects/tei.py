@@ -150,7 +150,7 @@ class TeiModelRoute(TeiRoute):
     def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
         if "query" in fields:
             return TeiRerankInputs
-        served = source.models.model(source.parameters["model"])
+        served = source.served(source.parameters["model"])
         tasks = [Task.EMBED] if served is None else served.info.tasks
         return _BY_TASK[only_task(tasks, tuple(_BY_TASK))]
 
