@@ -113,6 +113,13 @@ class InferenceRoute:
         """
         return False
 
+    def conversions(self, body: Any) -> int:
+        """Return how many vectors `encode` converts: many would hold the event loop.
+
+        Such answers are encoded in a thread.
+        """
+        return 0
+
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         """Return the answer to `body`, which `decode` returned; no item of `answer` failed.
 

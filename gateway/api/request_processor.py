@@ -28,6 +28,7 @@ from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
 from gateway.api.request_state import ParsedBody, RequestState
+from gateway.api.slow_answers import SlowAnswers
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -53,7 +54,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
-from gateway.types import Answer, Caller, RequestId
+from gateway.types import Answer, RequestId
 
 _FAULT = 500
 
@@ -82,6 +83,7 @@ class RequestProcessor:
         self.tracer = tracer
         self._now = events.now
         self._bodies = BodyReader(models)
+        self._slow_answers = SlowAnswers()
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
@@ -157,6 +159,8 @@ class RequestProcessor:
             body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
+            if parsed.is_slow_to_encode:
+                return None  # `reply_later` does it in a thread
             lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
             if lines is not None:
                 prepared = state.prepared = self._prepared(state, lines)
@@ -209,7 +213,7 @@ class RequestProcessor:
         prepared, outcomes = state.prepared, state.outcomes
         if prepared is None or outcomes is None:
             return False
-        return self._inference.compute_nowait(prepared, _caller(state), outcomes, on_done)
+        return self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done)
 
     def reply(self, state: RequestState, answer: Answer) -> HttpReply:
         """Return the whole answer to a request that was computed."""
@@ -226,7 +230,8 @@ class RequestProcessor:
                 with state.span.child("admission"):
                     decision = await self._ask_limiter(state)
                     prepared = state.prepared = self._admitted(state, decision)
-            answer = await self._inference.infer(prepared, _caller(state), state.outcomes)
+            answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
+            await self._slow_answers.encode(state, answer)
             return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(state, error)
@@ -302,7 +307,9 @@ class RequestProcessor:
         state.usage = count_usage(answer.outcomes)
         state.arms = count_arms(answer.outcomes)
         lines = cache_lines(answer, state.options.directives) + row_lines(answer)
-        content, body = parsed.route.encode(parsed.body, answer, state.usage, state.id)
+        content, body = state.rendered or parsed.route.encode(
+            parsed.body, answer, state.usage, state.id
+        )
         # Last: what fails before has an event of its own.
         self._events.publish(state)
         state.lines, state.content = lines, content
@@ -368,17 +375,6 @@ class RequestProcessor:
         if state.code:
             span.fail(state.code)
         span.end()
-
-
-def _caller(state: RequestState) -> Caller:
-    principal, _ = state.caller_and_body()
-    return Caller(
-        principal=principal,
-        deadline=state.deadline,
-        directives=state.options.directives,
-        traceparent=state.span.traceparent,
-        criticality=state.options.criticality,
-    )
 
 
 def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:

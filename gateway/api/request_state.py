@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.api.http import HttpReply
-from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
+from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError
@@ -18,6 +18,7 @@ from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
     ID_DIGITS,
     ArmUsage,
+    Caller,
     InferenceRequest,
     ItemOutcome,
     Principal,
@@ -60,6 +61,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     charges: tuple[Charge, ...]
     failed: Usage
     """The usage to report where the request fails as a whole."""
+    is_slow_to_encode: bool = False
+    """The answer is encoded in a thread."""
     prepared: PreparedRequest | None = None
     replay: HitReplay | None = None
 
@@ -127,6 +130,8 @@ class RequestState:
     usage = _NOTHING
     arms: tuple[ArmUsage, ...] = ()
     lines = b""
+    rendered: Rendered | None = None
+    """The answer, where it was encoded in a thread."""
     content = JSON
     """The header lines that say what the body of the answer is."""
     parameters: tuple[str, ...] = ()
@@ -157,6 +162,17 @@ class RequestState:
         if self.principal is None or self.parsed is None:
             raise RuntimeError("the request has not been read yet")
         return self.principal, self.parsed
+
+    def caller(self) -> Caller:
+        """Return what the backends' side needs to know of the request, which was read."""
+        principal, _ = self.caller_and_body()
+        return Caller(
+            principal=principal,
+            deadline=self.deadline,
+            directives=self.options.directives,
+            traceparent=self.span.traceparent,
+            criticality=self.options.criticality,
+        )
 
     def name(self, client_id: str) -> None:
         """Note what the caller names the request by, which its answer repeats."""
