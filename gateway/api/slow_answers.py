@@ -8,7 +8,7 @@ from gateway.types import Answer
 
 
 class SlowAnswers:
-    """Answers that are encoded one at a time in a thread, so that the event loop shares the GIL with one."""
+    """Answers that are encoded in a thread, one at a time: the event loop shares the GIL."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
