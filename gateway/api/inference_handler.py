@@ -12,6 +12,7 @@ from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.http import (
+    NOT_REPLAYED,
     ClientDisconnected,
     HttpReply,
     bounded,
@@ -51,6 +52,9 @@ class InferenceHandler:
             return
         finally:
             self.body_budget.release(state)
+        if state.is_passing:
+            # Whatever status its dialect gives it.
+            scope.setdefault("state", {})[NOT_REPLAYED] = True
         if len(reply.body) >= SMALLEST:
             reply = await compressed(reply, state.coding)
         await (respond(send, reply) if server is None else server.send(*reply))

@@ -56,8 +56,6 @@ from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
 
-_FAULT = 500
-
 
 class RequestProcessor:
     """What the inference routes share. One per worker."""
@@ -357,7 +355,7 @@ class RequestProcessor:
             lines += state.own_lines
         if state.wants_timing:
             lines += _server_timing(state, self._now())
-        if state.span.is_recorded or state.status >= _FAULT:
+        if state.span.is_recorded or state.is_fault:
             self._end_span(state)
         return HttpReply(state.status, lines, body)
 

@@ -9,8 +9,9 @@ from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
+from gateway.inference.outcomes import PASSING_REFUSALS
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
@@ -126,6 +127,11 @@ class RequestState:
     model = ""
     revision = ""
     status = 200
+    """As the route's dialect says it."""
+    is_fault = False
+    """It ended with an error that is none of the caller's, whatever its status."""
+    is_passing = False
+    """It ended with an error that another try may mend, whatever its status."""
     code = ""
     usage = _NOTHING
     arms: tuple[ArmUsage, ...] = ()
@@ -184,6 +190,10 @@ class RequestState:
         if self.attempt is not None:
             self.id = self.attempt
         self.status = self.route.errors.status(error)
+        self.is_fault = error.status >= InternalError.status
+        self.is_passing = self.is_fault or (
+            isinstance(error, InvalidItem) and error.item_code in PASSING_REFUSALS
+        )
         self.code = error.code
         self.usage = usage
 
