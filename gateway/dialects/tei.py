@@ -171,8 +171,9 @@ class TeiRefusedRoute(TeiRoute):
         raise TaskNotSupported(self._why)
 
 
-def _text_or_pair(texts: str | list[str]) -> str | tuple[str, str]:
-    if isinstance(texts, str) or not 0 < len(texts) <= _PAIR:
+def _text_or_pair(texts: str | list[Any]) -> str | tuple[str, str]:
+    is_list = not isinstance(texts, str) and 0 < len(texts) <= _PAIR
+    if not (is_list and all(isinstance(text, str) for text in texts)):
         raise InvalidRequest("`inputs` takes a text, or a pair, or a list of lists of these.")
     return texts[0] if len(texts) < _PAIR else (texts[0], texts[1])
 

@@ -98,6 +98,8 @@ async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
         ),
         ("minilm/rerank", _RANK | {"raw_scores": True}, 422, "Validation", "raw_scores"),
         ("sentiment/predict", {"inputs": [["a", "b", "c"]]}, 422, "Validation", "pair"),
+        ("sentiment/predict", {"inputs": ["a", ["b", "c"]]}, 422, "Validation", "pair"),
+        ("sentiment/predict", {"inputs": [["a"], "b"]}, 422, "Validation", "pair"),
         ("sentiment/predict", {"inputs": []}, 422, "Validation", "empty"),
         ("none/embed", {"inputs": "a"}, 404, "Validation", "none"),
     ],
