@@ -112,10 +112,13 @@ class BatchRunner:
         own = list(self._runs)
         held = await asyncio.to_thread(self._batches.renew, self._holder, own, seconds=_LEASE)
         for batch in own:
+            task, run = self._tasks.get(batch), self._runs.get(batch)
+            if task is None or run is None:
+                continue  # it has ended meanwhile
             if batch not in held:
-                self._tasks[batch].cancel()
+                task.cancel()
             elif held[batch] is BatchState.CANCELLING:
-                self._runs[batch].halt.set()
+                run.halt.set()
 
     def statistics(self) -> RunnerStatistics:
         """Return the counts so far."""
