@@ -107,6 +107,7 @@ def _starter(
             storage=storage,
             answerer=answerer,
             bounds=bounds,
+            results_folder=settings.data_dir,
         )
 
     return start

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from gateway.batches.answering import LineAnswerer, Result
+from gateway.batches.answering import LineAnswerer
 from gateway.batches.lines import (
     InputRefused,
     Line,
@@ -22,6 +23,7 @@ from gateway.batches.lines import (
     read_part,
     split_lines,
 )
+from gateway.batches.part_results import PartResults
 from gateway.errors import DependencyUnavailable, NotFound
 from gateway.ledger.batch_types import BatchFailure, BatchPart, BatchState, RequestBatch, StoredFile
 from gateway.ledger.batches import BatchStore, in_status
@@ -45,7 +47,8 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRun:
     """Runs a batch on which `holder` has the lease; `halt` ends it early, with what is done.
 
-    While the storage or the ledger is down, it waits and tries again.
+    `results_folder` has room for the results of the part under way. While the storage or the
+    ledger is down, it waits and tries again.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class BatchRun:
         storage: FileStorage,
         answerer: LineAnswerer,
         bounds: BatchBounds,
+        results_folder: Path,
     ) -> None:
         self.batch = batch
         self.halt = asyncio.Event()
@@ -65,6 +69,7 @@ class BatchRun:
         self._storage = storage
         self._answerer = answerer
         self._bounds = bounds
+        self._results_folder = results_folder
 
     async def run(self) -> None:
         """Run the batch.
@@ -98,12 +103,12 @@ class BatchRun:
             await self._change(lambda batch: _begun(batch, index.total, self._batches.now()))
         while not self.halt.is_set() and len(self.batch.parts) < len(index.starts):
             lines = await self._persistently(self._read, index, len(self.batch.parts))
-            if results := await self._answer(lines):
-                await self._keep(results)
+            with await self._persistently(PartResults, self._results_folder) as results:
+                await self._answer(lines, results)
+                await self._keep(lines, results)
 
-    async def _answer(self, lines: Sequence[Line]) -> list[Result]:
-        """Return the results of a part in the order of its lines; fewer where it was halted."""
-        results: dict[int, Result] = {}
+    async def _answer(self, lines: Sequence[Line], results: PartResults) -> None:
+        """Add the results of a part, of fewer lines where it was halted."""
         waiting = iter(lines)
 
         async def answer_some() -> None:
@@ -111,25 +116,27 @@ class BatchRun:
                 result = await self._answerer.answer(self.batch, line, self.halt)
                 if result is None:
                     return
-                results[line.number] = result
+                await self._persistently(results.add, line.number, result)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(len(lines), self._bounds.in_flight)):
                 group.create_task(answer_some())
-        return [results[line.number] for line in lines if line.number in results]
 
-    async def _keep(self, results: Sequence[Result]) -> None:
+    async def _keep(self, lines: Sequence[Line], results: PartResults) -> None:
         """Store results, and then note them."""
+        total, completed, expired = results.counts()
+        if not total:
+            return
         part = BatchPart(
             token=f"{len(self.batch.parts)}-{secrets.token_hex(4)}",
-            completed=sum(result.is_success for result in results),
-            failed=sum(not result.is_success for result in results),
-            expired=sum(result.is_expired for result in results),
+            completed=completed,
+            failed=total - completed,
+            expired=expired,
         )
         for kind, is_success in (("output", True), ("error", False)):
-            lines = [one.line for one in results if one.is_success is is_success]
-            if lines:
-                await self._persistently(self._write, self._name(part, kind), lines)
+            if part.counts(kind):
+                name = self._name(part, kind)
+                await self._persistently(self._write, name, lines, results, is_success)
         parts = (*self.batch.parts, part)
         await self._change(lambda batch: msgspec.structs.replace(batch, parts=parts))
 
@@ -191,10 +198,16 @@ class BatchRun:
         lines = split_lines(content, longest=self._bounds.max_line_bytes)
         return read_part(lines, batch=self.batch, first=first, repeated=index.repeated)
 
-    def _write(self, name: str, lines: Iterable[bytes]) -> None:
+    def _write(
+        self,
+        name: str,
+        lines: Sequence[Line],
+        results: PartResults,
+        is_success: bool,  # noqa: FBT001 - `_persistently` passes no names
+    ) -> None:
         with self._storage.writing(name) as write:
-            for line in lines:
-                write(line)
+            for chunk in results.content(lines, is_success=is_success):
+                write(chunk)
 
     def _assemble(self, kind: str) -> StoredFile | None:
         """Write the parts of one kind to a file, the same whenever it is done; `None`: no lines."""

@@ -21,16 +21,16 @@ pytestmark = pytest.mark.anyio
 
 
 class StubRun(BatchRun):
-    """Runs until `end` is set, and has then lost its lease."""
+    """Runs until `over` is set, and has then lost its lease."""
 
-    def __init__(self, batch: RequestBatch, end: asyncio.Event) -> None:
+    def __init__(self, batch: RequestBatch, over: asyncio.Event) -> None:
         self.batch = batch
         self.halt = asyncio.Event()
-        self._end = end
+        self._over = over
 
     @override
     async def run(self) -> None:
-        await self._end.wait()
+        await self._over.wait()
         raise LeaseLost(self.batch.id)
 
 
