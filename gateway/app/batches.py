@@ -95,10 +95,11 @@ def _starter(
             # Imported late: without batches the process needs none of it.
             from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
-            clock = asyncio.get_running_loop().time
+            clock, most = asyncio.get_running_loop().time, settings.batch_in_flight
             answerer = LineAnswerer(
                 runner=await open_line_runner(stack, settings),
-                window=CongestionWindow(settings.batch_in_flight, clock=clock),
+                most=most,
+                window=partial(CongestionWindow, most, clock=clock),
             )
         return BatchRun(
             batch,

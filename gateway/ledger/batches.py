@@ -102,11 +102,12 @@ class BatchStore:
             return changed
 
     def claim(
-        self, holder: str, *, seconds: float, running: Collection[RequestBatch]
+        self, holder: str, *, seconds: float, running: Collection[RequestBatch], most: int
     ) -> RequestBatch | None:
         """Take the lease of an open batch that nobody runs, `None` where there is none.
 
-        The oldest of a tenant with the fewest batches `running` is first.
+        The oldest of a tenant with the fewest batches `running` is first. Once there are `most`,
+        it is one of a tenant that has none.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]
@@ -119,6 +120,8 @@ class BatchStore:
             is_free = or_(_table.c.lease <= now, _table.c.holder == holder)
             query = select(_table).where(is_open, is_free).order_by(_table.c.created)
             free = [row for row in connection.execute(query) if row.id not in own]
+            if len(running) >= most:
+                free = [row for row in free if row.tenant not in tenants]
             if not free:
                 return None
             row = min(free, key=lambda each: (tenants.count(each.tenant), each.created))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,8 +37,8 @@ class Script:
 
 
 def answerer(script: Script, *, now: float = 0.0) -> LineAnswerer:
-    window = CongestionWindow(4, clock=asyncio.get_running_loop().time)
-    return LineAnswerer(runner=script, window=window, wall=lambda: now)
+    window = partial(CongestionWindow, 4, clock=asyncio.get_running_loop().time)
+    return LineAnswerer(runner=script, most=4, window=window, wall=lambda: now)
 
 
 def status_of(result: Result | None) -> Any:
@@ -54,6 +55,38 @@ async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int])
     assert result is not None
     assert result.is_success
     assert script.asked == [item_id(BATCH, LINE)] * (len(refusals) + 1)
+
+
+@pytest.mark.parametrize(
+    "refusals", [[503, 503, 503, 500, 500], [503] * 3 + [502] * 3, [503] * 10 + [504] * 2]
+)
+async def test_failures_of_one_kind_do_not_count_for_another(
+    refusals: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    script = Script(*refusals, 200)
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+
+    assert result is not None
+    assert result.is_success
+
+
+async def test_refusals_of_one_tenant_slow_down_no_other() -> None:
+    script = Script(503, retry_after_ms="60000")
+    answering = answerer(script)
+    halt = asyncio.Event()
+    refused = asyncio.create_task(answering.answer(BATCH, LINE, halt))
+    await script.was_asked.wait()
+    script.statuses = [200]
+
+    other = msgspec.structs.replace(BATCH, tenant="other")
+    await answering.answer(other, LINE, halt)
+    halt.set()
+    await refused
+
+    limits = {tenant: window.limit for tenant, window in answering._windows.items()}
+    assert limits == {BATCH.tenant: 2, "other": 4}
 
 
 @pytest.mark.parametrize(("status", "times"), [(404, 1), (422, 1), (500, 3)])

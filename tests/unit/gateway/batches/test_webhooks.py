@@ -71,7 +71,7 @@ def end_a_batch(ledger: Ledger) -> None:
             "INSERT INTO files VALUES ('file-1', 'acme', 'batch', 'x', 0, 0, 0, 1)"
         )
     batches.create(BATCH, most_open=1)
-    assert batches.claim("me", seconds=9.0, running=[]) == BATCH
+    assert batches.claim("me", seconds=9.0, running=[], most=1) == BATCH
 
     def completed(batch: RequestBatch) -> RequestBatch:
         return in_status(batch, BatchState.COMPLETED, 1)

@@ -63,8 +63,8 @@ def with_part(batch: RequestBatch) -> RequestBatch:
     )
 
 
-def claimed(ledger: Ledger, holder: str, *running: RequestBatch) -> str | None:
-    batch = ledger.batches.claim(holder, seconds=30.0, running=running)
+def claimed(ledger: Ledger, holder: str, *running: RequestBatch, most: int = 4) -> str | None:
+    batch = ledger.batches.claim(holder, seconds=30.0, running=running, most=most)
     return None if batch is None else batch.id
 
 
@@ -111,6 +111,18 @@ def test_the_tenant_with_the_fewest_batches_running_is_next(ledger: Ledger, cloc
 
     assert claimed(ledger, "one") == first.id
     assert claimed(ledger, "one", first) == other.id
+
+
+def test_a_tenant_without_a_batch_under_way_waits_for_no_other(
+    ledger: Ledger, clock: Clock
+) -> None:
+    first, second, _ = (add_batch(ledger, name) for name in "abc")
+    clock.advance(5.0)
+    other = add_batch(ledger, "d", tenant="other")
+    claimed(ledger, "one", second)
+
+    assert claimed(ledger, "one", first, second, most=2) == other.id
+    assert claimed(ledger, "one", first, second, other, most=2) is None
 
 
 def test_a_batch_that_has_ended_is_claimed_until_it_is_clean(ledger: Ledger) -> None:
