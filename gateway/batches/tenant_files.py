@@ -181,8 +181,10 @@ class TenantFiles:
             NotFound: there is none.
             Conflict: a batch reads it.
         """
-        await self._threads.run(self._files.delete, caller.tenant, file)
+        await self._threads.run(self._files.hide, caller.tenant, file)
+        # The row last: `FileRetention` goes on where this ends early.
         await self._threads.run(self._storage.delete, file_object(file))
+        await self._threads.run(self._files.forget, file)
 
     async def content(self, caller: Principal, file: str) -> AsyncIterator[bytes]:
         """Return the content of a file.

@@ -77,8 +77,10 @@ class FileStore:
             rows = connection.execute(query.order_by(*order).limit(limit))
             return [_file(row) for row in rows]
 
-    def delete(self, tenant: str, file: str) -> None:
-        """Delete a file; its content is the caller's to delete.
+    def hide(self, tenant: str, file: str) -> None:
+        """Hide a file whose content is to be deleted, and which is then to be forgotten.
+
+        Where that fails, `expired` returns it some time later.
 
         Raises:
             NotFound: the tenant has no such file.
@@ -92,10 +94,13 @@ class FileStore:
             )
             if (batch := connection.scalar(reading)) is not None:
                 raise Conflict(f"The batch `{batch}` reads this file: cancel it first.")
-            connection.execute(delete(_table).where(_table.c.id == file))
+            connection.execute(update(_table).where(_table.c.id == file).values(is_stored=0))
 
     def expired(self, *, limit: int = 100) -> list[str]:
-        """Return files that have expired and are read by no batch, and uploads that never ended."""
+        """Return files that have expired and are read by no batch, and old ones that are hidden.
+
+        These are uploads that never ended, and files whose deletion did not.
+        """
         now = self._store.clock()
         used = select(_batches.c.input_file).where(_batches.c.is_open == 1)
         is_over = and_(_table.c.expires <= now, _table.c.id.not_in(used))

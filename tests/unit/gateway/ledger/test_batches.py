@@ -172,7 +172,7 @@ def test_a_tenant_sees_its_own_files_and_batches_only(ledger: Ledger) -> None:
         lambda: ledger.batches.cancel("other", batch.id),
         lambda: ledger.batches.page("other", limit=9, after=batch.id),
         lambda: ledger.files.get("other", batch.input_file),
-        lambda: ledger.files.delete("other", batch.input_file),
+        lambda: ledger.files.hide("other", batch.input_file),
     ):
         with pytest.raises(NotFound):
             call()
@@ -213,7 +213,7 @@ def test_a_file_that_an_open_batch_reads_is_kept(ledger: Ledger, clock: Clock) -
 
     assert ledger.files.expired() == ["file-b"]
     with pytest.raises(Conflict, match=batch.id):
-        ledger.files.delete("acme", batch.input_file)
+        ledger.files.hide("acme", batch.input_file)
 
 
 def test_an_upload_that_did_not_end_is_seen_by_nobody_and_removed(
