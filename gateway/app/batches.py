@@ -85,6 +85,7 @@ def _starter(
     bounds = BatchBounds(
         max_lines=settings.batch_max_lines,
         max_line_bytes=settings.batch_max_line_bytes,
+        max_output_bytes=settings.batch_max_output_bytes,
         in_flight=settings.batch_in_flight,
         keep_files=int(settings.files_keep),
     )

@@ -66,6 +66,11 @@ class PartResults:
             )
             self._end += len(result.line)
 
+    @property
+    def size(self) -> int:
+        """The bytes of the results so far."""
+        return self._end
+
     def counts(self) -> tuple[int, int, int]:
         """Return how many lines there are, how many are successes, and how many came too late."""
         places = self._places.values()

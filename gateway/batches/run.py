@@ -20,6 +20,7 @@ from gateway.batches.lines import (
     Line,
     LinePositions,
     index_lines,
+    oversize_failure,
     read_part,
     split_lines,
 )
@@ -36,10 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on batches: lines and bytes of a line, lines at a time, seconds files are kept."""
+    """Bounds on batches: lines, bytes of a line and of results, lines at a time, life of files."""
 
     max_lines: int
     max_line_bytes: int
+    max_output_bytes: int
     in_flight: int
     keep_files: int
 
@@ -110,10 +112,14 @@ class BatchRun:
     async def _answer(self, lines: Sequence[Line], results: PartResults) -> None:
         """Add the results of a part, of fewer lines where it was halted."""
         waiting = iter(lines)
+        most = self._bounds.max_output_bytes - sum(part.size for part in self.batch.parts)
 
         async def answer_some() -> None:
             for line in waiting:
-                result = await self._answerer.answer(self.batch, line, self.halt)
+                asked = line
+                if results.size >= most and line.failure is None:
+                    asked = msgspec.structs.replace(line, failure=oversize_failure(line))
+                result = await self._answerer.answer(self.batch, asked, self.halt)
                 if result is None:
                     return
                 await self._persistently(results.add, line.number, result)
@@ -132,6 +138,7 @@ class BatchRun:
             completed=completed,
             failed=total - completed,
             expired=expired,
+            size=results.size,
         )
         for kind, is_success in (("output", True), ("error", False)):
             if part.counts(kind):

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select,
 from gateway.errors import Conflict, NotFound, RateLimited
 from gateway.ledger import schema
 from gateway.ledger.batch_types import BatchState, RequestBatch, StoredFile
-from gateway.ledger.files import SECOND, add_file
+from gateway.ledger.files import SECOND, add_file, check_bytes
 from gateway.ledger.store import Store
 from gateway.ledger.webhooks import add_delivery
 
@@ -37,11 +37,11 @@ class BatchStore:
         """Return the time, in seconds."""
         return self._store.clock() // SECOND
 
-    def create(self, batch: RequestBatch, *, most_open: int) -> None:
+    def create(self, batch: RequestBatch, *, most_open: int, most_bytes: int) -> None:
         """Add a batch, to be run.
 
         Raises:
-            RateLimited: the tenant has as many open batches as it may.
+            RateLimited: the tenant has as many open batches, or bytes of files, as it may.
             NotFound: its input file was deleted meanwhile.
         """
         own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
@@ -52,6 +52,7 @@ class BatchStore:
                 raise RateLimited(
                     f"{most_open} batches are open, the most there may be: wait until one has ended"
                 )
+            check_bytes(connection, batch.tenant, most=most_bytes)
             if connection.execute(select(schema.files.c.id).where(file)).first() is None:
                 raise NotFound(f"There is no file `{batch.input_file}`.")
             row: dict[str, Any] = {"id": batch.id, "tenant": batch.tenant}

@@ -23,17 +23,18 @@ class FileStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def begin(self, file: StoredFile, *, most: int) -> None:
+    def begin(self, file: StoredFile, *, most: int, most_bytes: int) -> None:
         """Note an upload that begins; nobody sees it before `finish`.
 
         Raises:
-            RateLimited: the tenant has as many files as it may.
+            RateLimited: the tenant has as many files, or bytes of them, as it may.
         """
         with self._store.writing() as connection:
             self._store.lock_subject(connection, _LOCK)
             own = select(func.count()).where(_table.c.tenant == file.tenant)
             if int(connection.scalar(own) or 0) >= most:
                 raise RateLimited(f"You have {most} files, the most there may be: delete some.")
+            check_bytes(connection, file.tenant, most=most_bytes, more=file.size)
             add_file(connection, file, is_stored=False)
 
     def finish(self, file: str, *, size: int, expires: int) -> None:
@@ -113,6 +114,17 @@ class FileStore:
         """Remove a file whose content was deleted."""
         with self._store.writing() as connection:
             connection.execute(delete(_table).where(_table.c.id == file))
+
+
+def check_bytes(connection: Connection, tenant: str, *, most: int, more: int = 0) -> None:
+    """Check that a tenant may store `more` bytes, in the caller's transaction.
+
+    Raises:
+        RateLimited: it has too many.
+    """
+    own = select(func.sum(_table.c.size)).where(_table.c.tenant == tenant)
+    if int(connection.scalar(own) or 0) + more > most:
+        raise RateLimited(f"Your files have {most} bytes, the most there may be: delete some.")
 
 
 def add_file(connection: Connection, file: StoredFile, *, is_stored: bool = True) -> None:

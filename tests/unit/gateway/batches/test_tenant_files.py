@@ -11,7 +11,7 @@ from gateway.batches.runner import FileRetention
 from gateway.batches.tenant_files import FileBounds, TenantFiles
 from gateway.dialects.openai_batches import expiry_of
 from gateway.dialects.uploads import MultipartReader
-from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
+from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound, RateLimited
 from gateway.ledger.ledger import Ledger
 from gateway.storage.disk import DiskStorage
 from gateway.types import KeyId, Principal, TenantId
@@ -19,7 +19,9 @@ from tests.support.ledgers import Clock, open_ledger
 
 pytestmark = pytest.mark.anyio
 CALLER = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
-BOUNDS = FileBounds(max_bytes=100, max_files=2, keep=86_400, upload_timeout=9.0)
+BOUNDS = FileBounds(
+    max_bytes=100, max_files=2, max_total_bytes=150, keep=86_400, upload_timeout=9.0
+)
 
 
 class StuckStorage(DiskStorage):
@@ -80,6 +82,19 @@ async def test_a_content_that_could_not_be_deleted_is_deleted_later(
 
     assert stored(tmp_path) == []
     assert ledger.files.expired() == []
+
+
+async def test_uploads_set_room_aside_until_their_size_is_known(files: TenantFiles) -> None:
+    async with files.uploading(CALLER, "one") as upload:
+        with pytest.raises(RateLimited, match="150 bytes"):
+            async with files.uploading(CALLER, "other"):
+                pass
+    await files.finish(upload, expires_after=None)
+
+    async with files.uploading(CALLER, "other") as second:
+        pass
+
+    assert (await files.finish(second, expires_after=None)).size == 0
 
 
 @pytest.mark.parametrize("seconds", ["soon", "5", "999999999", "-1", ""])

@@ -70,7 +70,7 @@ def end_a_batch(ledger: Ledger) -> None:
         connection.exec_driver_sql(
             "INSERT INTO files VALUES ('file-1', 'acme', 'batch', 'x', 0, 0, 0, 1)"
         )
-    batches.create(BATCH, most_open=1)
+    batches.create(BATCH, most_open=1, most_bytes=0)
     assert batches.claim("me", seconds=9.0, running=[], most=1) == BATCH
 
     def completed(batch: RequestBatch) -> RequestBatch:

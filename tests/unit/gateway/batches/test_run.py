@@ -1,0 +1,91 @@
+"""A batch runs to its end, whatever some of its lines do."""
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gateway.batches.answering import LineAnswerer, Reply
+from gateway.batches.run import BatchBounds, BatchRun
+from gateway.batches.window import CongestionWindow
+from gateway.ledger.batch_types import RequestBatch
+from gateway.ledger.ledger import Ledger
+from gateway.storage.build import file_object
+from gateway.storage.disk import DiskStorage
+from tests.support.batches import request_line
+from tests.support.ledgers import open_ledger
+from tests.unit.gateway.ledger.test_batches import add_batch
+
+pytestmark = pytest.mark.anyio
+_JSON = {"content-type": "application/json"}
+
+
+class Echo:
+    """Answers each line with its body."""
+
+    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+        return Reply(status=200, headers=_JSON, body=body)
+
+
+class RunScene:
+    """One batch, whose lines are answered by `runner` in this process."""
+
+    def __init__(self, folder: Path, ledger: Ledger) -> None:
+        self._folder = folder
+        self.ledger = ledger
+        self.storage = DiskStorage(folder / "stored")
+
+    async def run(self, lines: list[bytes], runner: Echo, *, most_bytes: int = 1 << 20) -> BatchRun:
+        """Run a batch of these lines, with two of them at a time, to its end."""
+        batch = add_batch(self.ledger, "a")
+        with self.storage.writing(file_object(batch.input_file)) as write:
+            write(b"".join(lines))
+        self.ledger.batches.claim("me", seconds=30.0, running=[], most=1)
+        clock = asyncio.get_running_loop().time
+        run = BatchRun(
+            batch,
+            holder="me",
+            batches=self.ledger.batches,
+            storage=self.storage,
+            answerer=LineAnswerer(
+                runner=runner,
+                most=2,
+                window=partial(CongestionWindow, 2, clock=clock),
+                wall=lambda: batch.created,
+            ),
+            bounds=BatchBounds(
+                max_lines=100,
+                max_line_bytes=1 << 20,
+                max_output_bytes=most_bytes,
+                in_flight=2,
+                keep_files=99,
+            ),
+            results_folder=self._folder,
+        )
+        await run.run()
+        return run
+
+    def codes(self, run: BatchRun) -> list[str]:
+        """Return the codes in the errors file."""
+        assert run.batch.error_file is not None
+        content = b"".join(self.storage.read(file_object(run.batch.error_file)))
+        return [msgspec.json.decode(line)["error"]["code"] for line in content.splitlines()]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[RunScene]:
+    with open_ledger(tmp_path) as ledger:
+        yield RunScene(tmp_path, ledger)
+
+
+async def test_results_of_a_batch_are_bounded(scene: RunScene) -> None:
+    lines = [request_line(f"l-{number}", ["x" * 1000]) for number in range(10)]
+
+    run = await scene.run(lines, Echo(), most_bytes=3000)
+
+    assert 3 <= run.batch.completed < 6
+    assert set(scene.codes(run)) == {"output_too_large"}
+    assert run.batch.completed + run.batch.failed == len(lines)
