@@ -73,8 +73,13 @@ class LineAnswerer:
         self._windows = defaultdict[str, CongestionWindow](window)
         self._wall = wall
 
-    async def answer(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Result | None:
-        """Return the result of a line, `None` where `halt` was set before there was one."""
+    async def answer(
+        self, batch: RequestBatch, line: Line, halt: asyncio.Event, places: asyncio.Semaphore
+    ) -> Result | None:
+        """Return the result of a line, `None` where `halt` was set before there was one.
+
+        The caller has one of `places`. While a line waits to be asked again, others have it.
+        """
         if line.failure is not None:
             return Result(line=failure_line(batch, line, line.failure))
         backoff = StoppableBackoff(longest=_LONGEST_WAIT)
@@ -94,7 +99,10 @@ class LineAnswerer:
                 output = answer_line(batch, line, status=status, body=reply.body, media=media)
                 return Result(line=output, is_success=status < _OK)
             left = max(0.0, batch.expires - self._wall())
+            # Only the end of the whole batch cancels this wait; then no place is counted any more.
+            places.release()
             await pause(halt, min(max(wait, _retry_after(reply)), _LONGEST_WAIT, left))
+            await places.acquire()
         return None
 
     async def _ask(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Reply | None:

@@ -111,22 +111,23 @@ class BatchRun:
 
     async def _answer(self, lines: Sequence[Line], results: PartResults) -> None:
         """Add the results of a part, of fewer lines where it was halted."""
-        waiting = iter(lines)
+        places = asyncio.Semaphore(self._bounds.in_flight)
         most = self._bounds.max_output_bytes - sum(part.size for part in self.batch.parts)
 
-        async def answer_some() -> None:
-            for line in waiting:
-                asked = line
-                if results.size >= most and line.failure is None:
-                    asked = msgspec.structs.replace(line, failure=oversize_failure(line))
-                result = await self._answerer.answer(self.batch, asked, self.halt)
-                if result is None:
+        async def answer(line: Line) -> None:
+            # A result keeps its place until it is on disk, so that few are in memory.
+            async with places:
+                if self.halt.is_set():
                     return
-                await self._persistently(results.add, line.number, result)
+                if results.size >= most and line.failure is None:
+                    line = msgspec.structs.replace(line, failure=oversize_failure(line))
+                result = await self._answerer.answer(self.batch, line, self.halt, places)
+                if result is not None:
+                    await self._persistently(results.add, line.number, result)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(lines), self._bounds.in_flight)):
-                group.create_task(answer_some())
+            for line in lines:
+                group.create_task(answer(line))
 
     async def _keep(self, lines: Sequence[Line], results: PartResults) -> None:
         """Store results, and then note them."""

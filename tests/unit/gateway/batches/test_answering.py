@@ -50,7 +50,7 @@ def status_of(result: Result | None) -> Any:
 async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int]) -> None:
     script = Script(*refusals, 200)
 
-    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
 
     assert result is not None
     assert result.is_success
@@ -66,7 +66,7 @@ async def test_failures_of_one_kind_do_not_count_for_another(
     monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
     script = Script(*refusals, 200)
 
-    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
 
     assert result is not None
     assert result.is_success
@@ -76,12 +76,12 @@ async def test_refusals_of_one_tenant_slow_down_no_other() -> None:
     script = Script(503, retry_after_ms="60000")
     answering = answerer(script)
     halt = asyncio.Event()
-    refused = asyncio.create_task(answering.answer(BATCH, LINE, halt))
+    refused = asyncio.create_task(answering.answer(BATCH, LINE, halt, asyncio.Semaphore()))
     await script.was_asked.wait()
     script.statuses = [200]
 
     other = msgspec.structs.replace(BATCH, tenant="other")
-    await answering.answer(other, LINE, halt)
+    await answering.answer(other, LINE, halt, asyncio.Semaphore())
     halt.set()
     await refused
 
@@ -93,7 +93,7 @@ async def test_refusals_of_one_tenant_slow_down_no_other() -> None:
 async def test_what_stays_is_an_error(status: int, times: int) -> None:
     script = Script(status)
 
-    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
 
     assert (status_of(result), len(script.asked)) == (status, times)
     assert result is not None
@@ -103,13 +103,18 @@ async def test_what_stays_is_an_error(status: int, times: int) -> None:
 async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:
     script = Script(429, x_should_retry="false")
 
-    assert status_of(await answerer(script).answer(BATCH, LINE, asyncio.Event())) == 429
+    assert (
+        status_of(await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore()))
+        == 429
+    )
 
 
 async def test_a_line_without_time_is_not_asked() -> None:
     script = Script(200)
 
-    result = await answerer(script, now=BATCH.expires).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script, now=BATCH.expires).answer(
+        BATCH, LINE, asyncio.Event(), asyncio.Semaphore()
+    )
 
     assert result is not None
     assert result.is_expired
@@ -118,7 +123,7 @@ async def test_a_line_without_time_is_not_asked() -> None:
 
 async def test_a_halt_ends_the_wait() -> None:
     script, halt = Script(503, retry_after_ms="60000"), asyncio.Event()
-    waiting = asyncio.create_task(answerer(script).answer(BATCH, LINE, halt))
+    waiting = asyncio.create_task(answerer(script).answer(BATCH, LINE, halt, asyncio.Semaphore()))
     await script.was_asked.wait()
 
     halt.set()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.batches.answering import LineAnswerer, Reply
 from gateway.batches.run import BatchBounds, BatchRun
@@ -28,6 +29,21 @@ class Echo:
 
     async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
         return Reply(status=200, headers=_JSON, body=body)
+
+
+class Outage(Echo):
+    """Refuses lines with `down` until so many `others` were answered."""
+
+    def __init__(self, others: int) -> None:
+        self._others = others
+
+    @override
+    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+        if b"down" not in body:
+            self._others -= 1
+        elif self._others:
+            return Reply(status=503, headers=_JSON, body=b"{}")
+        return await super().ask(batch, request_id, body)
 
 
 class RunScene:
@@ -89,3 +105,17 @@ async def test_results_of_a_batch_are_bounded(scene: RunScene) -> None:
     assert 3 <= run.batch.completed < 6
     assert set(scene.codes(run)) == {"output_too_large"}
     assert run.batch.completed + run.batch.failed == len(lines)
+
+
+async def test_lines_that_wait_keep_no_others(scene: RunScene) -> None:
+    """Two lines are refused until the others are answered, and two may be asked at a time."""
+    texts = ["down"] * 2 + ["up"] * 8
+    lines = [request_line(f"l-{number}", [text]) for number, text in enumerate(texts)]
+
+    run = await asyncio.wait_for(scene.run(lines, Outage(others=8)), 20.0)
+
+    assert run.batch.completed == len(lines)
+    assert run.batch.output_file is not None
+    content = b"".join(scene.storage.read(file_object(run.batch.output_file)))
+    ids = [msgspec.json.decode(line)["custom_id"] for line in content.splitlines()]
+    assert ids == [f"l-{number}" for number in range(10)]
