@@ -167,26 +167,24 @@ async def test_an_answer_that_never_ends_keeps_no_other_webhook(
     """The status is enough; without one there is a time-out over all."""
     end_a_batch(ledger)
 
-    async def drip(writer: asyncio.StreamWriter) -> None:
-        writer.write(answer)
-        while not writer.is_closing():
+    loop, writers = asyncio.get_running_loop(), list[asyncio.StreamWriter]()
+
+    def drip(writer: asyncio.StreamWriter) -> None:
+        if not writer.is_closing():
             writer.write(b"x")
-            await asyncio.sleep(0.02)
+            loop.call_later(0.02, drip, writer)
 
-    async with asyncio.TaskGroup() as group:
-        writers = list[asyncio.StreamWriter]()
+    def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(answer)
+        drip(writer)
 
-        def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writers.append(writer)
-            group.create_task(drip(writer))
-
-        async with await asyncio.start_server(on_connection, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            webhook = Webhook(url=f"http://127.0.0.1:{port}/", secret=SECRET, allow_private=True)
-            delivering = runner(ledger, webhook, timeout=0.3)
-            await asyncio.wait_for(delivering.run_once(), 5.0)
-        for writer in writers:
-            writer.close()
+    async with await asyncio.start_server(on_connection, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        webhook = Webhook(url=f"http://127.0.0.1:{port}/", secret=SECRET, allow_private=True)
+        await asyncio.wait_for(runner(ledger, webhook, timeout=0.3).run_once(), 5.0)
+    for writer in writers:
+        writer.close()
 
     clock.advance(6.0)
     assert bool(ledger.deliveries.take(seconds=1.0)) == (answer == b"H")
