@@ -111,10 +111,15 @@ def key() -> str:
 
 
 async def ask(
-    worker: RunningWorker, key: str, *texts: str, path: str = "/v1/classify", **headers: str
+    worker: RunningWorker,
+    key: str,
+    *texts: str,
+    path: str = "/v1/classify",
+    on_error: str = "fail",
+    **headers: str,
 ) -> Response:
     named = {"idempotency-key": key} if key else {}
-    body = classify(*(texts or (f"the text of {key}",)))
+    body = classify(*(texts or (f"the text of {key}",)), on_error=on_error)
     async with worker.connect() as connection:
         await connection.send(post(path, body, headers=named | headers))
         return await connection.response()
@@ -278,6 +283,35 @@ async def test_errors_that_a_retry_may_mend_are_not_replayed_and_others_are(
     assert again.body == bad.body
     assert again.headers["idempotency-replayed"] == "true"
     assert scene.billed(tmp_path) == 1
+
+
+async def test_an_answer_that_lacks_items_is_neither_replayed_nor_the_bill_of_the_retry(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    texts = [f"{key} {number}" for number in range(3)]
+    scene.stub.behaviour = fail_items(1, 2, retryable=False)
+    partial = await ask(scene.one, key, *texts, on_error="continue")
+    scene.stub.behaviour = answer
+    whole = await ask(scene.two, key, *texts, on_error="continue")
+
+    assert (partial.json()["usage"]["failed"], whole.json()["usage"]["failed"]) == (2, 0)
+    assert "idempotency-replayed" not in whole.headers
+    assert partial.headers["x-request-id"] != whole.headers["x-request-id"]
+    # What the first answer had, and the whole second one.
+    assert scene.billed(tmp_path) == 1 + 3
+
+
+async def test_an_item_that_stays_refused_is_replayed_with_the_others(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    texts = [f"{key} {number}" for number in range(3)]
+    scene.stub.behaviour = fail_items(1, code="bad_item", status=422, retryable=False)
+    first = await ask(scene.one, key, *texts, on_error="continue")
+    again = await ask(scene.two, key, *texts, on_error="continue")
+
+    assert (again.status, again.body) == (200, first.body)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert scene.billed(tmp_path) == 2
 
 
 async def test_without_the_store_only_requests_with_a_key_are_refused(
