@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE, count_usage
+from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import HitReplay, ParsedBody, RequestState
@@ -159,7 +160,8 @@ class MemoryHits:
         _, parsed = state.caller_and_body()
         prepared = parsed.prepared
         parsed.replay = None
-        if prepared is None or len(answer.outcomes) > 1:
+        # Large ones are compressed for some callers, and many of them take much memory.
+        if prepared is None or len(answer.outcomes) > 1 or len(body) >= SMALLEST:
             return
         if answer.outcomes[0].source is not Source.HIT:
             return

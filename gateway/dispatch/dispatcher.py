@@ -43,9 +43,11 @@ class Dispatcher:
             budget=RetryBudget(clock=clock),
         )
         self.hedging = self._context.hedging
+        self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
 
     async def __aenter__(self) -> Self:
+        self._is_closed = False
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -54,6 +56,7 @@ class Dispatcher:
         # A callback for the last of them would cost every request.
         while self._context.in_progress and clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
+        self._is_closed = True
         for dispatch in tuple(self._context.in_progress):
             dispatch.cancel()
 
@@ -69,12 +72,20 @@ class Dispatcher:
         dispatch = RequestDispatch(
             self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
         )
-        dispatch.start()
+        if self._is_closed:  # who waited for what was cancelled asks again
+            dispatch.cancel()
+        else:
+            dispatch.start()
         return dispatch
 
     def _endpoint_lost(self, endpoint: Endpoint) -> None:
         for dispatch in tuple(self._context.in_progress):
             dispatch.endpoint_lost(endpoint)
+
+    @property
+    def in_progress(self) -> int:
+        """How many works have open items, or calls that go on."""
+        return len(self._context.in_progress)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""

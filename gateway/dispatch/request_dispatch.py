@@ -91,6 +91,7 @@ class RequestDispatch:
             if attempt.started_call is not None:
                 attempt.started_call.cancel()
             self._release(attempt, asyncio.CancelledError())
+        self._leave()
 
     def _leave(self) -> None:
         """Be in progress no longer, once nothing is open and no call is in flight."""
@@ -242,6 +243,7 @@ class RequestDispatch:
     def _retry_failed(self, attempt: Attempt) -> None:
         failed, attempt.failed = attempt.failed, []
         self._retry(attempt, failed, credit=len(failed))
+        self._leave()  # its call may have ended before
 
     def _after_failure(self, attempt: Attempt, error: CallFailed) -> None:
         """Retry the unanswered items of `attempt` at another backend, if that may help."""

@@ -18,9 +18,13 @@ class WorkTask:
         self._task: asyncio.Task[None] | None = None
 
     def settle(self, index: int, outcome: ItemOutcome) -> None:
-        """Settle an item, on behalf of the task."""
-        self._open.discard(index)
-        self._settle(index, outcome)
+        """Settle an item, on behalf of the task; what is settled already stays so.
+
+        Parts of cancelled work may end after it.
+        """
+        if index in self._open:
+            self._open.remove(index)
+            self._settle(index, outcome)
 
     def run(self, tasks: TaskStarter, steps: Coroutine[object, object, None]) -> "WorkTask":
         """Start the task, which calls `settle`."""

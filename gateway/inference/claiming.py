@@ -139,9 +139,14 @@ class ClaimingRunner:
         self._held[held] = None
         if self._renewing is None:
             self._renewing = loop.call_later(self._pause(), self._renew)
-        return self._runner.start(
-            work, deadline=deadline, settle=held.settle, traceparent=traceparent
-        )
+        try:
+            return self._runner.start(
+                work, deadline=deadline, settle=held.settle, traceparent=traceparent
+            )
+        except Exception:  # they would be renewed for ever
+            self._held.pop(held, None)
+            self._cache.release(list(held.unsettled.values()))
+            raise
 
     def _end(self, held: _HeldClaims) -> None:
         self._held.pop(held, None)

@@ -293,21 +293,26 @@ class Inference:
         waits = ItemWaits(caller, is_whole=is_whole)
         keys, flights, now = prepared.flight_keys, self._flights, self.wall()
         led: list[int] = []
-        for index in missing:
-            key = keys[index]
-            flight = flights.join(key)
-            if flight is not None:
-                waits.joined[index] = flight
-                continue
-            waits.led[index] = flights.lead(key, caller.criticality)
-            # Its flight may have ended during the look-up in Redis.
-            entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
-            if entry is None:
-                led.append(index)
-            else:
-                flights.settle(key, _outcome(prepared, entry, "memory", now))
-        if led:
-            waits.work = self._compute(prepared, caller, led)
+        try:
+            for index in missing:
+                key = keys[index]
+                flight = flights.join(key)
+                if flight is not None:
+                    waits.joined[index] = flight
+                    continue
+                waits.led[index] = flights.lead(key, caller.criticality)
+                # Its flight may have ended during the look-up in Redis.
+                entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
+                if entry is None:
+                    led.append(index)
+                else:
+                    flights.settle(key, _outcome(prepared, entry, "memory", now))
+            if led:
+                waits.work = self._compute(prepared, caller, led)
+        except Exception:  # nobody may wait for the items without end
+            for index in waits.led:
+                flights.settle(keys[index], LOST)
+            raise
         return waits
 
     def _compute(

@@ -37,12 +37,14 @@ async def ask(
         return await connection.response()
 
 
+@pytest.mark.parametrize("texts", [TEXTS, ["long " * 6_000]], ids=["many", "one"])
 @pytest.mark.parametrize("in_parts", [False, True])
 async def test_a_large_answer_is_compressed_for_who_accepts_it(
     worker: RunningWorker,
     in_parts: bool,  # noqa: FBT001 - a parameter of the test
+    texts: list[str],
 ) -> None:
-    body = classify(*TEXTS)
+    body = classify(*texts)
     for _ in range(3):  # computed, from memory, and again
         plain = await ask(worker, body, {}, in_parts=in_parts)
         packed = await ask(worker, body, GZIP, in_parts=in_parts)

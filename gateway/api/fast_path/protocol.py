@@ -300,8 +300,14 @@ class FastPathProtocol(WriteCoalescingProtocol):
         if reply is None:
             self._computed = state
             self.tasks.add(self)  # type: ignore[arg-type]  # it can be cancelled
-            if self._fast_path.processor.compute_nowait(state, partial(self._on_computed, state)):
-                return
+            try:
+                if self._fast_path.processor.compute_nowait(
+                    state, partial(self._on_computed, state)
+                ):
+                    return
+            except BaseException:
+                self._forget_computed()
+                raise
             self._forget_computed()
         task = self.loop.create_task(self._answer_later(state, reply))
         self.tasks.add(task)

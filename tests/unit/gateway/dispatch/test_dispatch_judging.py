@@ -12,7 +12,9 @@ from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
+from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
+from tests.support.dispatching import Outcomes, dispatch, work
 from tests.support.scripted_client import Hang, Step
 
 pytestmark = pytest.mark.anyio
@@ -122,3 +124,27 @@ async def test_statistics_count_calls_and_ends() -> None:
     found = scene.dispatcher.statistics()
     assert (found.calls, found.failed_calls, found.retried) == (2, 1, 3)
     assert (found.computed, found.failed) == (3, 0)
+
+
+async def test_work_whose_item_is_refused_and_tried_nowhere_else_is_over() -> None:
+    refused = steps(item_failure(0, retryable=True), Report())
+    scene = Scene({"eu-0": refused}, endpoints=(EU,))
+
+    async with scene.dispatcher as dispatcher:
+        for _ in range(3):
+            scene.outcomes = Outcomes()
+            settle, deadline = scene.outcomes.settle, scene.loop.time() + 60.0
+            await dispatch(dispatcher, work(1), deadline=deadline, settle=settle)
+        await until(lambda: not dispatcher.in_progress)
+
+
+async def test_what_is_begun_after_the_end_is_cancelled() -> None:
+    """Who joined work that is cancelled at the end leads it anew at once."""
+    scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+    async with scene.dispatcher:
+        pass
+
+    scene.dispatcher.start(work(1), deadline=scene.loop.time() + 60.0, settle=scene.outcomes.settle)
+
+    assert scene.outcomes.codes() == ["cancelled"]
+    assert scene.dispatcher.in_progress == 0

@@ -13,6 +13,7 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
+from loadtests.harness.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Hang, Pause, Script, ScriptedClient, Step
 
@@ -96,6 +97,8 @@ async def one_run(random: Random) -> None:
         running = asyncio.create_task(run)
         await leave_early(random, dispatcher, running)
         await asyncio.wait((running,))
+        # Calls may go on until the deadline at the latest.
+        await until(lambda: not dispatcher.in_progress)
 
     if outcomes.by_index or not running.cancelled():
         assert len(outcomes.by_index) == len(given.items)
