@@ -90,5 +90,5 @@ class BufferedBody:
 
     @property
     def compared(self) -> bytes:
-        """What tells the request from others; of a long one that is only its head."""
-        return self.content if self.is_whole else b""
+        """What tells the request from others; the head of a long one of no declared length."""
+        return self.content[: self.runtime.document.request.max_body_bytes]
