@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.buffered_body import BufferedBody
@@ -17,6 +18,7 @@ class Chunk(bytes):
 
     asked = 0
 
+    @override
     def __len__(self) -> int:
         Chunk.asked += 1
         return super().__len__()
