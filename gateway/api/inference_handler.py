@@ -12,6 +12,7 @@ from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.http import (
+    NOT_REPLAYED,
     ClientDisconnected,
     HttpReply,
     bounded,
@@ -24,6 +25,8 @@ from gateway.api.inference_route import RouteMatch
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.write_coalescing import BufferedHttpExtension
+
+_FIRST_ERROR = 400
 
 
 class InferenceHandler:
@@ -51,6 +54,8 @@ class InferenceHandler:
             return
         finally:
             self.body_budget.release(state)
+        if state.attempt == state.id and state.status < _FIRST_ERROR:
+            scope["state"][NOT_REPLAYED] = True  # some items failed
         if len(reply.body) >= SMALLEST:
             reply = await compressed(reply, state.coding)
         await (respond(send, reply) if server is None else server.send(*reply))
