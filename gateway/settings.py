@@ -97,6 +97,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The largest file."""
     files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
     """Files of a tenant."""
+    files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
+    """Bytes of a tenant's files."""
     file_upload_timeout: _Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
@@ -109,6 +111,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Lines of a batch."""
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
     """Bytes of a line."""
+    batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
+    """Bytes of a batch's output, after which its lines are refused."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
     """Lines that are asked for at a time, of all batches that a process runs."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500

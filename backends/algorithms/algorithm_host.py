@@ -80,7 +80,7 @@ class AlgorithmHost:
         self._refused = RefusedItems()
         self._logged: dict[str, float] = {}
         self._lost_at, self._delay = -_QUIET, 0.0
-        self._was_used, self._is_worn, self._busy = False, False, 0.0
+        self._was_used, self._is_worn, self._is_low, self._busy = False, False, False, 0.0
 
     def open(self) -> None:
         """Start the process, unless it runs.
@@ -91,6 +91,8 @@ class AlgorithmHost:
         with self._lock:
             if self._process is None:
                 self._process = self._start()
+                if self._delay:  # its code does harm time and again
+                    self._process.lower_priority()
 
     def close(self) -> None:
         """Kill the process. An item that comes all the same starts it again."""
@@ -173,7 +175,7 @@ class AlgorithmHost:
 
     def _linked(self, transport: asyncio.WriteTransport) -> None:
         self._link = transport
-        self._was_used, self._is_worn, self._busy = True, False, 0.0
+        self._was_used, self._is_worn, self._is_low, self._busy = True, False, self._delay > 0, 0.0
         self._watching = asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch)
 
     def _live(self) -> HostProcess:
@@ -314,6 +316,7 @@ class AlgorithmHost:
             self._live().lower_priority()
         is_idle, self._was_used = not (self._was_used or self._running), bool(self._running)
         memory = usage.resident_bytes / self._budget.memory_bytes
+        has_recovered = self._is_low and loop.time() - self._lost_at >= _QUIET
         # Libraries are resident, too: what is allocated meets its own bound first.
         if memory > _OVER:
             self._lose("over its memory", None)
@@ -321,7 +324,7 @@ class AlgorithmHost:
             self._lose("over its threads", None)
         elif is_idle and used > _WATCH_INTERVAL / 2:
             self._lose("busy without an item", None)
-        elif memory > _WORN or usage.threads > _WORN_THREADS:
+        elif memory > _WORN or usage.threads > _WORN_THREADS or has_recovered:
             self._is_worn = True
             self._pump()
 

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
+from backends.algorithms.confinement import NICENESS
 from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
 from backends.algorithms.step_marks import StepMarks
 from backends.protocol import MessageReader
@@ -156,6 +157,8 @@ def start_host(
     finally:
         theirs.close()
         os.close(descriptor)
+    with contextlib.suppress(OSError):  # from its imports on, which take the most of a start
+        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
     host = HostProcess(process, ours, marks)
     try:
         _await_start(ours, import_time)

@@ -112,6 +112,13 @@ def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | 
     return failure.error(index)
 
 
+def may_be_mended(answer: Answer) -> bool:
+    """Return whether items failed for another reason than what they are."""
+    return any(
+        o.failure is not None and o.failure.status != _UNPROCESSABLE for o in answer.outcomes
+    )
+
+
 def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
     """Return the JSON body of an answer."""
     info = answer.model.info

@@ -57,12 +57,14 @@ class BufferedBody:
         declared = dict(scope["headers"]).get(b"content-length", b"")
         size = int(declared) if declared.isdigit() and len(declared) <= _LONGEST_NUMBER else 0
         chunks: list[bytes] = []
+        arrived = 0
         while size <= limit:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientDisconnected
             chunks.append(message["body"])
-            size = sum(map(len, chunks))
+            arrived += len(message["body"])
+            size = arrived
             self._budget.reserve(self, size)
             if not message.get("more_body"):
                 self.is_whole = True
@@ -88,5 +90,5 @@ class BufferedBody:
 
     @property
     def compared(self) -> bytes:
-        """What tells the request from others; of a long one that is only its head."""
-        return self.content if self.is_whole else b""
+        """What tells the request from others; the head of a long one of no declared length."""
+        return self.content[: self.runtime.document.request.max_body_bytes]

@@ -1,6 +1,7 @@
 """Inflates the bodies of requests that come compressed, before the application sees them.
 
-The fast path hands such requests to the application. No more is ever inflated than a body may have.
+The fast path hands such requests to the application. Hardly more is ever inflated than a body may
+have.
 """
 
 import asyncio

@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 from importlib.util import find_spec
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.api.http import HttpReply
 from gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
@@ -17,6 +17,27 @@ CODINGS: Final = ("zstd", "gzip") if HAS_ZSTD else ("gzip",)
 """What is understood, the best first."""
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _LARGEST_WINDOW: Final = 8 * 1024 * 1024
+# A slice of gzip makes a thousand times its size at most, a block of zstd (128 KiB) is of 4 bytes.
+_SLICES: Final = {"gzip": 2048, "zstd": 128}
+_MOST_MEMBERS: Final = 1000
+
+
+class _Inflater(Protocol):
+    """Inflates one member of a body."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether the member is complete."""
+        ...
+
+    @property
+    def unused_data(self) -> bytes:
+        """What follows the member in the last slice."""
+        ...
+
+    def decompress(self, data: bytes, /) -> bytes:
+        """Return what the next slice makes."""
+        ...
 
 
 def accepted_coding(value: bytes) -> str:
@@ -42,7 +63,7 @@ async def compressed(reply: HttpReply, coding: str) -> HttpReply:
 
 
 def inflate(body: bytes, coding: str, *, limit: int) -> bytes:
-    """Return `body` inflated; no more than `limit` bytes are ever made of it.
+    """Return `body` inflated; never more than a few MiB beyond `limit` bytes are made of it.
 
     Raises:
         UnsupportedContentCoding: the coding is not understood.
@@ -54,7 +75,7 @@ def inflate(body: bytes, coding: str, *, limit: int) -> bytes:
             f"Bodies may be compressed by {' or '.join(CODINGS)}; send it so, or as it is."
         )
     try:
-        inflated = (_from_zstd if coding == "zstd" else _from_gzip)(body, limit + 1)
+        inflated = _inflated(body, "zstd" if coding == "zstd" else "gzip", limit + 1)
     except _errors() as error:
         raise InvalidRequest(
             f"The body is damaged: it is not what `Content-Encoding: {coding}` says."
@@ -85,31 +106,34 @@ def _compress(body: bytes, coding: str) -> bytes:
     return compressor.compress(body) + compressor.flush()
 
 
-def _from_gzip(body: bytes, most: int) -> bytes:
-    """Return at most so many bytes of all members of `body`."""
+def _inflater(coding: str) -> _Inflater:
+    if coding == "zstd":
+        import zstandard  # noqa: PLC0415 - may be absent
+
+        return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
+    return zlib.decompressobj(_GZIP_WINDOW)
+
+
+def _inflated(body: bytes, coding: str, most: int) -> bytes:
+    """Return all members of `body` (frames, of zstd), up to a slice's worth beyond `most` bytes."""
     parts: list[bytes] = []
-    size = 0
-    while body and size < most:
-        inflater = zlib.decompressobj(_GZIP_WINDOW)
-        parts.append(inflater.decompress(body, most - size))
+    size = start = members = 0
+    inflater: _Inflater | None = None
+    while start < len(body) and size < most:
+        if inflater is None:
+            inflater = _inflater(coding)
+            members += 1
+            if members > _MOST_MEMBERS:
+                raise zlib.error("it has too many members")
+        piece = body[start : start + _SLICES[coding]]
+        parts.append(inflater.decompress(piece))
         size += len(parts[-1])
-        if not inflater.eof and size < most:
-            raise zlib.error("it ends early")
-        body = inflater.unused_data
-    return b"".join(parts)
-
-
-def _from_zstd(body: bytes, most: int) -> bytes:
-    import zstandard  # noqa: PLC0415 - may be absent
-
-    reader = zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).stream_reader(
-        body, read_across_frames=True
-    )
-    parts: list[bytes] = []
-    size = 0
-    while size < most and (part := reader.read(min(most - size, _LARGEST_WINDOW))):
-        parts.append(part)
-        size += len(part)
+        start += len(piece)
+        if inflater.eof:
+            start -= len(inflater.unused_data)
+            inflater = None
+    if inflater is not None and size < most:
+        raise zlib.error("it ends early")
     return b"".join(parts)
 
 

@@ -5,7 +5,7 @@ head. Credentials of browsers are never allowed: callers send a key.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from litestar.enums import ScopeType
@@ -35,8 +35,11 @@ EXPOSED: Final = (
     *("Idempotency-Replayed", "Server-Timing", "ETag"),
 )
 """The headers of answers that pages may read, beside those that they always may."""
+_TENANTS: Final = ("/v1/keys", "/v1/files", "/v1/batches", "/v1/requests", "/v1/usage")
+"""Routes to a tenant's account, which a key in a page has only where its own routes name them."""
 _METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
+_SLASHES: Final = re.compile("//+")
 _VARY: Final = b"Origin"
 _VARY_OF_PREFLIGHT: Final = b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 
@@ -77,6 +80,11 @@ class CrossOrigin:
             raise PermissionDenied("This key may not be used for this route.")
         if principal.origins is not None and origin.decode("latin-1") not in principal.origins:
             raise PermissionDenied("This key may only be used from pages of its own origins.")
+        if principal.origins is not None and not _names(principal.routes or (), path):
+            raise PermissionDenied(
+                "This key is for pages, which anybody can read: it may be used for the tenant's"
+                " account only where its routes name this one."
+            )
 
     def preflight(self, origin: bytes, asked: bytes) -> HttpReply | None:
         """Return the answer to a preflight, which has no key; `asked` are names of headers.
@@ -173,6 +181,13 @@ class CrossOriginRequests:
         if scope["method"] != "OPTIONS" or b"access-control-request-method" not in headers:
             return None
         return self._rules.preflight(origin, headers.get(b"access-control-request-headers", b""))
+
+
+def _names(routes: Iterable[str], path: str) -> bool:
+    """Return whether `path` is no route to the tenant's account, or one that `routes` name."""
+    path = _SLASHES.sub("/", path)  # as the application reads it
+    account = next((each for each in _TENANTS if f"{path}/".startswith(f"{each}/")), "")
+    return not account or any(r.startswith(account) and covers(r, path) for r in routes)
 
 
 def _readable(scope: HTTPScope, send: Send, headers: Headers) -> tuple[HTTPScope, Send]:

@@ -4,6 +4,7 @@ It stands before the application as ASGI middleware, so that every route and dia
 fast path hands such requests to the application; without the header nothing is done.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -38,7 +39,9 @@ from gateway.auth.key_ring import KeyRing
 from gateway.errors import (
     IdempotencyKeyInUse,
     IdempotencyKeyReused,
+    PayloadTooLarge,
 )
+from gateway.http.client_id import ECHO, parse_client_id
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.rate_limit.base import Decision, RateLimiter
@@ -60,7 +63,7 @@ _KEPT: Final = frozenset(
     }
 )
 _LARGEST_ANSWER: Final = 64 * 1024
-_LARGEST_INFLATED: Final = 1024 * _LARGEST_ANSWER
+_LARGEST_INFLATED: Final = 128 * _LARGEST_ANSWER
 _SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FIRST_FAULT: Final = 500
 # What another try may mend, by waiting or by what an operator does, beside the faults.
@@ -136,7 +139,7 @@ class IdempotentRequests:
                 decision = await self._charge(principal)
                 limit_lines = rate_limit_lines(decision)
                 answer = _stored_answer(claim, decision)
-                reply = _replay(_readable(answer, scope), limit_lines)
+                reply = _replay(await _readable(answer, scope), _name_lines(scope) + limit_lines)
                 await respond(send, reply)
                 return
         except ClientDisconnected:
@@ -148,8 +151,8 @@ class IdempotentRequests:
         await self._run(_scope_of(scope, id_), body, send, stored)
 
     def _problem(self, error: Exception, scope: HTTPScope, limit_lines: bytes) -> HttpReply:
-        errors = self._errors_of(scope["path"])
-        return problem_reply(error, self._new_id(), limit_lines, errors=errors)
+        errors, lines = self._errors_of(scope["path"]), _name_lines(scope) + limit_lines
+        return problem_reply(error, self._new_id(), lines, errors=errors)
 
     async def _run(self, scope: HTTPScope, body: BufferedBody, send: Send, key: StoredKey) -> None:
         recorder = _Recorder(send, scope, key)
@@ -187,7 +190,7 @@ class _Recorder:
         if message["type"] == "http.response.body":
             self._size += len(message["body"])
             if not message.get("more_body"):
-                await self._key.finish(self._stored())
+                await self._key.finish(await self._stored())
             elif self._size <= _LARGEST_ANSWER:
                 return
         elif message["type"] == "http.response.start":
@@ -196,7 +199,7 @@ class _Recorder:
         for each in held:
             await self._send(each)
 
-    def _stored(self) -> bytes:
+    async def _stored(self) -> bytes:
         """Return what is to be replayed, nothing where the next retry is to run again."""
         start, *rest = self._held
         is_whole = start["type"] == "http.response.start" and self._size <= _LARGEST_ANSWER
@@ -208,7 +211,12 @@ class _Recorder:
             return b""
         headers = [(name, value) for name, value in start["headers"] if name in _KEPT]
         body = b"".join([m["body"] for m in rest if m["type"] == "http.response.body"])
-        return _encode(StoredAnswer(status, headers, body))
+        answer = StoredAnswer(status, headers, body)
+        try:
+            await _inflated(answer)
+        except PayloadTooLarge:
+            return b""  # a retry that cannot read it compressed could not be answered
+        return _encode(answer)
 
 
 def _is_keyed(scope: HTTPScope) -> bool:
@@ -255,15 +263,31 @@ def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
     return _decode(claim.answer)
 
 
-def _readable(answer: StoredAnswer, scope: HTTPScope) -> StoredAnswer:
+async def _readable(answer: StoredAnswer, scope: HTTPScope) -> StoredAnswer:
     """Return an answer that its first caller got compressed as this one can read it."""
+    accepted = accepted_coding(dict(scope["headers"]).get(b"accept-encoding", b""))
+    coding = dict(answer.headers).get(b"content-encoding", b"").decode()
+    return answer if accepted == coding else await _inflated(answer)
+
+
+async def _inflated(answer: StoredAnswer) -> StoredAnswer:
+    """Return `answer` without compression, which takes a thread.
+
+    Raises:
+        PayloadTooLarge: it is too long.
+    """
     headers = dict(answer.headers)
     coding = headers.pop(b"content-encoding", b"").decode()
-    accepted = accepted_coding(dict(scope["headers"]).get(b"accept-encoding", b""))
-    if not coding or accepted == coding:
+    if not coding:
         return answer
-    body = inflate(answer.body, coding, limit=_LARGEST_INFLATED)
+    body = await asyncio.to_thread(inflate, answer.body, coding, limit=_LARGEST_INFLATED)
     return StoredAnswer(answer.status, list(headers.items()), body)
+
+
+def _name_lines(scope: HTTPScope) -> bytes:
+    """Return the header line that repeats what the caller names the request by, if it does."""
+    name = parse_client_id(dict(scope["headers"]))
+    return b"%b: %b\r\n" % (ECHO.encode(), name.encode()) if name else b""
 
 
 def _replay(answer: StoredAnswer, limit_lines: bytes) -> HttpReply:

@@ -26,6 +26,8 @@ from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.write_coalescing import BufferedHttpExtension
 
+_FIRST_ERROR = 400
+
 
 class InferenceHandler:
     """The inference routes of a worker's application."""
@@ -52,8 +54,9 @@ class InferenceHandler:
             return
         finally:
             self.body_budget.release(state)
-        if state.is_passing:
-            # Whatever status its dialect gives it.
+        lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
+        # Another try may mend it, whatever status its dialect gives it.
+        if state.is_passing or lacks_items:
             scope.setdefault("state", {})[NOT_REPLAYED] = True
         if len(reply.body) >= SMALLEST:
             reply = await compressed(reply, state.coding)

@@ -16,6 +16,7 @@ from gateway.api.answers import (
     count_usage,
     failed_usage,
     first_failure,
+    may_be_mended,
     row_lines,
 )
 from gateway.api.body_reader import BodyReader
@@ -297,13 +298,14 @@ class RequestProcessor:
         _, parsed = state.caller_and_body()
         state.model = answer.model.info.name
         state.revision = answer.model.info.revision
-        continues = parsed.request.continue_on_error
-        failure = first_failure(answer, continue_on_error=continues)
+        failure = first_failure(answer, continue_on_error=parsed.request.continue_on_error)
         if failure is not None:
             state.arms = count_arms([one for one in answer.outcomes if one.failure is not None])
             raise failure
         state.usage = count_usage(answer.outcomes)
         state.arms = count_arms(answer.outcomes)
+        if state.usage.failed and may_be_mended(answer):
+            state.record_alone()
         lines = cache_lines(answer, state.options.directives) + row_lines(answer)
         content, body = state.rendered or parsed.route.encode(
             parsed.body, answer, state.usage, state.id

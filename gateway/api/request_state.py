@@ -100,7 +100,7 @@ class RequestState:
 
     principal: Principal | None = None
     attempt: RequestId | None = None
-    """The id that it gets when it fails, where `id` is that of all attempts at the request."""
+    """The id that it gets when it or an item fails, where `id` is that of all attempts at it."""
     options = NO_OPTIONS
     expects = False
     """The caller waits for `100 Continue` before it sends the body."""
@@ -163,6 +163,11 @@ class RequestState:
         """Have its answer recorded under `id_`, under which the ledger counts one answer."""
         self.attempt, self.id = self.id, id_
 
+    def record_alone(self) -> None:
+        """Have this attempt recorded under an id of its own: another one may end otherwise."""
+        if self.attempt is not None:
+            self.id = self.attempt
+
     def caller_and_body(self) -> tuple[Principal, ParsedBody]:
         """Return the caller and the body, both of which must have been read."""
         if self.principal is None or self.parsed is None:
@@ -187,8 +192,7 @@ class RequestState:
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
-        if self.attempt is not None:
-            self.id = self.attempt
+        self.record_alone()
         self.status = self.route.errors.status(error)
         self.is_fault = error.status >= InternalError.status
         self.is_passing = self.is_fault or (

@@ -107,7 +107,8 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> Applica
 class PrincipalsById(KeyRing):
     """Finds principals by the ids of their keys, with quotas for their only limits.
 
-    A batch has a day: limits on the rate of requests are for callers who wait.
+    A batch has a day: limits on the rate of requests are for callers who wait. Lines have no
+    origin: that of the request that made the batch was checked.
     """
 
     def __init__(self) -> None:
@@ -129,6 +130,7 @@ def _limited(principal: Principal, runtime: Runtime | None) -> Principal:
     limits = None if runtime is None else runtime.document.limits
     return msgspec.structs.replace(
         principal,
+        origins=None,
         tenant_rules=_quotas(principal.tenant_rules or (limits.tenant if limits else ())),
         key_rules=_quotas(principal.key_rules or (limits.key if limits else ())),
     )

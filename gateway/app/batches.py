@@ -85,6 +85,7 @@ def _starter(
     bounds = BatchBounds(
         max_lines=settings.batch_max_lines,
         max_line_bytes=settings.batch_max_line_bytes,
+        max_output_bytes=settings.batch_max_output_bytes,
         in_flight=settings.batch_in_flight,
         keep_files=int(settings.files_keep),
     )
@@ -95,10 +96,11 @@ def _starter(
             # Imported late: without batches the process needs none of it.
             from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
-            clock = asyncio.get_running_loop().time
+            clock, most = asyncio.get_running_loop().time, settings.batch_in_flight
             answerer = LineAnswerer(
                 runner=await open_line_runner(stack, settings),
-                window=CongestionWindow(settings.batch_in_flight, clock=clock),
+                most=most,
+                window=partial(CongestionWindow, most, clock=clock),
             )
         return BatchRun(
             batch,
@@ -107,6 +109,7 @@ def _starter(
             storage=storage,
             answerer=answerer,
             bounds=bounds,
+            results_folder=settings.data_dir,
         )
 
     return start

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -22,7 +23,7 @@ _OK = 300
 BUSY = frozenset({429, 503, 504})
 """The gateway has no room: fewer lines are sent at a time."""
 _MOST_ATTEMPTS = {500: 3, 502: 4, 504: 10}
-"""How often failures are repeated that may never end; 429 and 503 are for the whole window."""
+"""How often each failure may come that may never end; 429 and 503 are for the whole window."""
 _LONGEST_WAIT = 30.0
 
 
@@ -54,24 +55,35 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineAnswerer:
-    """Answers lines through `runner`, as many at a time as `window` admits."""
+    """Answers lines through `runner`, up to `most` at a time.
+
+    Each tenant has a window of its own: the refusals of one slow down nobody else.
+    """
 
     def __init__(
         self,
         *,
         runner: LineRunner,
-        window: CongestionWindow,
+        most: int,
+        window: Callable[[], CongestionWindow],
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._runner = runner
-        self._window = window
+        self._places = asyncio.Semaphore(most)
+        self._windows = defaultdict[str, CongestionWindow](window)
         self._wall = wall
 
-    async def answer(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Result | None:
-        """Return the result of a line, `None` where `halt` was set before there was one."""
+    async def answer(
+        self, batch: RequestBatch, line: Line, halt: asyncio.Event, places: asyncio.Semaphore
+    ) -> Result | None:
+        """Return the result of a line, `None` where `halt` was set before there was one.
+
+        The caller has one of `places`. While a line waits to be asked again, others have it.
+        """
         if line.failure is not None:
             return Result(line=failure_line(batch, line, line.failure))
         backoff = StoppableBackoff(longest=_LONGEST_WAIT)
+        replies = Counter[int]()
         while not halt.is_set():
             if self._wall() >= batch.expires:
                 failure = expired_failure(line)
@@ -80,34 +92,40 @@ class LineAnswerer:
             if reply is None:
                 break
             wait = backoff.failed()
-            if _is_final(reply, backoff.failures):
+            replies[reply.status] += 1
+            if _is_final(reply, replies[reply.status]):
                 media = reply.headers.get("content-type", "")
                 status = reply.status
                 output = answer_line(batch, line, status=status, body=reply.body, media=media)
                 return Result(line=output, is_success=status < _OK)
             left = max(0.0, batch.expires - self._wall())
+            # Only the end of the whole batch cancels this wait; then no place is counted any more.
+            places.release()
             await pause(halt, min(max(wait, _retry_after(reply)), _LONGEST_WAIT, left))
+            await places.acquire()
         return None
 
     async def _ask(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Reply | None:
-        await self._window.enter()
+        window = self._windows[batch.tenant]
+        await window.enter()
         is_refused = False
         try:
-            if halt.is_set():
-                return None
-            reply = await self._runner.ask(batch, item_id(batch, line), line.body)
+            async with self._places:
+                if halt.is_set():
+                    return None
+                reply = await self._runner.ask(batch, item_id(batch, line), line.body)
             is_refused = reply.status in BUSY
             return reply
         finally:
-            self._window.leave(refused=is_refused)
+            window.leave(refused=is_refused)
 
 
-def _is_final(reply: Reply, attempts: int) -> bool:
-    """Tell whether an answer stays the same however often it is asked for."""
+def _is_final(reply: Reply, times: int) -> bool:
+    """Tell whether an answer whose status came so many `times` stays however often it is asked."""
     if reply.headers.get("x-should-retry") == "false":
         return True
     if reply.status in _MOST_ATTEMPTS:
-        return attempts >= _MOST_ATTEMPTS[reply.status]
+        return times >= _MOST_ATTEMPTS[reply.status]
     return reply.status not in BUSY
 
 

@@ -46,7 +46,7 @@ class BatchAccess:
         Raises:
             InvalidRequest: an argument does not fit.
             NotFound: there is no such file.
-            RateLimited: the tenant has as many open batches as it may.
+            RateLimited: the tenant has as many open batches, or bytes of files, as it may.
         """
         if window != _WINDOW:
             raise InvalidRequest(f"`completion_window` must be `{_WINDOW}`.")
@@ -67,7 +67,12 @@ class BatchAccess:
             metadata=metadata,
             output_expires_after=output_expires_after,
         )
-        await self._threads.run(self._batches.create, batch, most_open=self._max_open)
+        await self._threads.run(
+            self._batches.create,
+            batch,
+            most_open=self._max_open,
+            most_bytes=self._files.bounds.max_total_bytes,
+        )
         return batch
 
     async def get(self, caller: Principal, batch: str) -> RequestBatch:
@@ -113,6 +118,7 @@ def open_batch_parts(settings: Settings, ledger: Ledger) -> BatchParts:
         bounds=FileBounds(
             max_bytes=settings.file_max_bytes,
             max_files=settings.files_max,
+            max_total_bytes=settings.files_max_bytes,
             keep=int(settings.files_keep),
             upload_timeout=settings.file_upload_timeout,
         ),

@@ -185,6 +185,12 @@ def expired_failure(line: Line) -> BatchFailure:
     return BatchFailure(code=BATCH_EXPIRED, message=message, line=line.number)
 
 
+def oversize_failure(line: Line) -> BatchFailure:
+    """Return the failure of a line that is not run, as its batch has too large results already."""
+    message = "The results of this batch are too large: send the rest of its lines as another one."
+    return BatchFailure(code="output_too_large", message=message, line=line.number)
+
+
 def _output(line: _OutputLine) -> bytes:
     return _encode(line) + b"\n"
 

@@ -9,19 +9,22 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from gateway.batches.answering import LineAnswerer, Result
+from gateway.batches.answering import LineAnswerer
 from gateway.batches.lines import (
     InputRefused,
     Line,
     LinePositions,
     index_lines,
+    oversize_failure,
     read_part,
     split_lines,
 )
+from gateway.batches.part_results import PartResults
 from gateway.errors import DependencyUnavailable, NotFound
 from gateway.ledger.batch_types import BatchFailure, BatchPart, BatchState, RequestBatch, StoredFile
 from gateway.ledger.batches import BatchStore, in_status
@@ -34,10 +37,11 @@ _log = logging.getLogger(__name__)
 
 
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on batches: lines and bytes of a line, lines at a time, seconds files are kept."""
+    """Bounds on batches: lines, bytes of a line and of results, lines at a time, life of files."""
 
     max_lines: int
     max_line_bytes: int
+    max_output_bytes: int
     in_flight: int
     keep_files: int
 
@@ -45,7 +49,8 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRun:
     """Runs a batch on which `holder` has the lease; `halt` ends it early, with what is done.
 
-    While the storage or the ledger is down, it waits and tries again.
+    `results_folder` has room for the results of the part under way. While the storage or the
+    ledger is down, it waits and tries again.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class BatchRun:
         storage: FileStorage,
         answerer: LineAnswerer,
         bounds: BatchBounds,
+        results_folder: Path,
     ) -> None:
         self.batch = batch
         self.halt = asyncio.Event()
@@ -65,6 +71,7 @@ class BatchRun:
         self._storage = storage
         self._answerer = answerer
         self._bounds = bounds
+        self._results_folder = results_folder
 
     async def run(self) -> None:
         """Run the batch.
@@ -98,38 +105,46 @@ class BatchRun:
             await self._change(lambda batch: _begun(batch, index.total, self._batches.now()))
         while not self.halt.is_set() and len(self.batch.parts) < len(index.starts):
             lines = await self._persistently(self._read, index, len(self.batch.parts))
-            if results := await self._answer(lines):
-                await self._keep(results)
+            with await self._persistently(PartResults, self._results_folder) as results:
+                await self._answer(lines, results)
+                await self._keep(lines, results)
 
-    async def _answer(self, lines: Sequence[Line]) -> list[Result]:
-        """Return the results of a part in the order of its lines; fewer where it was halted."""
-        results: dict[int, Result] = {}
-        waiting = iter(lines)
+    async def _answer(self, lines: Sequence[Line], results: PartResults) -> None:
+        """Add the results of a part, of fewer lines where it was halted."""
+        places = asyncio.Semaphore(self._bounds.in_flight)
+        most = self._bounds.max_output_bytes - sum(part.size for part in self.batch.parts)
 
-        async def answer_some() -> None:
-            for line in waiting:
-                result = await self._answerer.answer(self.batch, line, self.halt)
-                if result is None:
+        async def answer(line: Line) -> None:
+            # A result keeps its place until it is on disk, so that few are in memory.
+            async with places:
+                if self.halt.is_set():
                     return
-                results[line.number] = result
+                if results.size >= most and line.failure is None:
+                    line = msgspec.structs.replace(line, failure=oversize_failure(line))
+                result = await self._answerer.answer(self.batch, line, self.halt, places)
+                if result is not None:
+                    await self._persistently(results.add, line.number, result)
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(lines), self._bounds.in_flight)):
-                group.create_task(answer_some())
-        return [results[line.number] for line in lines if line.number in results]
+            for line in lines:
+                group.create_task(answer(line))
 
-    async def _keep(self, results: Sequence[Result]) -> None:
+    async def _keep(self, lines: Sequence[Line], results: PartResults) -> None:
         """Store results, and then note them."""
+        total, completed, expired = results.counts()
+        if not total:
+            return
         part = BatchPart(
             token=f"{len(self.batch.parts)}-{secrets.token_hex(4)}",
-            completed=sum(result.is_success for result in results),
-            failed=sum(not result.is_success for result in results),
-            expired=sum(result.is_expired for result in results),
+            completed=completed,
+            failed=total - completed,
+            expired=expired,
+            size=results.size,
         )
         for kind, is_success in (("output", True), ("error", False)):
-            lines = [one.line for one in results if one.is_success is is_success]
-            if lines:
-                await self._persistently(self._write, self._name(part, kind), lines)
+            if part.counts(kind):
+                name = self._name(part, kind)
+                await self._persistently(self._write, name, lines, results, is_success)
         parts = (*self.batch.parts, part)
         await self._change(lambda batch: msgspec.structs.replace(batch, parts=parts))
 
@@ -191,10 +206,16 @@ class BatchRun:
         lines = split_lines(content, longest=self._bounds.max_line_bytes)
         return read_part(lines, batch=self.batch, first=first, repeated=index.repeated)
 
-    def _write(self, name: str, lines: Iterable[bytes]) -> None:
+    def _write(
+        self,
+        name: str,
+        lines: Sequence[Line],
+        results: PartResults,
+        is_success: bool,  # noqa: FBT001 - `_persistently` passes no names
+    ) -> None:
         with self._storage.writing(name) as write:
-            for line in lines:
-                write(line)
+            for chunk in results.content(lines, is_success=is_success):
+                write(chunk)
 
     def _assemble(self, kind: str) -> StoredFile | None:
         """Write the parts of one kind to a file, the same whenever it is done; `None`: no lines."""

@@ -32,7 +32,7 @@ class RunnerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRunner:
-    """Runs up to `most` batches at a time; `start` makes the run of one.
+    """Runs up to `most` batches at a time, and one of each tenant; `start` makes the run of one.
 
     `holder` is this runner's name in leases: the same after a restart, and no other's meanwhile.
     """
@@ -67,7 +67,7 @@ class BatchRunner:
                     if self._runs and loop.time() >= renew_at:
                         await self._renew()
                         renew_at = loop.time() + _RENEW_EVERY
-                    if len(self._runs) < self._most and await self._begin():
+                    if await self._begin():
                         continue
                 except DependencyUnavailable as error:
                     _log.warning("batches wait", extra={"reason": error.detail})
@@ -82,7 +82,11 @@ class BatchRunner:
         """Begin a batch if one waits; return whether it did."""
         running = [run.batch for run in self._runs.values()]
         batch = await asyncio.to_thread(
-            self._batches.claim, self._holder, seconds=_LEASE, running=running
+            self._batches.claim,
+            self._holder,
+            seconds=_LEASE,
+            running=running,
+            most=self._most,
         )
         if batch is None:
             return False
@@ -112,10 +116,13 @@ class BatchRunner:
         own = list(self._runs)
         held = await asyncio.to_thread(self._batches.renew, self._holder, own, seconds=_LEASE)
         for batch in own:
+            task, run = self._tasks.get(batch), self._runs.get(batch)
+            if task is None or run is None:
+                continue  # it has ended meanwhile
             if batch not in held:
-                self._tasks[batch].cancel()
+                task.cancel()
             elif held[batch] is BatchState.CANCELLING:
-                self._runs[batch].halt.set()
+                run.halt.set()
 
     def statistics(self) -> RunnerStatistics:
         """Return the counts so far."""

@@ -30,10 +30,11 @@ WriteLater = Callable[[bytes], Awaitable[None]]
 
 
 class FileBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds on files: bytes of one, files of a tenant, seconds kept and of an upload."""
+    """Bounds on files: bytes of one, a tenant's files and bytes, seconds kept and of an upload."""
 
     max_bytes: int
     max_files: int
+    max_total_bytes: int
     keep: int
     upload_timeout: float
 
@@ -96,12 +97,13 @@ class TenantFiles:
             tenant=caller.tenant,
             purpose=PURPOSES[0],
             filename=filename,
-            size=0,
+            size=self.bounds.max_bytes,  # so much is set aside, until it is known
             created=now,
             expires=now + self.bounds.keep,
         )
         run = self._threads.run
-        await run(self._files.begin, file, most=self.bounds.max_files)
+        most, most_bytes = self.bounds.max_files, self.bounds.max_total_bytes
+        await run(self._files.begin, file, most=most, most_bytes=most_bytes)
         context = self._storage.writing(file_object(file.id))
         try:
             write = await run(context.__enter__)
@@ -181,8 +183,10 @@ class TenantFiles:
             NotFound: there is none.
             Conflict: a batch reads it.
         """
-        await self._threads.run(self._files.delete, caller.tenant, file)
+        await self._threads.run(self._files.hide, caller.tenant, file)
+        # The row last: `FileRetention` goes on where this ends early.
         await self._threads.run(self._storage.delete, file_object(file))
+        await self._threads.run(self._files.forget, file)
 
     async def content(self, caller: Principal, file: str) -> AsyncIterator[bytes]:
         """Return the content of a file.

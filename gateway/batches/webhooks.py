@@ -27,7 +27,12 @@ _TIMEOUT = 15.0
 _POLL = 1.0
 # Seconds until the next attempt, as the specification advises; then a delivery is given up.
 _WAITS = (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400)
+_TAKEN = range(200, 300)
 _GONE = 410
+_UNTIL_MENDED = 60.0
+_KEY_BYTES = range(24, 65)
+_GLOBAL = ipaddress.ip_network("2000::/3")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _log = logging.getLogger(__name__)
 
 
@@ -46,21 +51,28 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             ValueError: `secret` has another form.
         """
         try:
-            return base64.b64decode(self.secret.removeprefix(_PREFIX), validate=True)
+            key = base64.b64decode(self.secret.removeprefix(_PREFIX), validate=True)
         except binascii.Error as error:
             raise ValueError("the secret is not base64") from error
+        if len(key) not in _KEY_BYTES:
+            raise ValueError("the secret does not have 24 to 64 bytes")
+        return key
 
 
 class Forbidden(Exception):
     """Reports that a webhook must not be sent where its URL leads."""
 
 
-def read_webhooks(path: Path | None) -> Mapping[str, Webhook]:
-    """Return the webhooks in the file at `path` by tenant, none where it cannot be read."""
+def read_webhooks(path: Path | None) -> Mapping[str, Webhook | None]:
+    """Return the webhooks in the file at `path` by tenant, `None` for one that is wrong.
+
+    Raises:
+        DependencyUnavailable: the file cannot be read.
+    """
     if path is None:
         return {}
     try:
-        return msgspec.convert(yaml.safe_load(path.read_bytes()) or {}, dict[str, Webhook])
+        entries = msgspec.convert(yaml.safe_load(path.read_bytes()) or {}, dict[str, Any])
     except (OSError, ValueError, yaml.YAMLError, msgspec.ValidationError) as error:
         # The text of an error may hold a part of the file.
         _log.error(
@@ -68,6 +80,21 @@ def read_webhooks(path: Path | None) -> Mapping[str, Webhook]:
             extra={"file": str(path), "reason": type(error).__name__},
         )
         raise DependencyUnavailable("the file of webhooks cannot be read") from error
+    return {tenant: _webhook(path, tenant, entry) for tenant, entry in entries.items()}
+
+
+def _webhook(path: Path, tenant: str, entry: object) -> Webhook | None:
+    try:
+        webhook = msgspec.convert(entry, Webhook)
+        webhook.key()
+    except ValueError as error:
+        _log.error(
+            "the webhooks of a tenant wait: their entry is wrong",
+            # As above: what is wrong with a secret says nothing of it, other errors may.
+            extra={"file": str(path), "tenant": tenant, "reason": type(error).__name__},
+        )
+        return None
+    return webhook
 
 
 def sign(webhook: Webhook, id_: str, timestamp: int, body: bytes) -> dict[str, str]:
@@ -88,12 +115,14 @@ class DeliveryRunner:
         self,
         *,
         deliveries: DeliveryStore,
-        read: Callable[[], Mapping[str, Webhook]],
+        read: Callable[[], Mapping[str, Webhook | None]],
         wall: Callable[[], float] = time.time,  # noqa: TID251 - part of what is signed
+        timeout: float = _TIMEOUT,
     ) -> None:
         self._deliveries = deliveries
         self._read = read
         self._wall = wall
+        self._timeout = timeout
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send until `stop`."""
@@ -106,14 +135,24 @@ class DeliveryRunner:
 
     async def run_once(self) -> None:
         """Send what is due."""
-        due = await asyncio.to_thread(self._deliveries.take, seconds=4 * _TIMEOUT)
-        if due:
+        due = await asyncio.to_thread(self._deliveries.take, seconds=4 * self._timeout)
+        if not due:
+            return
+        try:
             webhooks = await asyncio.to_thread(self._read)
-            await asyncio.gather(*(self._deliver(each, webhooks) for each in due))
+        except DependencyUnavailable:
+            # Nothing was sent, so no attempt was made.
+            webhooks = dict.fromkeys(delivery.tenant for delivery in due)
+        await asyncio.gather(*(self._deliver(each, webhooks) for each in due))
 
-    async def _deliver(self, delivery: Delivery, webhooks: Mapping[str, Webhook]) -> None:
-        webhook = webhooks.get(delivery.tenant)
-        is_done = webhook is None or await self._send(delivery, webhook)
+    async def _deliver(self, delivery: Delivery, webhooks: Mapping[str, Webhook | None]) -> None:
+        if delivery.tenant not in webhooks:
+            is_done = True
+        elif (webhook := webhooks[delivery.tenant]) is None:
+            await asyncio.to_thread(self._deliveries.postpone, delivery, after=_UNTIL_MENDED)
+            return
+        else:
+            is_done = await self._send(delivery, webhook)
         if is_done or delivery.attempts > len(_WAITS):
             await asyncio.to_thread(self._deliveries.remove, delivery.id)
         else:
@@ -124,19 +163,18 @@ class DeliveryRunner:
         """Send a webhook; return whether it is not to be sent again."""
         body = delivery.payload.encode()
         try:
-            url, extensions, host = await _pinned(webhook)
-            headers = sign(webhook, delivery.id, int(self._wall()), body)
-            headers |= {"content-type": "application/json", "host": host}
-            async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False) as client:
-                answer = await client.post(
-                    url, content=body, headers=headers, extensions=extensions
-                )
+            # In all: the time-outs of the client are for each read.
+            async with asyncio.timeout(self._timeout):
+                url, extensions, host = await _pinned(webhook)
+                headers = sign(webhook, delivery.id, int(self._wall()), body)
+                headers |= {"content-type": "application/json", "host": host}
+                status = await _post(url, body, headers, extensions)
         except (Forbidden, ValueError, OSError, httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) if isinstance(error, Forbidden) else type(error).__name__
             self._note(delivery, reason)
             return False
-        if not (answer.is_success or answer.status_code == _GONE):
-            self._note(delivery, f"status {answer.status_code}")
+        if not (status in _TAKEN or status == _GONE):
+            self._note(delivery, f"status {status}")
             return False
         return True
 
@@ -150,6 +188,15 @@ class DeliveryRunner:
                 "reason": reason,
             },
         )
+
+
+async def _post(url: str, body: bytes, headers: dict[str, str], extensions: dict[str, Any]) -> int:
+    """Return the status of the answer, the rest of which is not read."""
+    async with (
+        httpx.AsyncClient(timeout=None, trust_env=False) as client,  # noqa: S113 - the caller's
+        client.stream("POST", url, content=body, headers=headers, extensions=extensions) as answer,
+    ):
+        return answer.status_code
 
 
 async def _pinned(webhook: Webhook) -> tuple[str, dict[str, Any], str]:
@@ -179,5 +226,12 @@ async def _pinned(webhook: Webhook) -> tuple[str, dict[str, Any], str]:
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    return bool(mapped.is_global and not mapped.is_multicast)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address in _NAT64:
+            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
+        if address.ipv4_mapped is not None:
+            return _is_public(address.ipv4_mapped)
+        # Other forms lead to an address of IPv4 through whoever offers a relay.
+        if address not in _GLOBAL or address.sixtofour is not None or address.teredo is not None:
+            return False
+    return address.is_global and not address.is_multicast

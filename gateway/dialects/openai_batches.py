@@ -1,6 +1,7 @@
 """Serves the customers' routes of files and batches, in the form of OpenAI's API."""
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -98,7 +99,9 @@ class FilesController(Controller):
     )
     async def create_file(self, request: AnyRequest, files: Files) -> FileView:
         """Store a file of JSON Lines, whose lines are the requests of a batch."""
-        form = MultipartReader(partial(files.uploading, _principal(request)))
+        form = MultipartReader(
+            partial(files.uploading, _principal(request)), check=partial(expiry_of, files)
+        )
         try:
             async with asyncio.timeout(files.bounds.upload_timeout):
                 upload = await form.receive(
@@ -106,11 +109,7 @@ class FilesController(Controller):
                 )
         except TimeoutError as error:
             raise RequestTimeout("The file did not arrive in time; send it faster.") from error
-        seconds = form.fields.get("expires_after[seconds]")
-        if seconds is not None and not (seconds.isascii() and seconds.isdigit()):
-            raise InvalidRequest("`expires_after[seconds]` must be a number.")
-        expires_after = None if seconds is None else int(seconds[:12])
-        return file_view(await files.finish(upload, expires_after=expires_after))
+        return file_view(await files.finish(upload, expires_after=expiry_of(files, form.fields)))
 
     @get(
         "/",
@@ -315,6 +314,22 @@ class BatchesController(Controller):
     ) -> BatchView:
         """End a batch early; it is `cancelling` until its results so far are in its files."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
+
+
+def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
+    """Return for how many seconds a form says that its file is to be kept.
+
+    Raises:
+        InvalidRequest: it says it in another form, or they are too few or too many.
+    """
+    seconds = fields.get("expires_after[seconds]")
+    if seconds is None:
+        return None
+    if not (seconds.isascii() and seconds.isdigit()):
+        raise InvalidRequest("`expires_after[seconds]` must be a number.")
+    found = int(seconds[:12])
+    files.check_life(found)
+    return found
 
 
 def _principal(request: AnyRequest) -> Principal:

@@ -1,6 +1,6 @@
 """Receives files of `multipart/form-data` as they arrive, without holding them in memory."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, Final
 
@@ -20,12 +20,21 @@ _LONGEST_NAME: Final = 255
 
 
 class MultipartReader:
-    """Receives one form; `fields` are its values by name, `upload` its file."""
+    """Receives one form; `fields` are its values by name, `upload` its file.
 
-    def __init__(self, begin: Callable[[str], AbstractAsyncContextManager[Upload]]) -> None:
+    `check` raises for fields that do not fit, before the file is kept.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[str], AbstractAsyncContextManager[Upload]],
+        *,
+        check: Callable[[Mapping[str, str]], object],
+    ) -> None:
         self.fields: dict[str, str] = {}
         self.upload: Upload | None = None
         self._begin = begin
+        self._check = check
         self._segment: Any = None  # the parser has no types
         self._value = b""
 
@@ -51,6 +60,7 @@ class MultipartReader:
                 raise InvalidRequest("The form has no part `file` with a file name.")
             if self.fields.get("purpose") not in PURPOSES:
                 raise InvalidRequest("`purpose` must be `batch`.")
+            self._check(self.fields)
         return self.upload
 
     async def _take(self, part: Any, stack: AsyncExitStack) -> None:

@@ -159,17 +159,19 @@ class Accounts:
     ) -> Key:
         """Give a key another text, by its hash; `former_hash` is valid for `keep` seconds.
 
-        All other texts that it had end at once: an answer with one may have been lost.
+        All other texts that it had end at once: an answer with one may have been lost. A former
+        text that asks again, and one of a key that expires, is valid no longer than it was.
 
         Raises:
             NotFound: there is no such key.
         """
         until = self._store.clock() + int(keep * 1_000_000_000)
         values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
-        values["former_expires"] = until
         table = schema.keys
         with self._store.writing() as connection:
             before = _get(connection, table, key, "key")
+            ends = [before.expires, before.former_expires if before.hash != former_hash else None]
+            values["former_expires"] = min([until, *(end for end in ends if end is not None)])
             connection.execute(update(table).where(table.c.id == key).values(**values))
             # Not the hashes, which no reader of the audit needs.
             self._record_change(connection, actor, "key.rotate", key, tenant=before.tenant)

@@ -61,6 +61,8 @@ class BatchPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     failed: int
     expired: int = 0
     """Those of the failed lines that came too late."""
+    size: int = 0
+    """The bytes of the results."""
 
     def counts(self, kind: str) -> int:
         """Return how many lines of `output` or of `error` it has."""

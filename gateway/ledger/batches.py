@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select,
 from gateway.errors import Conflict, NotFound, RateLimited
 from gateway.ledger import schema
 from gateway.ledger.batch_types import BatchState, RequestBatch, StoredFile
-from gateway.ledger.files import SECOND, add_file
+from gateway.ledger.files import SECOND, add_file, check_bytes
 from gateway.ledger.store import Store
 from gateway.ledger.webhooks import add_delivery
 
@@ -37,11 +37,11 @@ class BatchStore:
         """Return the time, in seconds."""
         return self._store.clock() // SECOND
 
-    def create(self, batch: RequestBatch, *, most_open: int) -> None:
+    def create(self, batch: RequestBatch, *, most_open: int, most_bytes: int) -> None:
         """Add a batch, to be run.
 
         Raises:
-            RateLimited: the tenant has as many open batches as it may.
+            RateLimited: the tenant has as many open batches, or bytes of files, as it may.
             NotFound: its input file was deleted meanwhile.
         """
         own = and_(_table.c.tenant == batch.tenant, _table.c.is_open == 1)
@@ -52,6 +52,7 @@ class BatchStore:
                 raise RateLimited(
                     f"{most_open} batches are open, the most there may be: wait until one has ended"
                 )
+            check_bytes(connection, batch.tenant, most=most_bytes)
             if connection.execute(select(schema.files.c.id).where(file)).first() is None:
                 raise NotFound(f"There is no file `{batch.input_file}`.")
             row: dict[str, Any] = {"id": batch.id, "tenant": batch.tenant}
@@ -102,11 +103,12 @@ class BatchStore:
             return changed
 
     def claim(
-        self, holder: str, *, seconds: float, running: Collection[RequestBatch]
+        self, holder: str, *, seconds: float, running: Collection[RequestBatch], most: int
     ) -> RequestBatch | None:
         """Take the lease of an open batch that nobody runs, `None` where there is none.
 
-        The oldest of a tenant with the fewest batches `running` is first.
+        The oldest of a tenant with the fewest batches `running` is first. Once there are `most`,
+        it is one of a tenant that has none.
         """
         own = {batch.id for batch in running}
         tenants = [batch.tenant for batch in running]
@@ -119,6 +121,8 @@ class BatchStore:
             is_free = or_(_table.c.lease <= now, _table.c.holder == holder)
             query = select(_table).where(is_open, is_free).order_by(_table.c.created)
             free = [row for row in connection.execute(query) if row.id not in own]
+            if len(running) >= most:
+                free = [row for row in free if row.tenant not in tenants]
             if not free:
                 return None
             row = min(free, key=lambda each: (tenants.count(each.tenant), each.created))

@@ -23,17 +23,18 @@ class FileStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def begin(self, file: StoredFile, *, most: int) -> None:
+    def begin(self, file: StoredFile, *, most: int, most_bytes: int) -> None:
         """Note an upload that begins; nobody sees it before `finish`.
 
         Raises:
-            RateLimited: the tenant has as many files as it may.
+            RateLimited: the tenant has as many files, or bytes of them, as it may.
         """
         with self._store.writing() as connection:
             self._store.lock_subject(connection, _LOCK)
             own = select(func.count()).where(_table.c.tenant == file.tenant)
             if int(connection.scalar(own) or 0) >= most:
                 raise RateLimited(f"You have {most} files, the most there may be: delete some.")
+            check_bytes(connection, file.tenant, most=most_bytes, more=file.size)
             add_file(connection, file, is_stored=False)
 
     def finish(self, file: str, *, size: int, expires: int) -> None:
@@ -77,8 +78,10 @@ class FileStore:
             rows = connection.execute(query.order_by(*order).limit(limit))
             return [_file(row) for row in rows]
 
-    def delete(self, tenant: str, file: str) -> None:
-        """Delete a file; its content is the caller's to delete.
+    def hide(self, tenant: str, file: str) -> None:
+        """Hide a file whose content is to be deleted, and which is then to be forgotten.
+
+        Where that fails, `expired` returns it some time later.
 
         Raises:
             NotFound: the tenant has no such file.
@@ -92,10 +95,13 @@ class FileStore:
             )
             if (batch := connection.scalar(reading)) is not None:
                 raise Conflict(f"The batch `{batch}` reads this file: cancel it first.")
-            connection.execute(delete(_table).where(_table.c.id == file))
+            connection.execute(update(_table).where(_table.c.id == file).values(is_stored=0))
 
     def expired(self, *, limit: int = 100) -> list[str]:
-        """Return files that have expired and are read by no batch, and uploads that never ended."""
+        """Return files that have expired and are read by no batch, and old ones that are hidden.
+
+        These are uploads that never ended, and files whose deletion did not.
+        """
         now = self._store.clock()
         used = select(_batches.c.input_file).where(_batches.c.is_open == 1)
         is_over = and_(_table.c.expires <= now, _table.c.id.not_in(used))
@@ -108,6 +114,17 @@ class FileStore:
         """Remove a file whose content was deleted."""
         with self._store.writing() as connection:
             connection.execute(delete(_table).where(_table.c.id == file))
+
+
+def check_bytes(connection: Connection, tenant: str, *, most: int, more: int = 0) -> None:
+    """Check that a tenant may store `more` bytes, in the caller's transaction.
+
+    Raises:
+        RateLimited: it has too many.
+    """
+    own = select(func.sum(_table.c.size)).where(_table.c.tenant == tenant)
+    if int(connection.scalar(own) or 0) + more > most:
+        raise RateLimited(f"Your files have {most} bytes, the most there may be: delete some.")
 
 
 def add_file(connection: Connection, file: StoredFile, *, is_stored: bool = True) -> None:

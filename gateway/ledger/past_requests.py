@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Row, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store, to_datetime
@@ -12,6 +13,7 @@ from gateway.types import ID_DIGITS
 
 _events = schema.usage_events
 _USED = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
+_ANY = re.compile(r"[A-Za-z0-9_-]{1,110}")
 _FORM = re.compile(rf"[A-Za-z0-9_]{{1,100}}[0-9a-f]{{{ID_DIGITS}}}")
 
 
@@ -20,14 +22,16 @@ def find_request(
 ) -> RecordedRequest | None:
     """Return the request of `tenant` and `models` (`None`: all) of that id, `None` if unknown.
 
-    A row that stands for several requests has the id of the first; the others follow on it.
+    A row that stands for several requests has the id of the first; the others follow on it. Lines
+    of batches have ids that do not count.
     """
-    if not _FORM.fullmatch(request_id):
+    if not _ANY.fullmatch(request_id):
         return None
-    stem, number = request_id[:-ID_DIGITS], int(request_id[-ID_DIGITS:], 16)
+    counts = _FORM.fullmatch(request_id) is not None
+    first = request_id[:-ID_DIGITS] + "0" * ID_DIGITS if counts else request_id
     query = (
         select(_events)
-        .where(_events.c.id <= request_id, _events.c.id >= stem + "0" * ID_DIGITS)
+        .where(_events.c.id <= request_id, _events.c.id >= first)
         .order_by(_events.c.id.desc())
         .limit(1)
     )
@@ -35,7 +39,7 @@ def find_request(
         row = connection.execute(query).first()
     if row is None or row.tenant != tenant or (models is not None and row.model not in models):
         return None
-    if number >= int(row.id[-ID_DIGITS:], 16) + row.requests:
+    if row.id != request_id and not _is_among(request_id, row):
         return None
     used = {name: getattr(row, name) for name in _USED}
     return RecordedRequest(
@@ -50,3 +54,10 @@ def find_request(
         revision=row.revision,
         usage=Units(requests=1, **used) if row.requests == 1 else None,
     )
+
+
+def _is_among(request_id: str, row: Row[Any]) -> bool:
+    """Return whether `row`, of a lower id, stands for that request, too."""
+    if len(row.id) != len(request_id) or not _FORM.fullmatch(row.id):
+        return False
+    return int(request_id[-ID_DIGITS:], 16) < int(row.id[-ID_DIGITS:], 16) + int(row.requests)

@@ -54,6 +54,16 @@ class DeliveryStore:
         with self._store.writing() as connection:
             connection.execute(update(_table).where(_table.c.id == delivery).values(due=due))
 
+    def postpone(self, delivery: Delivery, *, after: float) -> None:
+        """Put off a delivery that was taken; it does not count as an attempt."""
+        values = {
+            "due": self._store.clock() + int(after * _SECOND),
+            "attempts": delivery.attempts - 1,
+        }
+        with self._store.writing() as connection:
+            own = _table.c.id == delivery.id
+            connection.execute(update(_table).where(own).values(**values))
+
     def remove(self, delivery: str) -> None:
         """Forget a delivery that was made, or given up."""
         with self._store.writing() as connection:

@@ -11,6 +11,7 @@ from typing import Final
 
 from gateway.errors import DependencyUnavailable, NotFound
 from gateway.storage.base import Write
+from gateway.storage.free_space import check_free_space
 
 _CHUNK: Final = 256 * 1024
 _UNFINISHED: Final = ".unfinished-"
@@ -18,7 +19,10 @@ _LEFT_AFTER: Final = 86_400.0
 
 
 class DiskStorage:
-    """Implements `FileStorage` below `root`: a file is written aside, synced, and renamed."""
+    """Implements `FileStorage` below `root`: a file is written aside, synced, and renamed.
+
+    It leaves room on the disk, which may be that of the event log and the ledger.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -32,7 +36,12 @@ class DiskStorage:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             try:
                 with aside.open("xb") as file:
-                    yield file.write
+
+                    def write(content: bytes) -> None:
+                        check_free_space(path.parent)
+                        file.write(content)
+
+                    yield write
                     file.flush()
                     os.fsync(file.fileno())
                 aside.replace(path)

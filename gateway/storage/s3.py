@@ -3,10 +3,12 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import ConfigurationError, DependencyUnavailable, NotFound
 from gateway.storage.base import Write
+from gateway.storage.free_space import check_free_space
 
 _CHUNK: Final = 256 * 1024
 _IN_MEMORY: Final = 1 << 20
@@ -39,7 +41,12 @@ class S3Storage:
     def writing(self, name: str) -> Iterator[Write]:
         """Write an object; see `FileStorage`."""
         with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file, _translated(name):
-            yield file.write
+
+            def write(content: bytes) -> None:
+                check_free_space(Path(tempfile.gettempdir()))
+                file.write(content)
+
+            yield write
             file.seek(0)
             self._client.upload_fileobj(file, self._bucket, self._prefix + name)
 

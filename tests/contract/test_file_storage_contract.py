@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +13,14 @@ from gateway.storage.base import FileStorage
 from gateway.storage.build import build_storage
 from gateway.storage.disk import DiskStorage
 from gateway.storage.s3 import S3Storage
+
+
+class DiskUsage(NamedTuple):
+    """What `shutil.disk_usage` says."""
+
+    total: int
+    used: int
+    free: int
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +124,17 @@ def test_a_storage_that_cannot_be_used_says_so(
 
     with pytest.raises(DependencyUnavailable):
         write(storage, "files/one", b"content")
+
+
+def test_a_disk_that_fills_up_is_left_to_the_event_log(
+    storage: FileStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: DiskUsage(total=1000, used=901, free=99))
+
+    with pytest.raises(DependencyUnavailable, match="make room"):
+        write(storage, "files/one", b"content")
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_the_setting_chooses_the_storage(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ async def test_lines_that_have_no_time_left_are_in_the_errors_file(scene: BatchS
     batch = msgspec.structs.replace(
         template, id="batch_expired", input_file=file, created=now - 90_000, expires=now - 3_600
     )
-    scene.ledger.batches.create(batch, most_open=9)
+    scene.ledger.batches.create(batch, most_open=9, most_bytes=1 << 30)
     ended = await scene.ended(batch)
 
     errors = await scene.lines_of(ended.error_file)

@@ -17,6 +17,7 @@ ALL, ACME, BROWSER, STRANGER = (
     f"https://{name}.example" for name in ("all", "acme", "browser", "stranger")
 )
 LIMITED, OTHER = "sk-a-key-for-browsers-only", "sk-a-key-of-another-tenant"
+PAGE, NAMED, WIDE = (f"sk-a-key-for-pages-{name}" for name in ("alone", "and-usage", "and-all"))
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,9 @@ async def worker(
         with Ledger(worker.settings.ledger) as ledger:
             bounds = KeyBounds(origins=(BROWSER,), routes=("/v1/classify", "/v1/infer/*"))
             ledger.accounts.create_key("acme", key_hash=hash_key(LIMITED), bounds=bounds)
+            for key, routes in ((PAGE, None), (NAMED, ("/v1/usage",)), (WIDE, ("/v1/*",))):
+                bounds = KeyBounds(origins=(BROWSER,), routes=routes)
+                ledger.accounts.create_key("acme", key_hash=hash_key(key), bounds=bounds)
             ledger.accounts.create_tenant("other")
             ledger.accounts.create_key("other", key_hash=hash_key(OTHER))
         await worker.parts._principals.read_again()
@@ -145,3 +149,37 @@ async def test_a_key_for_some_routes_is_refused_on_others(worker: RunningWorker)
     ]
 
     assert statuses == [200, 400, 403, 403]  # the second has the body of another route
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/keys/rotate"),
+        ("GET", "/v1/files"),
+        ("GET", "/v1/files/file_1/content"),
+        ("DELETE", "/v1/files/file_1"),
+        ("POST", "/v1/batches"),
+        ("GET", "/v1/requests/req_1"),
+        ("GET", "/v1/usage"),
+        ("GET", "/v1/usage/"),
+        ("GET", "/v1/%75sage"),
+        ("GET", "/v1///usage"),
+    ],
+)
+async def test_a_key_in_a_page_has_nothing_of_the_tenants_account(
+    worker: RunningWorker, method: str, path: str
+) -> None:
+    for key in (PAGE, WIDE):
+        found = await ask(worker, BROWSER, key=key, path=path, method=method)
+
+        assert found.status == 403
+        assert b"This key is for pages" in found.body
+
+
+async def test_a_key_in_a_page_has_of_the_account_what_its_routes_name(
+    worker: RunningWorker,
+) -> None:
+    named = await ask(worker, BROWSER, key=NAMED, path="/v1/usage", method="GET")
+    statuses = [(await ask(worker, BROWSER, key=key)).status for key in (PAGE, WIDE)]
+
+    assert (named.status, statuses) == (200, [200, 200])

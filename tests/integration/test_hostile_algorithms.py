@@ -3,6 +3,7 @@
 The backend, its other models and the processes of other algorithms go on as before.
 """
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from backends.algorithms.confinement import NICENESS
 from backends.protocol import ClassifyParameters, Done, Failed, InferParameters, Task
 from loadtests.harness.hostile_algorithms import (
     FAILED,
@@ -123,6 +125,21 @@ def test_processes_that_were_lost_are_counted_by_model_and_reason(
     models = {model for model, _ in lost}
     assert models >= set(KILLED)
     assert "innocent" not in models
+
+
+def test_what_was_lost_starts_again_with_the_lowest_priority(port: int, outcomes: Outcomes) -> None:
+    assert set(outcomes) == set(HARM)
+    for number in range(2):
+        infer(port, "exit", f"harm {number}")
+
+    def niceness(name: str) -> int | None:
+        (outcome,) = infer(port, name, "good film")
+        if isinstance(outcome, Failed):  # it is being started
+            return None
+        return os.getpriority(os.PRIO_PROCESS, int(msgspec.json.decode(outcome.result)))
+
+    assert niceness("innocent") == NICENESS
+    wait_until(lambda: niceness("exit") == 19, within=60.0)
 
 
 @pytest.mark.parametrize("name", FAILED)

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api import idempotent_requests
 from gateway.config.document import PriceConfig
 from gateway.events.reader import LogReader, list_logs
 from gateway.idempotency.store import IdempotencyStore, StoredKey
@@ -111,10 +112,16 @@ def key() -> str:
 
 
 async def ask(
-    worker: RunningWorker, key: str, *texts: str, path: str = "/v1/classify", **headers: str
+    worker: RunningWorker,
+    key: str,
+    *texts: str,
+    path: str = "/v1/classify",
+    on_error: str = "",
+    **headers: str,
 ) -> Response:
     named = {"idempotency-key": key} if key else {}
-    body = classify(*(texts or (f"the text of {key}",)))
+    fields = {"on_error": on_error} if on_error else {}
+    body = classify(*(texts or (f"the text of {key}",)), **fields)
     async with worker.connect() as connection:
         await connection.send(post(path, body, headers=named | headers))
         return await connection.response()
@@ -169,6 +176,34 @@ async def test_a_retry_is_replayed_by_another_worker_and_is_no_event(
     left = [int(each.headers["x-ratelimit-remaining-requests"]) for each in (second, third)]
     assert left[1] == left[0] - 1
     assert [event.id for event in scene.answered()] == [first.headers["x-request-id"]]
+
+
+async def test_what_a_caller_names_a_retry_by_is_repeated(scene: Scene, key: str) -> None:
+    texts = (f"the text of {key}", "another text", "two words")
+    first = await ask(scene.one, key, texts[0], **{"x-request-id": "try-1"})
+    retry = await ask(scene.two, key, texts[0], **{"x-request-id": "try-2"})
+    other = await ask(scene.two, key, texts[1], **{"x-request-id": "try-3"})
+    form = await ask(scene.two, "two words", texts[2], **{"x-request-id": "try-4"})
+    plain = await ask(scene.two, key, texts[0])
+
+    answers = (first, retry, other, form, plain)
+    assert [each.status for each in answers] == [200, 200, 422, 400, 200]
+    names = [each.headers.get("x-client-request-id") for each in answers]
+    assert names == ["try-1", "try-2", "try-3", "try-4", None]
+
+
+async def test_an_answer_that_inflates_beyond_what_is_kept_is_not_stored(
+    scene: Scene, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotent_requests, "_LARGEST_INFLATED", 64 * 1024)
+    texts = ["x" * 2_000 + f"{key} {number}" for number in range(40)]
+    first = await ask(scene.one, key, *texts, **{"accept-encoding": "gzip"})
+    second = await ask(scene.two, key, *texts)
+
+    assert (first.status, first.headers["content-encoding"]) == (200, "gzip")
+    assert len(first.body) < 64 * 1024
+    assert (second.status, "idempotency-replayed" in second.headers) == (200, False)
+    assert second.headers["x-request-id"] == first.headers["x-request-id"]
 
 
 async def test_a_key_is_of_one_request(scene: Scene, key: str) -> None:
@@ -278,6 +313,35 @@ async def test_errors_that_a_retry_may_mend_are_not_replayed_and_others_are(
     assert again.body == bad.body
     assert again.headers["idempotency-replayed"] == "true"
     assert scene.billed(tmp_path) == 1
+
+
+async def test_an_answer_that_lacks_items_is_neither_replayed_nor_the_bill_of_the_retry(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    texts = [f"{key} {number}" for number in range(3)]
+    scene.stub.behaviour = fail_items(1, 2, retryable=False)
+    partial = await ask(scene.one, key, *texts, on_error="continue")
+    scene.stub.behaviour = answer
+    whole = await ask(scene.two, key, *texts, on_error="continue")
+
+    assert (partial.json()["usage"]["failed"], whole.json()["usage"]["failed"]) == (2, 0)
+    assert "idempotency-replayed" not in whole.headers
+    assert partial.headers["x-request-id"] != whole.headers["x-request-id"]
+    # What the first answer had, and the whole second one.
+    assert scene.billed(tmp_path) == 1 + 3
+
+
+async def test_an_item_that_stays_refused_is_replayed_with_the_others(
+    scene: Scene, key: str, tmp_path: Path
+) -> None:
+    texts = [f"{key} {number}" for number in range(3)]
+    scene.stub.behaviour = fail_items(1, code="bad_item", status=422, retryable=False)
+    first = await ask(scene.one, key, *texts, on_error="continue")
+    again = await ask(scene.two, key, *texts, on_error="continue")
+
+    assert (again.status, again.body) == (200, first.body)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert scene.billed(tmp_path) == 2
 
 
 async def test_without_the_store_only_requests_with_a_key_are_refused(

@@ -67,6 +67,25 @@ def test_several_members_are_one_body() -> None:
     assert inflate(gzip.compress(b"a") + gzip.compress(b"b"), "x-gzip", limit=2) == b"ab"
 
 
+def test_a_body_of_endless_members_is_refused_before_they_are_read() -> None:
+    members = gzip.compress(b"") * 100_000
+
+    with pytest.raises(InvalidRequest, match="damaged"):
+        inflate(members, "gzip", limit=10**6)
+    assert inflate(gzip.compress(b"a") * 900, "gzip", limit=10**6) == b"a" * 900
+
+
+@pytest.mark.anyio
+@pytest.mark.skipif(not HAS_ZSTD, reason="its library is not installed")
+async def test_a_zstd_body_that_is_cut_or_followed_is_refused() -> None:
+    body = (await compressed(HttpReply(200, b"", BODY), "zstd")).body
+
+    assert inflate(body + body, "zstd", limit=len(BODY) * 2) == BODY * 2
+    for damaged in (body[:-1], body[:5], body + b"more", body + body[:-1]):
+        with pytest.raises(InvalidRequest, match="damaged"):
+            inflate(damaged, "zstd", limit=len(BODY) * 2)
+
+
 @pytest.mark.parametrize("coding", ["br", "deflate", "gzip, gzip"])
 def test_other_codings_are_refused_by_name(coding: str) -> None:
     with pytest.raises(UnsupportedContentCoding, match="gzip"):

@@ -61,3 +61,20 @@ def test_a_principal_is_found_by_the_id_of_its_key_with_quotas_alone() -> None:
     assert rate not in found.tenant_rules
     assert found.key_rules
     assert keys.find(b"sk-a-key-of-a-tenant") is None
+
+
+def test_a_key_of_a_page_makes_batches_too() -> None:
+    """Lines have no origin; routes hold for them as for the request that made the batch."""
+    one = Principal(
+        tenant=TenantId("acme"),
+        key=KeyId("key_1"),
+        origins=frozenset({"https://acme.example"}),
+        routes=frozenset({"/v1/batches", "/v1/classify"}),
+    )
+    keys = PrincipalsById()
+    keys.replace({hash_key("sk-a-key-of-a-tenant"): one})
+
+    found = keys.find(b"key_1")
+
+    assert found is not None
+    assert (found.origins, found.routes) == (None, one.routes)

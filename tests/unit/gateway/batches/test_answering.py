@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -36,8 +37,8 @@ class Script:
 
 
 def answerer(script: Script, *, now: float = 0.0) -> LineAnswerer:
-    window = CongestionWindow(4, clock=asyncio.get_running_loop().time)
-    return LineAnswerer(runner=script, window=window, wall=lambda: now)
+    window = partial(CongestionWindow, 4, clock=asyncio.get_running_loop().time)
+    return LineAnswerer(runner=script, most=4, window=window, wall=lambda: now)
 
 
 def status_of(result: Result | None) -> Any:
@@ -49,18 +50,50 @@ def status_of(result: Result | None) -> Any:
 async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int]) -> None:
     script = Script(*refusals, 200)
 
-    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
 
     assert result is not None
     assert result.is_success
     assert script.asked == [item_id(BATCH, LINE)] * (len(refusals) + 1)
 
 
+@pytest.mark.parametrize(
+    "refusals", [[503, 503, 503, 500, 500], [503] * 3 + [502] * 3, [503] * 10 + [504] * 2]
+)
+async def test_failures_of_one_kind_do_not_count_for_another(
+    refusals: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    script = Script(*refusals, 200)
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert result is not None
+    assert result.is_success
+
+
+async def test_refusals_of_one_tenant_slow_down_no_other() -> None:
+    script = Script(503, retry_after_ms="60000")
+    answering = answerer(script)
+    halt = asyncio.Event()
+    refused = asyncio.create_task(answering.answer(BATCH, LINE, halt, asyncio.Semaphore()))
+    await script.was_asked.wait()
+    script.statuses = [200]
+
+    other = msgspec.structs.replace(BATCH, tenant="other")
+    await answering.answer(other, LINE, halt, asyncio.Semaphore())
+    halt.set()
+    await refused
+
+    limits = {tenant: window.limit for tenant, window in answering._windows.items()}
+    assert limits == {BATCH.tenant: 2, "other": 4}
+
+
 @pytest.mark.parametrize(("status", "times"), [(404, 1), (422, 1), (500, 3)])
 async def test_what_stays_is_an_error(status: int, times: int) -> None:
     script = Script(status)
 
-    result = await answerer(script).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
 
     assert (status_of(result), len(script.asked)) == (status, times)
     assert result is not None
@@ -70,13 +103,18 @@ async def test_what_stays_is_an_error(status: int, times: int) -> None:
 async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:
     script = Script(429, x_should_retry="false")
 
-    assert status_of(await answerer(script).answer(BATCH, LINE, asyncio.Event())) == 429
+    assert (
+        status_of(await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore()))
+        == 429
+    )
 
 
 async def test_a_line_without_time_is_not_asked() -> None:
     script = Script(200)
 
-    result = await answerer(script, now=BATCH.expires).answer(BATCH, LINE, asyncio.Event())
+    result = await answerer(script, now=BATCH.expires).answer(
+        BATCH, LINE, asyncio.Event(), asyncio.Semaphore()
+    )
 
     assert result is not None
     assert result.is_expired
@@ -85,7 +123,7 @@ async def test_a_line_without_time_is_not_asked() -> None:
 
 async def test_a_halt_ends_the_wait() -> None:
     script, halt = Script(503, retry_after_ms="60000"), asyncio.Event()
-    waiting = asyncio.create_task(answerer(script).answer(BATCH, LINE, halt))
+    waiting = asyncio.create_task(answerer(script).answer(BATCH, LINE, halt, asyncio.Semaphore()))
     await script.was_asked.wait()
 
     halt.set()

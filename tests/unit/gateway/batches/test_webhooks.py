@@ -4,6 +4,7 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -11,7 +12,7 @@ from typing import Self
 import msgspec
 import pytest
 
-from gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
+from gateway.batches.webhooks import DeliveryRunner, Webhook, _is_public, read_webhooks, sign
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.batch_types import BatchState, RequestBatch
 from gateway.ledger.batches import in_status
@@ -69,8 +70,8 @@ def end_a_batch(ledger: Ledger) -> None:
         connection.exec_driver_sql(
             "INSERT INTO files VALUES ('file-1', 'acme', 'batch', 'x', 0, 0, 0, 1)"
         )
-    batches.create(BATCH, most_open=1)
-    assert batches.claim("me", seconds=9.0, running=[]) == BATCH
+    batches.create(BATCH, most_open=1, most_bytes=0)
+    assert batches.claim("me", seconds=9.0, running=[], most=1) == BATCH
 
     def completed(batch: RequestBatch) -> RequestBatch:
         return in_status(batch, BatchState.COMPLETED, 1)
@@ -78,9 +79,11 @@ def end_a_batch(ledger: Ledger) -> None:
     batches.end(BATCH.id, "me", completed)
 
 
-def runner(ledger: Ledger, webhook: Webhook | None) -> DeliveryRunner:
+def runner(ledger: Ledger, webhook: Webhook | None, timeout: float = 15.0) -> DeliveryRunner:
     webhooks = {} if webhook is None else {"acme": webhook}
-    return DeliveryRunner(deliveries=ledger.deliveries, read=lambda: webhooks, wall=lambda: 77.0)
+    return DeliveryRunner(
+        deliveries=ledger.deliveries, read=lambda: webhooks, wall=lambda: 77.0, timeout=timeout
+    )
 
 
 def test_a_signature_is_that_of_the_specification() -> None:
@@ -157,13 +160,94 @@ async def test_a_delivery_is_given_up_in_the_end(ledger: Ledger, clock: Clock) -
     assert ledger.deliveries.take(seconds=1.0) == []
 
 
+@pytest.mark.parametrize("answer", [b"H", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"])
+async def test_an_answer_that_never_ends_keeps_no_other_webhook(
+    ledger: Ledger, answer: bytes, clock: Clock
+) -> None:
+    """The status is enough; without one there is a time-out over all."""
+    end_a_batch(ledger)
+
+    loop, writers = asyncio.get_running_loop(), list[asyncio.StreamWriter]()
+
+    def drip(writer: asyncio.StreamWriter) -> None:
+        if not writer.is_closing():
+            writer.write(b"x")
+            loop.call_later(0.02, drip, writer)
+
+    def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(answer)
+        drip(writer)
+
+    async with await asyncio.start_server(on_connection, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        webhook = Webhook(url=f"http://127.0.0.1:{port}/", secret=SECRET, allow_private=True)
+        await asyncio.wait_for(runner(ledger, webhook, timeout=0.3).run_once(), 5.0)
+    for writer in writers:
+        writer.close()
+
+    clock.advance(6.0)
+    assert bool(ledger.deliveries.take(seconds=1.0)) == (answer == b"H")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "64:ff9b::a00:1",
+        "2002:7f00:1::1",
+        "fec0::1",
+        "::127.0.0.1",
+        "::ffff:10.0.0.1",
+        "2001:0:1::1",
+        "ff0e::1",
+        "169.254.169.254",
+    ],
+)
+def test_an_address_within_an_address_is_looked_at(address: str) -> None:
+    assert not _is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"]
+)
+def test_public_addresses_are_called(address: str) -> None:
+    assert _is_public(ipaddress.ip_address(address))
+
+
+async def test_a_file_that_cannot_be_read_uses_up_no_attempts(
+    ledger: Ledger, clock: Clock, tmp_path: Path
+) -> None:
+    end_a_batch(ledger)
+    path = tmp_path / "webhooks.yaml"
+    delivering = DeliveryRunner(deliveries=ledger.deliveries, read=lambda: read_webhooks(path))
+    for text in ["acme: [", "acme: {url: 3}"] * 6:
+        path.write_text(text)
+        await delivering.run_once()
+        clock.advance(100.0)
+
+    assert [each.attempts for each in ledger.deliveries.take(seconds=1.0)] == [1]
+
+
+@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", "whsec_?"])
+def test_an_entry_that_is_wrong_stops_its_own_tenant_alone(tmp_path: Path, secret: str) -> None:
+    path = tmp_path / "webhooks.yaml"
+    url = "https://example.com"
+    path.write_text(
+        f"acme: {{url: '{url}', secret: '{secret}'}}\nb: {{url: '{url}', secret: {SECRET}}}"
+    )
+
+    assert read_webhooks(path) == {"acme": None, "b": Webhook(url=url, secret=SECRET)}
+
+
 def test_a_file_of_webhooks_that_cannot_be_read_says_so_without_its_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "webhooks.yaml"
     path.write_text(f"acme: {{url: 'https://example.com', secret: {SECRET}}}")
-    assert read_webhooks(path)["acme"].key()
+    assert read_webhooks(path)["acme"] is not None
     path.write_text(f"acme: {{url: 3, secret: {SECRET}}}")
+    assert read_webhooks(path) == {"acme": None}
+    path.write_text(f"acme: {{url: 3, secret: {SECRET}")
 
     with pytest.raises(DependencyUnavailable):
         read_webhooks(path)

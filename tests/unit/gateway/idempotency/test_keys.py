@@ -38,16 +38,17 @@ def test_two_keys_are_refused() -> None:
         read_key([(b"idempotency-key", b"a"), (b"idempotency-key", b"a")])
 
 
-def test_a_request_differs_by_method_target_body_and_the_models_of_its_key() -> None:
+def test_a_request_differs_by_method_target_type_body_and_the_models_of_its_key() -> None:
     prints = {
         printed(),
         printed(method="DELETE"),
         printed(target=b"/v1/classify"),
         printed(body=b"[]"),
+        printed(content_type=b"text/plain"),
         printed(NARROW),
     }
 
-    assert len(prints) == 5
+    assert len(prints) == 6
 
 
 def test_a_form_that_is_sent_again_has_another_boundary() -> None:
@@ -58,6 +59,25 @@ def test_a_form_that_is_sent_again_has_another_boundary() -> None:
         )
 
     assert form(b"one") == form(b"another")
+
+
+@pytest.mark.parametrize("kind", [b"application/json", b"multipart/form-data"])
+def test_no_boundary_hides_what_another_body_asks(kind: bytes) -> None:
+    def asked(text: bytes) -> bytes:
+        return printed(content_type=kind + b"; boundary=" + text, body=b'{"query":"--%b"}' % text)
+
+    assert asked(b"a-cat") != asked(b"a-dog")
+
+
+def test_a_form_with_other_parts_or_another_text_has_another_fingerprint() -> None:
+    def form(boundary: bytes, body: bytes) -> bytes:
+        return printed(content_type=b'multipart/form-data; boundary="%b"' % boundary, body=body)
+
+    whole = form(b"b", b"--b\r\n\r\none\r\n--\r\n\r\ntwo\r\n--b--")
+
+    assert form(b"b", b"--b\r\n\r\none\r\n--b\r\n\r\ntwo\r\n--b--") != whole
+    assert form(b"b", b"--b\r\n\r\none\r\n--\r\n\r\nsix\r\n--b--") != whole
+    assert form(b"c", b"--c\r\n\r\none\r\n--\r\n\r\ntwo\r\n--c--") == whole
 
 
 def test_the_id_is_one_within_a_day_and_another_when_the_key_is_forgotten() -> None:

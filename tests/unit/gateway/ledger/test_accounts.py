@@ -86,6 +86,32 @@ def test_a_key_expires_by_itself_and_the_version_says_so(ledger: Ledger, clock: 
     assert ledger.accounts.version() != before
 
 
+def test_a_former_text_does_not_prolong_itself(ledger: Ledger, clock: Clock) -> None:
+    ledger.accounts.create_tenant("acme")
+    key = ledger.accounts.create_key("acme", key_hash="h1").id
+    ledger.accounts.rotate(key, key_hash="h2", former_hash="h1", keep=100)
+    ends = to_datetime(clock.now) + timedelta(seconds=100)
+    clock.advance(60)
+
+    again = ledger.accounts.rotate(key, key_hash="h3", former_hash="h1", keep=1000)
+    shorter = ledger.accounts.rotate(key, key_hash="h4", former_hash="h1", keep=10)
+    by_owner = ledger.accounts.rotate(key, key_hash="h5", former_hash="h4", keep=1000)
+
+    assert again.former_expires == ends
+    assert shorter.former_expires == to_datetime(clock.now) + timedelta(seconds=10)
+    assert by_owner.former_expires == to_datetime(clock.now) + timedelta(seconds=1000)
+
+
+def test_a_former_text_ends_with_its_key(ledger: Ledger, clock: Clock) -> None:
+    ledger.accounts.create_tenant("acme")
+    ends = to_datetime(clock.now) + timedelta(seconds=60)
+    key = ledger.accounts.create_key("acme", key_hash="h1", expires=ends).id
+
+    rotated = ledger.accounts.rotate(key, key_hash="h2", former_hash="h1", keep=1000)
+
+    assert rotated.former_expires == ends
+
+
 def test_every_change_makes_another_version_and_reading_does_not(ledger: Ledger) -> None:
     seen = [ledger.accounts.version()]
 

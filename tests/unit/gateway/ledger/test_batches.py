@@ -25,7 +25,9 @@ def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
         yield opened
 
 
-def add_file(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9) -> str:
+def add_file(
+    ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9, most_bytes: int = 99
+) -> str:
     now = ledger.batches.now()
     file = StoredFile(
         id=f"file-{name}",
@@ -36,12 +38,14 @@ def add_file(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9) 
         created=now,
         expires=now + 1000,
     )
-    ledger.files.begin(file, most=most)
+    ledger.files.begin(file, most=most, most_bytes=most_bytes)
     ledger.files.finish(file.id, size=3, expires=file.expires)
     return file.id
 
 
-def add_batch(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9) -> RequestBatch:
+def add_batch(
+    ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9, most_bytes: int = 99
+) -> RequestBatch:
     now = ledger.batches.now()
     batch = RequestBatch(
         id=f"batch_{name}",
@@ -53,7 +57,7 @@ def add_batch(ledger: Ledger, name: str, *, tenant: str = "acme", most: int = 9)
         expires=now + 86_400,
         part_lines=500,
     )
-    ledger.batches.create(batch, most_open=most)
+    ledger.batches.create(batch, most_open=most, most_bytes=most_bytes)
     return batch
 
 
@@ -63,8 +67,8 @@ def with_part(batch: RequestBatch) -> RequestBatch:
     )
 
 
-def claimed(ledger: Ledger, holder: str, *running: RequestBatch) -> str | None:
-    batch = ledger.batches.claim(holder, seconds=30.0, running=running)
+def claimed(ledger: Ledger, holder: str, *running: RequestBatch, most: int = 4) -> str | None:
+    batch = ledger.batches.claim(holder, seconds=30.0, running=running, most=most)
     return None if batch is None else batch.id
 
 
@@ -111,6 +115,18 @@ def test_the_tenant_with_the_fewest_batches_running_is_next(ledger: Ledger, cloc
 
     assert claimed(ledger, "one") == first.id
     assert claimed(ledger, "one", first) == other.id
+
+
+def test_a_tenant_without_a_batch_under_way_waits_for_no_other(
+    ledger: Ledger, clock: Clock
+) -> None:
+    first, second, _ = (add_batch(ledger, name) for name in "abc")
+    clock.advance(5.0)
+    other = add_batch(ledger, "d", tenant="other")
+    claimed(ledger, "one", second)
+
+    assert claimed(ledger, "one", first, second, most=2) == other.id
+    assert claimed(ledger, "one", first, second, other, most=2) is None
 
 
 def test_a_batch_that_has_ended_is_claimed_until_it_is_clean(ledger: Ledger) -> None:
@@ -160,7 +176,7 @@ def test_a_tenant_sees_its_own_files_and_batches_only(ledger: Ledger) -> None:
         lambda: ledger.batches.cancel("other", batch.id),
         lambda: ledger.batches.page("other", limit=9, after=batch.id),
         lambda: ledger.files.get("other", batch.input_file),
-        lambda: ledger.files.delete("other", batch.input_file),
+        lambda: ledger.files.hide("other", batch.input_file),
     ):
         with pytest.raises(NotFound):
             call()
@@ -194,6 +210,16 @@ def test_open_batches_and_files_of_a_tenant_are_bounded(ledger: Ledger) -> None:
     add_batch(ledger, "d", tenant="other", most=1)
 
 
+def test_bytes_of_a_tenants_files_are_bounded(ledger: Ledger) -> None:
+    add_batch(ledger, "a")
+
+    with pytest.raises(RateLimited, match="2 bytes"):
+        add_file(ledger, "b", most_bytes=2)
+    with pytest.raises(RateLimited, match="5 bytes"):
+        add_batch(ledger, "c", most_bytes=5)
+    add_batch(ledger, "d", tenant="other", most_bytes=3)
+
+
 def test_a_file_that_an_open_batch_reads_is_kept(ledger: Ledger, clock: Clock) -> None:
     batch = add_batch(ledger, "a")
     add_file(ledger, "b")
@@ -201,7 +227,7 @@ def test_a_file_that_an_open_batch_reads_is_kept(ledger: Ledger, clock: Clock) -
 
     assert ledger.files.expired() == ["file-b"]
     with pytest.raises(Conflict, match=batch.id):
-        ledger.files.delete("acme", batch.input_file)
+        ledger.files.hide("acme", batch.input_file)
 
 
 def test_an_upload_that_did_not_end_is_seen_by_nobody_and_removed(
@@ -216,7 +242,7 @@ def test_an_upload_that_did_not_end_is_seen_by_nobody_and_removed(
         created=ledger.batches.now(),
         expires=ledger.batches.now() + 10**6,
     )
-    ledger.files.begin(file, most=9)
+    ledger.files.begin(file, most=9, most_bytes=99)
 
     with pytest.raises(NotFound):
         ledger.files.get("acme", file.id)

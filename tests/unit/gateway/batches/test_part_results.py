@@ -1,0 +1,46 @@
+"""The results of a part are on disk until its last line is answered, and then in order."""
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from gateway.batches.answering import Result
+from gateway.batches.lines import Line
+from gateway.batches.part_results import PartResults
+from gateway.errors import DependencyUnavailable
+
+LINES = [Line(number=number, custom_id="c") for number in range(1, 41)]
+LARGE = 2 << 20
+
+
+def test_results_are_read_in_the_order_of_their_lines(tmp_path: Path) -> None:
+    with PartResults(tmp_path) as results:
+        for line in reversed(LINES[:4]):
+            is_success = line.number % 2 == 0
+            text = b"%d\n" % line.number
+            results.add(line.number, Result(line=text, is_success=is_success))
+
+        assert results.counts() == (4, 2, 0)
+        assert b"".join(results.content(LINES, is_success=True)) == b"2\n4\n"
+        assert b"".join(results.content(LINES, is_success=False)) == b"1\n3\n"
+
+
+def test_results_take_no_memory(tmp_path: Path) -> None:
+    tracemalloc.start()
+    try:
+        with PartResults(tmp_path) as results:
+            for line in LINES:
+                results.add(line.number, Result(line=b"x" * LARGE, is_success=True))
+            size = sum(map(len, results.content(LINES, is_success=True)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert size == LARGE * len(LINES)
+    assert peak < 4 * LARGE
+
+
+def test_a_folder_that_cannot_be_used_is_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(DependencyUnavailable):
+        PartResults(tmp_path / "missing")

@@ -1,0 +1,34 @@
+"""A request is found by its id, also beside rows whose ids do not count."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from gateway.ledger.ledger import Ledger
+from tests.support.events import make_event
+from tests.support.ledgers import Clock, record
+
+LINE = "batch_0123456789abcd-0000007"
+
+
+@pytest.fixture
+def ledger(database: str) -> Iterator[Ledger]:
+    with Ledger(database, clock=Clock()) as opened:
+        event = msgspec.structs.replace(make_event(1), id=LINE)
+        record(opened, "w", 1, [event])
+        yield opened
+
+
+def test_a_line_of_a_batch_is_found(ledger: Ledger) -> None:
+    found = ledger.request("acme", LINE)
+
+    assert found is not None
+    assert (found.id, found.model) == (LINE, "sentiment")
+    assert ledger.request("other", LINE) is None
+    assert ledger.request("acme", LINE[:-1] + "8") is None
+
+
+@pytest.mark.parametrize("request_id", ["batch_0123456789afffffffff", "batch_0123456789abcd"])
+def test_the_row_beside_it_may_be_of_a_batch(ledger: Ledger, request_id: str) -> None:
+    assert ledger.request("acme", request_id) is None
