@@ -305,7 +305,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
                     state, partial(self._on_computed, state)
                 ):
                     return
-            except BaseException:
+            except BaseException:  # whatever it was, a stop must not wait for it
                 self._forget_computed()
                 raise
             self._forget_computed()
