@@ -14,7 +14,7 @@ from sluicegate.base_client import BaseClient, described, has_certificate
 from sluicegate.calls import Call, Outcome, exchange
 from sluicegate.errors import InvalidItem
 from sluicegate.options import Options
-from sluicegate.parts import Parts, Progress, Tally, shift_index
+from sluicegate.parts import Parts, Progress, Tally, has_failed, shift_index
 from sluicegate.results import Answer
 
 I = TypeVar("I")  # noqa: E741 - an item, as R is a result
@@ -104,10 +104,15 @@ class AsyncSluicegate(BaseClient):
         """
         return AsyncPartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
 
-    async def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
+    async def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.RequestError:
+        # httpx bounds each read: an answer that trickles in would last for ever.
+        longest = request.extensions["timeout"]["read"]
         try:
-            return await self._http.send(request)
-        except httpx.TransportError as error:
+            async with asyncio.timeout(longest):
+                return await self._http.send(request)
+        except TimeoutError:
+            return httpx.ReadTimeout("the answer took too long", request=request)
+        except httpx.RequestError as error:
             return error
 
     classify = _method(routes.classify)
@@ -155,12 +160,15 @@ class AsyncPartedCalls:
         """Yield the results of `items` in order; `make` returns the call of a part.
 
         Raises:
-            SluicegateError: of the first part that fails; those under way are cancelled.
+            SluicegateError: of the first part that fails; no part is begun after it,
+                and those under way are cancelled.
         """
         tally = Tally(self._parts, items)
         waiting: deque[tuple[int, asyncio.Task[Answer[R]]]] = deque()
         try:
             for first, part in self._parts.divide(items):
+                if has_failed(waiting):
+                    break
                 waiting.append((first, asyncio.create_task(self._client.send(make(part)))))
                 if len(waiting) == self._parts.concurrency:
                     for result in await _first_results(waiting, tally):

@@ -39,10 +39,11 @@ class BaseClient:
             raise ValueError("`key` must be visible ASCII characters")
 
     def _request(
-        self, method: str, path: str, headers: dict[str, str], **parts: Any
+        self, method: str, path: str, headers: httpx.Headers, **parts: Any
     ) -> httpx.Request:
         if self._key:
-            headers = headers | {"Authorization": f"Bearer {self._key}"}
+            headers = headers.copy()
+            headers["Authorization"] = f"Bearer {self._key}"
         return self._build_request(method, self.url + path, headers=headers, **parts)
 
 

@@ -15,7 +15,7 @@ from sluicegate.base_client import BaseClient, described, has_certificate
 from sluicegate.calls import Call, Outcome, exchange
 from sluicegate.errors import InvalidItem
 from sluicegate.options import Options
-from sluicegate.parts import Parts, Progress, Tally, shift_index
+from sluicegate.parts import Parts, Progress, Tally, has_failed, shift_index
 from sluicegate.results import Answer
 
 I = TypeVar("I")  # noqa: E741 - an item, as R is a result
@@ -103,10 +103,10 @@ class Sluicegate(BaseClient):
         """
         return PartedCalls(self, Parts(size=size, concurrency=concurrency, progress=progress))
 
-    def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.TransportError:
+    def _outcome(self, request: httpx.Request) -> httpx.Response | httpx.RequestError:
         try:
             return self._http.send(request)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             return error
 
     classify = _method(routes.classify)
@@ -156,6 +156,8 @@ class PartedCalls:
         with ThreadPoolExecutor(self._parts.concurrency, "sluicegate-part") as pool:
             try:
                 for first, part in self._parts.divide(items):
+                    if has_failed(waiting):
+                        break
                     waiting.append((first, pool.submit(self._client.send, make(part))))
                     if len(waiting) == self._parts.concurrency:
                         yield from _first_results(waiting, tally)

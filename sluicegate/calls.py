@@ -18,7 +18,7 @@ from sluicegate.options import Options
 from sluicegate.results import Answer
 
 T = TypeVar("T")
-Outcome = httpx.Response | httpx.TransportError | None
+Outcome = httpx.Response | httpx.RequestError | None
 """What came of a request; `None` after a pause."""
 Exchange = Generator[httpx.Request | float, Outcome, T]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -26,6 +26,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _GRACE = 1.0
 _LONGEST_CONNECT = 5.0
 _KEY, _STORE_AWAY = "Idempotency-Key", "dependency_unavailable"
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _PROBLEM = "application/problem+json"
 _jitter = random.SystemRandom().uniform
 
@@ -57,9 +58,12 @@ def exchange(
     """
     deadline = clock() + options.timeout
     headers = _headers(call, options)
+    is_key_own = _KEY not in httpx.Headers(options.headers)
+    is_key_dropped = False
     left = options.timeout
     is_settled = True  # nothing that was sent may have been answered and billed
-    for attempt in range(options.retries + 1):
+    failures = 0
+    while True:
         # Heads that are equal to the byte are parsed once by the gateway: no clock in the first.
         headers["X-Request-Timeout"] = f"{left:.6g}"
         outcome = yield build(
@@ -73,22 +77,29 @@ def exchange(
         reply = _judge(call, outcome)
         if isinstance(reply, httpx.Response):
             return _read(call, reply)
-        pause = _pause(reply, attempt)
+        # To wait for an attempt before, whose connection was lost, is no attempt.
+        failures += not reply.is_under_way
+        pause = _pause(reply, failures)
         left = deadline - clock() - pause
-        if not reply.is_retryable or attempt == options.retries or left <= 0:
+        is_spent = failures > options.retries or not options.retries
+        if not reply.is_retryable or is_spent or left <= 0:
             raise reply
         if not isinstance(reply, ApiError):
-            is_settled = False
-        elif is_settled and reply.code == _STORE_AWAY:
+            is_settled = is_settled and isinstance(outcome, _UNSENT)
+            if is_key_dropped and not is_settled:
+                raise reply  # the gateway could not tell that it is sent again
+        elif is_settled and is_key_own and reply.code == _STORE_AWAY and _KEY in headers:
             # The gateway knows no keys now, and none is needed: it answers without.
-            headers.pop(_KEY, None)
+            del headers[_KEY]
+            is_key_dropped = True
         yield pause
         left = min(left, deadline - clock())
-    raise AssertionError  # the last attempt raised
+        if left <= 0:
+            raise reply
 
 
-def _headers(call: Call[Any], options: Options) -> dict[str, str]:
-    headers = dict(options.headers)
+def _headers(call: Call[Any], options: Options) -> httpx.Headers:
+    headers = httpx.Headers(options.headers)
     if options.cache_control:
         headers["Cache-Control"] = options.cache_control
     if options.criticality != "default":
@@ -110,11 +121,12 @@ def _judge(call: Call[Any], outcome: Outcome) -> httpx.Response | SluicegateErro
     return failure
 
 
-def _pause(error: SluicegateError, attempt: int) -> float:
+def _pause(error: SluicegateError, failures: int) -> float:
     """Return what the gateway asks for; else a pause that doubles, by chance up to half shorter."""
     if error.retry_after is not None:
-        return error.retry_after
-    longest = min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)
+        # What uses up no attempt is not asked for without a pause.
+        return max(error.retry_after, _FIRST_PAUSE if error.is_under_way else 0.0)
+    longest = min(_FIRST_PAUSE * 2 ** max(failures - 1, 0), _LONGEST_PAUSE)
     return _jitter(longest / 2, longest)
 
 
@@ -127,9 +139,9 @@ def _read(call: Call[T], response: httpx.Response) -> T:
     kind: Any = call.kind  # mypy takes no generic type for hashable
     try:
         value: T = _decoder(kind).decode(response.content)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise NoAnswer(
-            f"{response.url} answered what is no answer of a gateway: {error}"
+            f"{response.url.path} answered what is no answer of a gateway: {error}"
         ) from error
     if isinstance(value, Answer):
         return msgspec.structs.replace(

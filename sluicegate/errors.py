@@ -38,6 +38,11 @@ class SluicegateError(Exception):
         """Whether the same call may succeed later."""
         return True
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the call itself is being answered, to an attempt before."""
+        return False
+
 
 class NoAnswer(SluicegateError):
     """The gateway cannot be reached, or did not answer in time."""
@@ -59,10 +64,15 @@ class ApiError(SluicegateError):
 
     @property
     @override
+    def is_under_way(self) -> bool:
+        """Whether the call itself is being answered, to an attempt before."""
+        return self.code == _UNDER_WAY
+
+    @property
+    @override
     def is_retryable(self) -> bool:
         """Whether the same call may succeed later: never where the gateway says that it cannot."""
-        is_running = self.code == _UNDER_WAY
-        return self._should_retry and (self.status in _RETRIED or is_running)
+        return self._should_retry and (self.status in _RETRIED or self.is_under_way)
 
 
 class InvalidRequest(ApiError):
@@ -149,7 +159,7 @@ def error_of(response: httpx.Response) -> ApiError:
     """Return the error that `response` says; what is between may have answered in other words."""
     try:
         problem = msgspec.json.decode(response.content, type=Problem)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         problem = Problem(detail=f"{response.url.host} answered with no problem document")
     client_error = InvalidRequest if response.is_client_error else ApiError
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(response.status_code, client_error)

@@ -13,9 +13,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How calls are made."""
 
     timeout: float = 30.0
-    """Seconds for the whole call, retries included; the gateway is told what is left of them."""
+    """Seconds for the whole call, retries included; the gateway is told what is left of them.
+
+    The blocking client bounds each read from the connection by them.
+    """
     retries: int = 3
-    """How often a call is sent again at most."""
+    """How often a call is sent again at most.
+
+    To wait for an attempt that is still being answered counts only where this is 0.
+    """
     idempotency: bool = True
     """Whether a call that computes carries an `Idempotency-Key`, which its retries share."""
     cache_control: str = ""

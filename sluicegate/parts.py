@@ -1,6 +1,8 @@
 """Divides long lists into parts, and reports how far a list has come."""
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -66,6 +68,13 @@ class Tally:
         self._usage += answer.usage
         if self._report is not None:
             self._report(Progress(done=self._done, total=self._total, usage=self._usage))
+
+
+def has_failed(waiting: Iterable[tuple[int, asyncio.Task[Any] | Future[Any]]]) -> bool:
+    """Tell whether one of the parts that are waited for has failed."""
+    return any(
+        one.done() and (one.cancelled() or one.exception() is not None) for _, one in waiting
+    )
 
 
 def shift_index(error: InvalidItem, first: int) -> None:

@@ -19,6 +19,8 @@ from gateway.types import InferenceRequest, Principal
 
 _MAX_CACHED_BYTES = 1024
 _MAX_CACHED = 4096
+# Each takes 0.1 to 0.2 ms for a vector of 1,024 numbers.
+_MOST_CONVERSIONS = 16
 _GZIP = b"\x1f\x8b"
 _Name = tuple[Principal | None, InferenceRoute, tuple[str, ...], tuple[bytes, ...], bytes]
 
@@ -70,7 +72,8 @@ class BodyReader:
         parameters = dict(zip(route.names, state.parameters, strict=True))
         bounds = document.request
         check_json_size(route.json_part(raw, state.fields), max_values=bounds.max_values)
-        source = BodySource(raw, parameters, state.fields, document, self._models)
+        caller = state.principal
+        source = BodySource(raw, parameters, state.fields, document, self._models, caller)
         try:
             body = route.decode(source)
             _check_items(body.items(), bounds.max_items)
@@ -83,6 +86,7 @@ class BodyReader:
             request=request,
             charges=self._charges(state, request),
             failed=failed_usage(len(request.items)),
+            is_slow_to_encode=route.conversions(body) > _MOST_CONVERSIONS,
         )
 
     def _charges(self, state: RequestState, request: InferenceRequest) -> tuple[Charge, ...]:

@@ -13,6 +13,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.api.error_format import ErrorFormat
 from gateway.api.http import Headers, HttpReply, respond
+from gateway.api.key_rights import covers
 from gateway.api.problem_replies import problem_reply
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
@@ -74,7 +75,7 @@ class CrossOrigin:
             PermissionDenied: the key is for other origins or routes.
         """
         if principal.routes is not None and not any(
-            _covers(route, path) for route in principal.routes
+            covers(route, path) for route in principal.routes
         ):
             raise PermissionDenied("This key may not be used for this route.")
         if principal.origins is not None and origin.decode("latin-1") not in principal.origins:
@@ -182,15 +183,11 @@ class CrossOriginRequests:
         return self._rules.preflight(origin, headers.get(b"access-control-request-headers", b""))
 
 
-def _covers(route: str, path: str) -> bool:
-    return path.startswith(route[:-1]) if route.endswith("/*") else path == route
-
-
 def _names(routes: Iterable[str], path: str) -> bool:
     """Return whether `path` is no route to the tenant's account, or one that `routes` name."""
     path = _SLASHES.sub("/", path)  # as the application reads it
     account = next((each for each in _TENANTS if f"{path}/".startswith(f"{each}/")), "")
-    return not account or any(r.startswith(account) and _covers(r, path) for r in routes)
+    return not account or any(r.startswith(account) and covers(r, path) for r in routes)
 
 
 def _readable(scope: HTTPScope, send: Send, headers: Headers) -> tuple[HTTPScope, Send]:

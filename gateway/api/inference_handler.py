@@ -54,8 +54,10 @@ class InferenceHandler:
             return
         finally:
             self.body_budget.release(state)
-        if state.attempt == state.id and state.status < _FIRST_ERROR:
-            scope["state"][NOT_REPLAYED] = True  # some items failed
+        lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
+        # Another try may mend it, whatever status its dialect gives it.
+        if state.is_passing or lacks_items:
+            scope.setdefault("state", {})[NOT_REPLAYED] = True
         if len(reply.body) >= SMALLEST:
             reply = await compressed(reply, state.coding)
         await (respond(send, reply) if server is None else server.send(*reply))

@@ -10,9 +10,17 @@ from typing import Any, NamedTuple, Protocol
 
 from backends.protocol import Task
 from gateway.api.error_format import PROBLEMS, ErrorFormat
+from gateway.api.key_rights import is_visible
 from gateway.config.document import Document
 from gateway.inference.interfaces import ModelTable
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from gateway.types import (
+    Answer,
+    InferenceRequest,
+    Principal,
+    RequestId,
+    ServedModel,
+    Usage,
+)
 
 JSON = b"content-type: application/json\r\n"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
@@ -42,6 +50,14 @@ class BodySource(NamedTuple):
     """The values of the route's `headers`, in their order; empty where one is missing."""
     document: Document
     models: ModelTable
+    principal: Principal | None
+
+    def served(self, name: str) -> ServedModel | None:
+        """Return a model that the caller may know of, `None` where no such model is served."""
+        found = self.models.model(name)
+        if found is None or self.principal is None:
+            return found
+        return found if is_visible(found, self.document, self.principal) else None
 
 
 class Rendered(NamedTuple):
@@ -96,6 +112,13 @@ class InferenceRoute:
         Those that Redis had are then put into a template.
         """
         return False
+
+    def conversions(self, body: Any) -> int:
+        """Return how many vectors `encode` converts: many would hold the event loop.
+
+        Such answers are encoded in a thread.
+        """
+        return 0
 
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         """Return the answer to `body`, which `decode` returned; no item of `answer` failed.

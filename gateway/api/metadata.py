@@ -12,6 +12,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
+from gateway.api.key_rights import is_visible
 from gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
@@ -23,7 +24,6 @@ from gateway.api.openapi_parts import (
 from gateway.api.request_headers import parse_timeout
 from gateway.api.revalidation import with_etag
 from gateway.api.usage_query import parse_group_by, parse_moment
-from gateway.config.document import Document, ModelConfig
 from gateway.errors import (
     DependencyUnavailable,
     InvalidRequest,
@@ -40,7 +40,6 @@ _GROUPS = ("model", "day", "hour", "key", "task")
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
 _BUCKET = "Adds lines for each day or hour (UTC) to those of `group_by`."
-_DEFAULT_ENTRY = ModelConfig()
 _OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
 _YEARS = range(1970, 2262)
@@ -294,14 +293,6 @@ def principal_of(request: AnyRequest) -> Principal:
     """Return the caller of a request that was admitted."""
     principal: Principal = request.scope["state"][PRINCIPAL]
     return principal
-
-
-def is_visible(model: ServedModel, document: Document, principal: Principal) -> bool:
-    """Tell whether a key may know of a model."""
-    name = model.info.name
-    allowed = principal.models is None or name in principal.models
-    # An encoder without tasks is there for what builds on it, and answers nobody.
-    return allowed and bool(model.info.tasks) and document.models.get(name, _DEFAULT_ENTRY).enabled
 
 
 def _card(model: ServedModel) -> ModelCard:

@@ -24,10 +24,12 @@ from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import gateway_error
 from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
+from gateway.api.key_rights import check_model
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
 from gateway.api.request_state import ParsedBody, RequestState
+from gateway.api.slow_answers import SlowAnswers
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -35,7 +37,6 @@ from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     MethodNotAllowed,
-    PermissionDenied,
     UpstreamUnavailable,
 )
 from gateway.http.client_id import parse_client_id
@@ -54,9 +55,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
-from gateway.types import Answer, Caller, RequestId
-
-_FAULT = 500
+from gateway.types import Answer, RequestId
 
 
 class RequestProcessor:
@@ -83,6 +82,7 @@ class RequestProcessor:
         self.tracer = tracer
         self._now = events.now
         self._bodies = BodyReader(models)
+        self._slow_answers = SlowAnswers()
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
@@ -158,6 +158,8 @@ class RequestProcessor:
             body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
+            if parsed.is_slow_to_encode:
+                return None  # `reply_later` does it in a thread
             lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
             if lines is not None:
                 prepared = state.prepared = self._prepared(state, lines)
@@ -210,7 +212,7 @@ class RequestProcessor:
         prepared, outcomes = state.prepared, state.outcomes
         if prepared is None or outcomes is None:
             return False
-        return self._inference.compute_nowait(prepared, _caller(state), outcomes, on_done)
+        return self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done)
 
     def reply(self, state: RequestState, answer: Answer) -> HttpReply:
         """Return the whole answer to a request that was computed."""
@@ -227,7 +229,8 @@ class RequestProcessor:
                 with state.span.child("admission"):
                     decision = await self._ask_limiter(state)
                     prepared = state.prepared = self._admitted(state, decision)
-            answer = await self._inference.infer(prepared, _caller(state), state.outcomes)
+            answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
+            await self._slow_answers.encode(state, answer)
             return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(state, error)
@@ -286,8 +289,7 @@ class RequestProcessor:
         if prepared is not None and self._inference.is_current(prepared.plan, state.runtime):
             return prepared
         request = parsed.request
-        if principal.models is not None and request.model not in principal.models:
-            raise PermissionDenied(f"This key may not use the model `{request.model}`.")
+        check_model(principal, request.model)
         parsed.replay = None
         parsed.prepared = prepared = self._inference.prepare(request, principal, state.runtime)
         return prepared
@@ -305,7 +307,9 @@ class RequestProcessor:
         if state.usage.failed and may_be_mended(answer):
             state.record_alone()
         lines = cache_lines(answer, state.options.directives) + row_lines(answer)
-        content, body = parsed.route.encode(parsed.body, answer, state.usage, state.id)
+        content, body = state.rendered or parsed.route.encode(
+            parsed.body, answer, state.usage, state.id
+        )
         # Last: what fails before has an event of its own.
         self._events.publish(state)
         state.lines, state.content = lines, content
@@ -353,7 +357,7 @@ class RequestProcessor:
             lines += state.own_lines
         if state.wants_timing:
             lines += _server_timing(state, self._now())
-        if state.span.is_recorded or state.status >= _FAULT:
+        if state.span.is_recorded or state.is_fault:
             self._end_span(state)
         return HttpReply(state.status, lines, body)
 
@@ -371,17 +375,6 @@ class RequestProcessor:
         if state.code:
             span.fail(state.code)
         span.end()
-
-
-def _caller(state: RequestState) -> Caller:
-    principal, _ = state.caller_and_body()
-    return Caller(
-        principal=principal,
-        deadline=state.deadline,
-        directives=state.options.directives,
-        traceparent=state.span.traceparent,
-        criticality=state.options.criticality,
-    )
 
 
 def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:

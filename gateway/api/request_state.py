@@ -6,11 +6,12 @@ from collections.abc import Callable
 import msgspec
 
 from gateway.api.http import HttpReply
-from gateway.api.inference_route import JSON, InferenceRoute, RequestBody
+from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
+from gateway.inference.outcomes import PASSING_REFUSALS
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
@@ -18,6 +19,7 @@ from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
     ID_DIGITS,
     ArmUsage,
+    Caller,
     InferenceRequest,
     ItemOutcome,
     Principal,
@@ -60,6 +62,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     charges: tuple[Charge, ...]
     failed: Usage
     """The usage to report where the request fails as a whole."""
+    is_slow_to_encode: bool = False
+    """The answer is encoded in a thread."""
     prepared: PreparedRequest | None = None
     replay: HitReplay | None = None
 
@@ -123,10 +127,17 @@ class RequestState:
     model = ""
     revision = ""
     status = 200
+    """As the route's dialect says it."""
+    is_fault = False
+    """It ended with an error that is none of the caller's, whatever its status."""
+    is_passing = False
+    """It ended with an error that another try may mend, whatever its status."""
     code = ""
     usage = _NOTHING
     arms: tuple[ArmUsage, ...] = ()
     lines = b""
+    rendered: Rendered | None = None
+    """The answer, where it was encoded in a thread."""
     content = JSON
     """The header lines that say what the body of the answer is."""
     parameters: tuple[str, ...] = ()
@@ -163,6 +174,17 @@ class RequestState:
             raise RuntimeError("the request has not been read yet")
         return self.principal, self.parsed
 
+    def caller(self) -> Caller:
+        """Return what the backends' side needs to know of the request, which was read."""
+        principal, _ = self.caller_and_body()
+        return Caller(
+            principal=principal,
+            deadline=self.deadline,
+            directives=self.options.directives,
+            traceparent=self.span.traceparent,
+            criticality=self.options.criticality,
+        )
+
     def name(self, client_id: str) -> None:
         """Note what the caller names the request by, which its answer repeats."""
         self.client_id = client_id
@@ -172,6 +194,10 @@ class RequestState:
         """Note that the request ends with `error`."""
         self.record_alone()
         self.status = self.route.errors.status(error)
+        self.is_fault = error.status >= InternalError.status
+        self.is_passing = self.is_fault or (
+            isinstance(error, InvalidItem) and error.item_code in PASSING_REFUSALS
+        )
         self.code = error.code
         self.usage = usage
 

@@ -2,8 +2,9 @@
 
 The cache has one value for a text; a form is made of it for each answer. `int8` and `uint8` have
 255 steps between a vector's own largest absolute value and its negative: cosines are kept, lengths
-are not. `binary` and `ubinary` have a bit for each number, 1 where it is positive, eight to a byte,
-the first one highest; `binary` shows the bytes less 128, as numpy's `packbits` is used for it.
+are not. Numbers beyond those of `float16` become its largest. `binary` and `ubinary` have a bit for
+each number, 1 where it is positive, eight to a byte, the first one highest; `binary` shows the
+bytes less 128, as numpy's `packbits` is used for it.
 """
 
 import binascii
@@ -17,8 +18,11 @@ import msgspec
 
 NumberType = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
 """What a vector is made of; `float` is float32."""
+JsonForm = NumberType | Literal["base64"]
+"""What a vector in JSON is made of; `base64` is the bytes of float32."""
 _START = b'{"embedding":['
 _STEPS = 127
+_LARGEST_FLOAT16 = 65_504.0
 _LESS_128 = bytes([byte ^ 0x80 for byte in range(256)])
 _SIGNED = ("int8", "binary")
 _encode = msgspec.json.encode
@@ -43,20 +47,41 @@ def as_json(result: bytes, kind: NumberType) -> bytes | memoryview:
     """Return a vector as a JSON list of numbers of that type."""
     if kind == "float":
         return floats_as_json(result)
-    packed = as_bytes(result, kind)
-    if kind == "float16":
-        return _encode([value for (value,) in struct.iter_unpack("<e", packed)])
-    return _encode(memoryview(packed).cast("b" if kind in _SIGNED else "B").tolist())
+    return _json(_decode(result).embedding, kind)
 
 
 def as_base64(result: bytes, kind: NumberType = "float") -> bytes:
     """Return the bytes of a vector as a JSON string in base64."""
-    return b'"%b"' % binascii.b2a_base64(as_bytes(result, kind), newline=False)
+    return _base64(_decode(result).embedding, kind)
 
 
 def as_bytes(result: bytes, kind: NumberType = "float") -> bytes:
     """Return the numbers of a vector one after another, little-endian."""
     return _PACKERS[kind](_decode(result).embedding)
+
+
+def as_all(result: bytes, kinds: Sequence[JsonForm]) -> list[bytes | memoryview]:
+    """Return a vector as JSON in each form; its numbers are decoded once."""
+    values = [] if list(kinds) == ["float"] else _decode(result).embedding
+    return [
+        floats_as_json(result)
+        if kind == "float"
+        else _base64(values, "float")
+        if kind == "base64"
+        else _json(values, kind)
+        for kind in kinds
+    ]
+
+
+def _json(values: Sequence[float], kind: NumberType) -> bytes:
+    packed = _PACKERS[kind](values)
+    if kind == "float16":
+        return _encode(struct.unpack(f"<{len(values)}e", packed))
+    return _encode(memoryview(packed).cast("b" if kind in _SIGNED else "B").tolist())
+
+
+def _base64(values: Sequence[float], kind: NumberType) -> bytes:
+    return b'"%b"' % binascii.b2a_base64(_PACKERS[kind](values), newline=False)
 
 
 def _float32(values: Sequence[float]) -> bytes:
@@ -67,7 +92,12 @@ def _float32(values: Sequence[float]) -> bytes:
 
 
 def _float16(values: Sequence[float]) -> bytes:
-    return struct.pack(f"<{len(values)}e", *values)
+    try:
+        return struct.pack(f"<{len(values)}e", *values)
+    except OverflowError:  # a vector that was not normalized
+        largest = _LARGEST_FLOAT16
+        bounded = [max(-largest, min(value, largest)) for value in values]
+        return struct.pack(f"<{len(values)}e", *bounded)
 
 
 def _int8(values: Sequence[float]) -> bytes:

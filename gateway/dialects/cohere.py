@@ -1,6 +1,5 @@
 """Answers Cohere's clients: embed, rerank and classify. Native routes list the models."""
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +11,7 @@ from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.native_routes import NativeRoute
 from gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
-from gateway.api.vectors import as_base64, as_json
+from gateway.api.vectors import as_all
 from gateway.dialects.base import dialect_operation, input_tokens
 from gateway.dialects.cohere_errors import COHERE_ERRORS
 from gateway.dialects.stored_results import labels_in, ranking
@@ -39,7 +38,7 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
     """The texts; images are refused."""
     input_type: str | None = None
     """Is ignored: models have no words that they put before a text."""
-    embedding_types: tuple[EmbeddingType, ...] = ("float",)
+    embedding_types: Annotated[tuple[EmbeddingType, ...], msgspec.Meta(max_length=6)] = ("float",)
     """What vectors are made of; the answer has each. `base64` is of little-endian float32."""
     output_dimension: Positive | None = None
     """Keeps the first so many numbers of a vector, which then has the length 1 again."""
@@ -229,14 +228,19 @@ class CohereEmbedRoute(InferenceRoute):
         return self._decode(source.raw)
 
     @override
+    def conversions(self, body: CohereEmbedBody) -> int:
+        return len(body.texts) * len(set(body.embedding_types) - {"float"})
+
+    @override
     def encode(
         self, body: CohereEmbedBody, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
-        kinds = []
-        for kind in dict.fromkeys(body.embedding_types):
-            render = as_base64 if kind == "base64" else partial(as_json, kind=kind)
-            vectors = b",".join([render(outcome.result) for outcome in answer.outcomes])
-            kinds.append(b'"%b":[%b]' % (kind.encode(), vectors))
+        names = tuple(dict.fromkeys(body.embedding_types))
+        vectors = [as_all(outcome.result, names) for outcome in answer.outcomes]
+        kinds = [
+            b'"%b":[%b]' % (name.encode(), b",".join(forms))
+            for name, forms in zip(names, zip(*vectors, strict=True), strict=True)
+        ]
         return Rendered(
             JSON,
             b'{"id":%b,"response_type":"embeddings_by_type","embeddings":{%b},"texts":%b,"meta":%b}'

@@ -9,6 +9,7 @@ from typing_extensions import override
 from backends.protocol import Task
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.key_rights import covers
 from gateway.api.openapi_parts import Operation
 from gateway.dialects.base import dialect_operation
 from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
@@ -19,7 +20,6 @@ from gateway.dialects.hugging_face_tasks import (
 )
 from gateway.dialects.tei_info import model_probes
 from gateway.errors import InvalidRequest, TaskNotSupported
-from gateway.inference.interfaces import ModelTable
 from gateway.types import Answer, RequestId, Usage
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -57,12 +57,28 @@ class HuggingFaceRoute(InferenceRoute):
     @override
     def decode(self, source: BodySource) -> ModelCall:
         fields = given_fields(source.raw)
-        model = model_name(source.parameters["model"], source.models)
-        served = source.models.model(model)
+        model = self._model_name(source)
+        served = source.served(model)
         if served is None:
             return nobody(model)
         pipeline = self._pipeline(source, fields, served.info.tasks)
         return ModelCall(model, msgspec.convert(fields, PIPELINES[pipeline][1]))
+
+    def _model_name(self, source: BodySource) -> str:
+        """Return the name here of a model of the hub: without its owner, unless it is served so.
+
+        A key for the routes of one model, which then is the owner, does not reach another by them.
+        """
+        given = source.parameters["model"]
+        name = given.rpartition("/")[2]
+        if name == given or source.models.model(given) is not None:
+            return given
+        routes = None if source.principal is None else source.principal.routes
+        path = self.template.format_map({**source.parameters, "model": name})
+        is_covered = routes is None or any(
+            covers(route, path) or route.startswith(f"/models/{given}") for route in routes
+        )
+        return name if is_covered else given
 
     def _pipeline(self, source: BodySource, fields: dict[str, Any], tasks: list[Task]) -> str:
         """Return the name of the task that is asked for."""
@@ -74,6 +90,10 @@ class HuggingFaceRoute(InferenceRoute):
                 if name in inputs:
                     return pipeline
         return _BY_TASK[only_task(tasks, _OF_TEXTS)]
+
+    @override
+    def conversions(self, body: ModelCall) -> int:
+        return body.inputs.conversions()
 
     @override
     def encode(
@@ -108,11 +128,6 @@ def given_fields(raw: bytes) -> dict[str, Any]:
     fields.pop("options", None)
     fields |= msgspec.convert(fields.pop("parameters", None) or {}, dict[str, Any])
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def model_name(model: str, models: ModelTable) -> str:
-    """Return the name here of a model of the hub: without its owner, unless it is served so."""
-    return model if models.model(model) is not None else model.rpartition("/")[2]
 
 
 def nobody(model: str) -> ModelCall:

@@ -92,6 +92,10 @@ class EmbeddingsRoute(InferenceRoute):
         return self._decode(source.raw)
 
     @override
+    def conversions(self, body: OpenAIEmbeddingsBody) -> int:
+        return len(body.items()) if body.encoding_format == "base64" else 0
+
+    @override
     def encode(
         self, body: OpenAIEmbeddingsBody, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

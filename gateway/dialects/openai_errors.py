@@ -61,7 +61,7 @@ class OpenAIErrorFormat(ErrorFormat):
 
     @override
     def status(self, error: GatewayError) -> int:
-        return _BAD_REQUEST if error.status == InvalidItem.status else error.status
+        return _BAD_REQUEST if error.code == InvalidItem.code else error.status
 
     @override
     def encode(self, error: GatewayError, request_id: str) -> bytes:

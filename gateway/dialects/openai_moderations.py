@@ -7,11 +7,12 @@ from typing_extensions import override
 
 from backends.protocol import Task
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.key_rights import check_model
 from gateway.api.schemas import ClassifyBody
 from gateway.config.document import Document, ModelConfig
 from gateway.dialects.openai_errors import OPENAI_ERRORS
 from gateway.dialects.stored_results import labels_in
-from gateway.errors import InvalidRequest
+from gateway.errors import GatewayError, InvalidRequest, ModelNotFound
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 
@@ -86,11 +87,9 @@ class ModerationsRoute(InferenceRoute):
         texts = [part if isinstance(part, str) else part.text for part in parts]
         name = body.model or _only_model(source.document)
         entry = source.document.models.get(name, ModelConfig())
-        if not entry.moderation and source.models.model(name) is not None:
-            raise InvalidRequest(
-                f"`{name}` is not configured for moderation; name a model that is, or use"
-                " `POST /v1/classify`."
-            )
+        # What is not refused now would be answered, with no category, once it is served.
+        if not entry.moderation:
+            raise _refusal(source, name)
         return _ModerationRequest(name, texts, entry)
 
     @override
@@ -101,6 +100,22 @@ class ModerationsRoute(InferenceRoute):
         name = answer.model.info.name
         found = OpenAIModerations(id=f"modr-{request_id}", model=name, results=results)
         return Rendered(JSON, msgspec.json.encode(found))
+
+
+def _refusal(source: BodySource, name: str) -> GatewayError:
+    """Return why a model that is not configured does not answer, as other routes say it.
+
+    Raises:
+        PermissionDenied: the key may not know of it.
+    """
+    if source.principal is not None:
+        check_model(source.principal, name)
+    if source.served(name) is None:
+        return ModelNotFound(f"No model `{name}` is served; GET /v1/models lists those that are.")
+    return InvalidRequest(
+        f"`{name}` is not configured for moderation; name a model that is, or use"
+        " `POST /v1/classify`."
+    )
 
 
 def _only_model(document: Document) -> str:

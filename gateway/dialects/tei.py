@@ -135,6 +135,10 @@ class TeiRoute(InferenceRoute):
         return self.body
 
     @override
+    def conversions(self, body: ModelCall) -> int:
+        return body.inputs.conversions()
+
+    @override
     def encode(
         self, body: ModelCall, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
@@ -150,7 +154,7 @@ class TeiModelRoute(TeiRoute):
     def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
         if "query" in fields:
             return TeiRerankInputs
-        served = source.models.model(source.parameters["model"])
+        served = source.served(source.parameters["model"])
         tasks = [Task.EMBED] if served is None else served.info.tasks
         return _BY_TASK[only_task(tasks, tuple(_BY_TASK))]
 
@@ -167,8 +171,9 @@ class TeiRefusedRoute(TeiRoute):
         raise TaskNotSupported(self._why)
 
 
-def _text_or_pair(texts: str | list[str]) -> str | tuple[str, str]:
-    if isinstance(texts, str) or not 0 < len(texts) <= _PAIR:
+def _text_or_pair(texts: str | list[Any]) -> str | tuple[str, str]:
+    is_list = not isinstance(texts, str) and 0 < len(texts) <= _PAIR
+    if not (is_list and all(isinstance(text, str) for text in texts)):
         raise InvalidRequest("`inputs` takes a text, or a pair, or a list of lists of these.")
     return texts[0] if len(texts) < _PAIR else (texts[0], texts[1])
 

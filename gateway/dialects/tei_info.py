@@ -8,7 +8,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from backends.protocol import ModelInfo, Task
-from gateway.api.metadata import AnyRequest, Models, Runtimes, is_visible, principal_of
+from gateway.api.key_rights import is_visible
+from gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
 from gateway.api.openapi_parts import Content, Kind, Operation
 from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from gateway.errors import DependencyUnavailable, ModelNotFound, RateLimited

@@ -11,8 +11,8 @@ from gateway.types import ItemFailure, ItemOutcome, Source
 
 REFUSED = 422
 """The status of an item that a model does not take."""
-# Refusals that depend on what else ran at the time: the next try may be answered.
-_PASSING = frozenset({"algorithm_too_slow"})
+PASSING_REFUSALS = frozenset({"algorithm_too_slow"})
+"""The codes of refusals that depend on what else ran: the next try may be answered."""
 LATE = ItemOutcome(
     source=Source.FAILED,
     failure=ItemFailure.of(DeadlineExceeded.during("the computation")),
@@ -53,7 +53,9 @@ def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
 
 def would_repeat(failure: ItemFailure) -> bool:
     """Tell whether the same item would be refused again for the same reason."""
-    return failure.status == REFUSED and not failure.retryable and failure.code not in _PASSING
+    return (
+        failure.status == REFUSED and not failure.retryable and failure.code not in PASSING_REFUSALS
+    )
 
 
 def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:

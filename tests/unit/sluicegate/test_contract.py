@@ -160,7 +160,7 @@ def test_address_and_key_are_those_of_the_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("SLUICEGATE_KEY", "sk-of-the-environment")
 
     with Sluicegate() as client:
-        request = client._request("GET", "/v1/models", {})
+        request = client._request("GET", "/v1/models", httpx.Headers())
 
     assert str(request.url) == "https://gateway.example/below/v1/models"
     assert request.headers["authorization"] == "Bearer sk-of-the-environment"

@@ -9,6 +9,7 @@ import pytest
 
 from sluicegate import (
     Answer,
+    Conflict,
     DeadlineExceeded,
     InvalidItem,
     Labels,
@@ -55,11 +56,14 @@ BUSY = problem(503, "overloaded", retry_after_ms="250", retry_after="1")
 class Run:
     """Answers each request of one call with the next outcome, at a clock of its own."""
 
-    def __init__(self, *outcomes: Outcome, latency: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self, *outcomes: Outcome, latency: float = 0.0, oversleep: float = 0.0, **options: Any
+    ) -> None:
         self.requests: list[httpx.Request] = []
         self.pauses: list[float] = []
         self._outcomes: Iterator[Outcome] = iter(outcomes)
         self._latency = latency
+        self._oversleep = oversleep
         self._options = Options(**options)
 
     def answer(self, call: Any = CALL) -> Any:
@@ -72,7 +76,7 @@ class Run:
                 step = steps.send(outcome)
                 if isinstance(step, float):
                     self.pauses.append(step)
-                    clock.advance(step)
+                    clock.advance(step + self._oversleep)
                     outcome = None
                 else:
                     self.requests.append(step)
@@ -199,6 +203,60 @@ def test_an_equal_request_under_way_is_waited_for_and_another_is_not() -> None:
     assert Run(under_way, response(200, ANSWER)).answer().model == "sentiment"
     with pytest.raises(Exception, match="Why"):
         Run(problem(409, "conflict")).answer()
+
+
+def test_an_attempt_before_is_waited_for_as_long_as_the_time_allows() -> None:
+    under_way = problem(409, "idempotency_key_in_use", retry_after_ms="1000")
+    run = Run(LOST, *[under_way] * 6, BUSY, BUSY, response(200, ANSWER))
+
+    assert run.answer().model == "sentiment"
+    with pytest.raises(Conflict):
+        Run(*[under_way] * 40, timeout=10.0).answer()
+    once = Run(under_way, retries=0)
+    with pytest.raises(Conflict):
+        once.answer()
+    assert once.pauses == []
+
+
+def test_a_pause_that_overshoots_the_time_ends_with_the_error_before_it() -> None:
+    run = Run(problem(429, "rate_limited", retry_after="2"), timeout=2.02, oversleep=0.1)
+
+    with pytest.raises(RateLimited):
+        run.answer()
+
+    assert len(run.requests) == 1
+
+
+@pytest.mark.parametrize("name", ["Idempotency-Key", "idempotency-key"])
+def test_a_key_of_the_caller_is_kept_and_alone(name: str) -> None:
+    away = problem(503, "dependency_unavailable", retry_after_ms="10")
+    run = Run(away, response(200, ANSWER), headers={name: "order-17"})
+
+    run.answer()
+
+    sent = [request.headers.get_list("idempotency-key") for request in run.requests]
+    assert sent == [["order-17"]] * 2
+
+
+def test_what_was_lost_without_its_key_is_not_sent_again() -> None:
+    away = problem(503, "dependency_unavailable", retry_after_ms="10")
+    run = Run(away, LOST)
+    unsent = Run(away, httpx.ConnectError("refused"), response(200, ANSWER))
+
+    with pytest.raises(NoAnswer):
+        run.answer()
+    assert unsent.answer().model == "sentiment"
+
+
+def test_what_is_no_utf_8_is_an_error_of_the_client() -> None:
+    url = "http://u:PASSWORD@g/v1/classify"
+    for status, kind in ((200, NoAnswer), (503, Unavailable)):
+        answered = httpx.Response(
+            status, content=b'{"model":"\xff"}', request=httpx.Request("POST", url)
+        )
+        with pytest.raises(kind) as caught:
+            Run(answered, retries=0).answer()
+        assert "PASSWORD" not in str(caught.value)
 
 
 def test_what_is_no_problem_document_is_still_an_error() -> None:

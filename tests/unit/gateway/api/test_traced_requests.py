@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_OFF, DEFAULT_ON
 
 from gateway.types import ItemFailure
 from tests.support.api import KEY
+from tests.support.dialects import sent, serve_models
 from tests.support.entry_points import EntryPoint
 from tests.support.tracing import Recorded
 
@@ -148,6 +149,21 @@ async def test_a_failure_that_is_not_sampled_leaves_one_span(fast: bool, sampler
         assert attributes(span)["error.type"] == "overloaded"
         assert span.parent is not None
         assert span.parent.span_id == 1
+
+
+async def test_a_failure_has_its_span_whatever_status_its_dialect_writes() -> None:
+    recorded = Recorded(DEFAULT_OFF)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+    serve_models(entry.api)
+    failure = ItemFailure(status=502, code="upstream_failed", detail="Broken.")
+    entry.api.scene.runner.failure = failure
+    lines = ("Host: w", f"Authorization: Bearer {KEY}")
+
+    answer = await entry.send(sent("POST /tei/minilm/embed", lines, b'{"inputs":"a"}'))
+
+    assert b" 424 " in answer
+    (span,) = recorded.spans()
+    assert attributes(span)["error.type"] == "upstream_failed"
 
 
 async def test_a_refusal_that_is_not_sampled_leaves_no_span() -> None:

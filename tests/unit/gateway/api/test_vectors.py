@@ -59,3 +59,9 @@ def test_floats_are_those_of_the_result_to_the_letter() -> None:
     assert as_json(b'{"embedding":[0.10,1e-9]}', "float") == b"[0.10,1e-9]"
     assert as_json(b'{ "embedding": [0.5] }', "float") == b"[0.5]"
     assert as_json(b'{"embedding":[0.5],"more":[1]}', "float") == b"[0.5]"
+
+
+def test_numbers_too_large_for_float16_become_its_largest() -> None:
+    result = b'{"embedding":[1e6,-1e6,1.5]}'
+
+    assert msgspec.json.decode(as_json(result, "float16")) == [65504.0, -65504.0, 1.5]

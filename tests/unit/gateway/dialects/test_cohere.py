@@ -137,6 +137,7 @@ async def test_an_answer_is_a_hit_through_other_routes(api: Api, client: httpx.A
         ("/v2/embed", _EMBED | {"images": ["data:"]}, "images"),
         ("/v2/embed", _EMBED | {"truncate": "START"}, "truncate"),
         ("/v2/embed", _EMBED | {"embedding_types": ["hex"]}, "embedding_types"),
+        ("/v2/embed", _EMBED | {"embedding_types": ["int8"] * 7}, "embedding_types"),
         ("/v2/embed", _EMBED | {"texts": []}, "empty"),
         ("/v2/rerank", _RERANK | {"max_tokens_per_doc": 100}, "max_tokens_per_doc"),
         ("/v2/rerank", _RERANK | {"return_documents": True}, "return_documents"),

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from backends.protocol import Task
-from gateway.types import ItemFailure, Rule
+from gateway.auth.keys import hash_key
+from gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
 from tests.support.api import KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, routed_client, sent, serve_models
 from tests.support.documents import conforms, documents
@@ -192,3 +193,37 @@ async def test_both_entry_points_answer_a_captured_request_alike(
     answers, _ = await answer_alike(_CAPTURED, tier)
 
     assert [answer.split(b" ", 2)[1] for answer in answers] == [b"200"] * 7 + [b"404"]
+
+
+@pytest.mark.parametrize("path", ["/models/topics", "/models/none", "/tei/topics", "/tei/none"])
+async def test_a_key_does_not_learn_what_other_models_do(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    narrow = {"authorization": f"Bearer {NARROW_KEY}"}
+
+    response = await client.post(path, json={"inputs": "a"}, headers=narrow)
+
+    assert (response.status_code, response.json()["code"]) == (403, "permission_denied")
+
+
+@pytest.mark.parametrize(
+    ("routes", "path", "status"),
+    [
+        ({"/models/minilm/*"}, "/models/minilm/sentiment", 404),
+        ({"/models/minilm/*"}, "/models/minilm/x/sentiment/pipeline/text-classification", 404),
+        ({"/models/minilm/*"}, "/models/minilm/pipeline/feature-extraction", 200),
+        ({"/models/acme/*"}, "/models/acme/sentiment", 404),
+        ({"/models/acme/sentiment"}, "/models/acme/sentiment", 200),
+        ({"/models/acme/*", "/models/sentiment"}, "/models/acme/sentiment", 200),
+        ({"/models/*"}, "/models/acme/sentiment", 200),
+    ],
+)
+async def test_a_key_for_a_route_of_a_model_reaches_no_other_as_its_owner(
+    api: Api, client: httpx.AsyncClient, routes: set[str], path: str, status: int
+) -> None:
+    bound = Principal(tenant=TenantId("acme"), key=KeyId("key_3"), routes=frozenset(routes))
+    api.keys.replace({hash_key(KEY): bound})
+
+    response = await client.post(path, json={"inputs": "a text"})
+
+    assert response.status_code == status, response.json()

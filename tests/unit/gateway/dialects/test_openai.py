@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from backends.protocol import Task
+from gateway.dialects.openai_errors import OPENAI_ERRORS
+from gateway.errors import IdempotencyKeyReused, InvalidItem
 from gateway.types import ItemFailure, Rule
 from tests.support.api import Api
 from tests.support.documents import conforms, documents
@@ -225,3 +227,8 @@ async def test_both_entry_points_answer_a_captured_request_alike(
     assert len(fast_path.api.fast_path.heads) == len(requests)
     replayed = fast_path.api.fast_path.replay(_CAPTURED[0], [])
     assert (replayed is not None) == (tier == "memory")
+
+
+def test_a_key_of_another_request_is_no_item_that_cannot_be_answered() -> None:
+    assert OPENAI_ERRORS.status(IdempotencyKeyReused("Choose a new key.")) == 422
+    assert OPENAI_ERRORS.status(InvalidItem("Empty.", index=0, item_code="empty_input")) == 400

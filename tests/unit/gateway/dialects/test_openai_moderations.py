@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from gateway.config.document import ModelConfig
-from tests.support.api import Api
+from tests.support.api import NARROW_KEY, Api
 from tests.support.documents import conforms, documents
 
 pytestmark = pytest.mark.anyio
@@ -114,3 +114,31 @@ async def test_without_a_model_one_must_be_configured(
 
     assert response.status_code == 400
     assert "`model` is needed" in response.json()["error"]["message"]
+
+
+async def test_a_model_that_is_served_later_does_not_pass_what_nobody_judged(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    body = {"input": "a", "model": "later"}
+    early = await client.post("/v1/moderations", json=body)
+    infos = api.scene.models.infos
+    infos["later"] = infos["sentiment"]
+
+    late = await client.post("/v1/moderations", json=body)
+
+    assert (early.status_code, late.status_code) == (404, 400)
+    assert "not configured" in late.json()["error"]["message"]
+
+
+async def test_a_key_does_not_learn_which_models_there_are(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.scene.models.infos["plain"] = api.scene.models.infos["sentiment"]
+    narrow = {"authorization": f"Bearer {NARROW_KEY}"}
+
+    statuses = [
+        (await client.post("/v1/moderations", json=body, headers=narrow)).status_code
+        for body in ({"input": "a", "model": name} for name in ("sentiment", "plain", "none"))
+    ]
+
+    assert statuses == [403] * 3

@@ -6,8 +6,10 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.api.http import NOT_REPLAYED
+from gateway.api.inference_router import InferenceRouter
 from gateway.types import ItemFailure, Rule
-from tests.support.api import KEY, Api
+from tests.support.api import AUTHORIZATION, KEY, Api
 from tests.support.dialects import answer_alike, routed_client, sent, serve_models
 
 pytestmark = pytest.mark.anyio
@@ -96,6 +98,8 @@ async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
         ),
         ("minilm/rerank", _RANK | {"raw_scores": True}, 422, "Validation", "raw_scores"),
         ("sentiment/predict", {"inputs": [["a", "b", "c"]]}, 422, "Validation", "pair"),
+        ("sentiment/predict", {"inputs": ["a", ["b", "c"]]}, 422, "Validation", "pair"),
+        ("sentiment/predict", {"inputs": [["a"], "b"]}, 422, "Validation", "pair"),
         ("sentiment/predict", {"inputs": []}, 422, "Validation", "empty"),
         ("none/embed", {"inputs": "a"}, 404, "Validation", "none"),
     ],
@@ -170,3 +174,35 @@ async def test_both_entry_points_answer_alike(anyio_backend: str, tier: str) -> 
     answers, _ = await answer_alike(requests, tier)
 
     assert [answer.split(b" ", 2)[1] for answer in answers] == [b"200"] * 4 + [b"424"]
+
+
+@pytest.mark.parametrize(
+    ("path", "failure", "status", "is_passing"),
+    [
+        ("/tei/minilm/embed", (502, "upstream_failed"), 424, True),
+        ("/tei/sentiment/embed", None, 424, False),
+        ("/tei/minilm/embed", (422, "algorithm_too_slow"), 422, True),
+        ("/tei/minilm/embed", (422, "too_long"), 422, False),
+        ("/tei/minilm/embed", None, 200, False),
+    ],
+)
+async def test_what_another_try_may_mend_is_not_replayed_whatever_its_status(
+    api: Api, path: str, failure: tuple[int, str] | None, status: int, is_passing: object
+) -> None:
+    if failure is not None:
+        api.scene.runner.failure = ItemFailure(status=failure[0], code=failure[1], detail="So.")
+    router = InferenceRouter(api.application, api.handler, api.routes)
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await router(scope, receive, send)
+
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://api", headers=AUTHORIZATION
+    ) as client:
+        response = await client.post(path, json={"inputs": "a"})
+
+    assert response.status_code == status
+    assert scopes[0].get("state", {}).get(NOT_REPLAYED, False) == is_passing
