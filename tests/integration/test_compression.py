@@ -9,6 +9,7 @@ import pytest
 from gateway.api.content_coding import SMALLEST
 from loadtests.harness.raw_http import Response, post
 from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.valkey import Valkey
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -18,12 +19,15 @@ TEXTS = [f"text {number}" for number in range(600)]
 
 @pytest.fixture(scope="module")
 async def worker(
-    tmp_path_factory: pytest.TempPathFactory, valkey_server: object, anyio_backend: str
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: str
 ) -> AsyncIterator[RunningWorker]:
-    url = valkey_server.url  # type: ignore[attr-defined]
-    async with StubBackend() as stub:
-        folder = tmp_path_factory.mktemp("worker")
-        async with running_worker(folder, url, [stub], request={"max_body_bytes": 100_000}) as one:
+    # Of its own: what other tests published would be its configuration.
+    with Valkey() as server:
+        folder, request = tmp_path_factory.mktemp("worker"), {"max_body_bytes": 100_000}
+        async with (
+            StubBackend() as stub,
+            running_worker(folder, server.url, [stub], request=request) as one,
+        ):
             yield one
 
 

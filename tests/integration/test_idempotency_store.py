@@ -185,7 +185,8 @@ async def test_answers_are_bounded_in_bytes_and_one_that_has_no_room_is_not_kept
 
 
 async def test_without_redis_there_is_no_claim_and_after_it_there_is(bounds: Bounds) -> None:
-    with Valkey("--appendonly", "yes") as server:
+    # Else a busy disk may delay what a kill then loses.
+    with Valkey("--appendonly", "yes", "--appendfsync", "always") as server:
         redis = connect(server.url, timeout=5.0)
         async with IdempotencyStore(
             redis=redis, config=lambda: bounds.now, monotonic=asyncio.get_running_loop().time
