@@ -44,6 +44,12 @@ async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
         yield running_stub
 
 
+@pytest.fixture(scope="module", autouse=True)
+def emptied(valkey_server: Valkey) -> None:
+    """Tests before may have published a document."""
+    valkey_server.flush()
+
+
 @pytest.fixture(scope="module")
 async def scene(
     tmp_path_factory: pytest.TempPathFactory, valkey_server: Valkey, stub: StubBackend

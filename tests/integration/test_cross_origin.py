@@ -10,6 +10,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import KeyBounds
 from loadtests.harness.raw_http import KEY, Response, post
 from loadtests.harness.stub_backend import StubBackend
+from loadtests.harness.valkey import Valkey
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -22,14 +23,15 @@ PAGE, NAMED, WIDE = (f"sk-a-key-for-pages-{name}" for name in ("alone", "and-usa
 
 @pytest.fixture(scope="module")
 async def worker(
-    tmp_path_factory: pytest.TempPathFactory, valkey_server: object, anyio_backend: str
+    tmp_path_factory: pytest.TempPathFactory, valkey_server: Valkey, anyio_backend: str
 ) -> AsyncIterator[RunningWorker]:
+    valkey_server.flush()  # tests before may have published a document
     folder = tmp_path_factory.mktemp("worker")
     async with AsyncExitStack() as stack:
         stub = await stack.enter_async_context(StubBackend())
         running = running_worker(
             folder,
-            valkey_server.url,  # type: ignore[attr-defined]
+            valkey_server.url,
             [stub],
             cors={"origins": [ALL], "tenants": {"acme": [ACME]}, "max_age": 60},
         )

@@ -9,6 +9,7 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch
 from loadtests.harness.raw_http import KEY, Response, post
+from loadtests.harness.valkey import Valkey
 from tests.support.events import START, make_event, make_usage
 from tests.support.worker import RunningWorker, classify, running_worker
 
@@ -20,9 +21,10 @@ FIRST = "req_00000000000000ab00000000f"
 
 @pytest.fixture(scope="module")
 async def worker(
-    tmp_path_factory: pytest.TempPathFactory, valkey_server: object, anyio_backend: str
+    tmp_path_factory: pytest.TempPathFactory, valkey_server: Valkey, anyio_backend: str
 ) -> AsyncIterator[RunningWorker]:
-    url = valkey_server.url  # type: ignore[attr-defined]
+    valkey_server.flush()  # tests before may have published a document
+    url = valkey_server.url
     async with running_worker(tmp_path_factory.mktemp("worker"), url) as worker:
         with Ledger(worker.settings.ledger) as ledger:
             ledger.accounts.create_tenant("other")
