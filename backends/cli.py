@@ -18,6 +18,7 @@ from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.comparing.command import compare_command
 from backends.model_tools.importing.command import import_command
+from backends.model_tools.syncing.command import push_command, sync_command
 from backends.model_tools.tuning.command import tune_command
 from backends.model_tools.tuning.optimize_command import optimize_command
 from backends.open_inference.address import servers
@@ -45,6 +46,8 @@ _EXAMPLES = {
     "import": "models import ./checkpoint --models ./models --name sentiment",
     "list": "models list --models ./models",
     "optimize": "models optimize sentiment --models ./models --texts texts.csv",
+    "push": "models push ./models s3://bucket/models",
+    "sync": "models sync s3://bucket/models ./models --watch 30",
     "tune": "models tune sentiment --models ./models --texts texts.csv",
 }
 """A line of each command about models, which `--help` shows."""
@@ -103,6 +106,8 @@ models_group.add_command(tune_command)
 models_group.add_command(compare_command)
 models_group.add_command(import_command)
 models_group.add_command(optimize_command)
+models_group.add_command(push_command)
+models_group.add_command(sync_command)
 
 
 @models_group.command("list")

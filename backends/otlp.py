@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 # OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
 CLOSE_WITHIN: Final = 2.0
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
+_KINDS = {"TRACES": ("trace", "OTLPSpanExporter"), "METRICS": ("metric", "OTLPMetricExporter")}
 
 
 MakeSpans = Callable[[], Sequence[ReadableSpan | bytes]]
@@ -144,7 +145,7 @@ def open_queue(environ: Mapping[str, str]) -> SpanQueue:
     """
     names = exporter_names(environ)
     exporters = [
-        _otlp_exporter(environ) if name == "otlp" else ConsoleSpanExporter() for name in names
+        open_exporter(environ) if name == "otlp" else ConsoleSpanExporter() for name in names
     ]
     return SpanQueue(exporters, environ, takes_encoded=set(names) == {"otlp"})
 
@@ -162,38 +163,43 @@ def open_provider(queue: SpanQueue, attributes: Mapping[str, str]) -> TracerProv
     return provider
 
 
-def _otlp_exporter(environ: Mapping[str, str]) -> SpanExporter:
+def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
+    """Return the SDK's exporter of `TRACES` or `METRICS` over OTLP; they share no type.
+
+    Raises:
+        TracingProblem: it is not installed, or a variable has an impossible value.
+    """
     for name in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY"):
-        path = otlp_variable(environ, name)
+        path = otlp_variable(environ, name, signal)
         if path and not Path(path).is_file():
             raise TracingProblem(f"`{OTLP}{name}` names `{path}`, which is no file: correct it")
-    protocol = otlp_variable(environ, "PROTOCOL").strip() or "http/protobuf"
+    protocol = otlp_variable(environ, "PROTOCOL", signal).strip() or "http/protobuf"
     if protocol not in _PACKAGES:
         _log.warning("OTEL_EXPORTER_OTLP_PROTOCOL is ignored", extra={"protocol": protocol})
     package = _PACKAGES.get(protocol, "http")
+    kind, made = _KINDS[signal]
     try:
-        module = import_module(f"opentelemetry.exporter.otlp.proto.{package}.trace_exporter")
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{package}.{kind}_exporter")
     except ImportError as error:
         raise TracingProblem(
             f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
             f" ({error}): install `sluicegate[otlp-grpc]`, or set it to `http/protobuf`"
         ) from error
-    # Both exporters look their encoder up there, which no type says.
-    encode = encode_message if package == "grpc" else encode_spans
-    setattr(module, "encode_spans", encode)  # noqa: B010
+    if signal == "TRACES":
+        # Both exporters look their encoder up there, which no type says.
+        encode = encode_message if package == "grpc" else encode_spans
+        setattr(module, "encode_spans", encode)  # noqa: B010
     # By the specification these are milliseconds, which the SDK's exporters read as seconds.
-    name = OTLP + ("TRACES_TIMEOUT" if environ.get(OTLP + "TRACES_TIMEOUT") else "TIMEOUT")
+    own = f"{OTLP}{signal}_TIMEOUT"
+    longest = "OTEL_BSP_EXPORT_TIMEOUT" if signal == "TRACES" else "OTEL_METRIC_EXPORT_TIMEOUT"
     timeout = min(
-        number(environ, name, default=10_000),
-        number(environ, "OTEL_BSP_EXPORT_TIMEOUT", default=30_000),
+        number(environ, own if environ.get(own) else f"{OTLP}TIMEOUT", default=10_000),
+        number(environ, longest, default=30_000),
     )
     # The gRPC exporter knows no `none`, and so none of traces alone.
-    kind = COMPRESSIONS.get(otlp_variable(environ, "COMPRESSION").strip().lower(), "NoCompression")
-    compression = getattr(module.Compression, kind)
+    compressed = otlp_variable(environ, "COMPRESSION", signal).strip().lower()
+    compression = getattr(module.Compression, COMPRESSIONS.get(compressed, "NoCompression"))
     try:
-        exporter: SpanExporter = module.OTLPSpanExporter(
-            timeout=timeout / 1000, compression=compression
-        )
+        return getattr(module, made)(timeout=timeout / 1000, compression=compression)
     except Exception as error:  # whatever the exporter makes of a variable
         raise TracingProblem(f"the variables `{OTLP}*` cannot be used: {error}") from error
-    return exporter

@@ -1,4 +1,4 @@
-"""Reads the `OTEL_*` variables of traces as OpenTelemetry specifies them.
+"""Reads the `OTEL_*` variables of traces and metrics as OpenTelemetry specifies them.
 
 What is empty counts as unset, and so does what is invalid, with a warning. The SDK, which reads
 some of them as it is imported, raises instead: so `drop_unusable` comes first.
@@ -52,9 +52,16 @@ def exporter_names(environ: Mapping[str, str]) -> list[str]:
     return [name for name in names if name in _EXPORTERS]
 
 
-def otlp_variable(environ: Mapping[str, str], name: str) -> str:
-    """Return a variable of the exporter; that of traces alone wins over that of all signals."""
-    return environ.get(f"{OTLP}TRACES_{name}") or environ.get(OTLP + name, "")
+def is_push_wanted(environ: Mapping[str, str]) -> bool:
+    """Tell whether `environ` asks for metrics to be pushed: only where it names the exporter."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    return "otlp" in _named(environ.get("OTEL_METRICS_EXPORTER", ""))
+
+
+def otlp_variable(environ: Mapping[str, str], name: str, signal: str = "TRACES") -> str:
+    """Return a variable of the exporter; that of the signal alone wins over that of all."""
+    return environ.get(f"{OTLP}{signal}_{name}") or environ.get(OTLP + name, "")
 
 
 def number(environ: Mapping[str, str], name: str, *, default: int) -> int:

@@ -1,9 +1,16 @@
-"""Defines how revisions of a model are served, and what is counted of each: part of the wire."""
+"""Defines which models and revisions are served, and what is counted of each: part of the wire."""
 
 import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import msgspec
+
+# `POST` an `Assignment` there; the answer is the state, which names the one that is followed.
+ASSIGNMENT_PATH = "/v1/models/assignment"
+# A pattern that no name matches: it stands for no model.
+NO_MODEL = "-"
 
 # The number of a revision's folder, and its part of the items.
 Revision = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
@@ -51,6 +58,30 @@ class PlanTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     plan: Serving | None
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which models a backend serves: those that match `models`, and `until` others do, some.
+
+    A backend follows the highest `version` that it was given; of one version `until` only shrinks.
+    Without `models` it serves what its own setting says.
+    """
+
+    version: int = 0
+    models: tuple[str, ...] = ()
+    until: tuple[str, ...] = ()
+
+    def replaces(self, other: "Assignment") -> bool:
+        """Return whether a backend that follows `other` is to follow this one."""
+        if self.version != other.version:
+            return self.version > other.version
+        return self.models == other.models and set(self.until) < set(other.until)
+
+
+def is_assigned(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a model, or a revision of one (`name@2`), matches one of `patterns`."""
+    base = name.partition("@")[0]
+    return any(fnmatchcase(base, pattern) for pattern in patterns)
 
 
 class ArmStatistics(msgspec.Struct, frozen=True, kw_only=True):

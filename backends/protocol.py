@@ -10,18 +10,17 @@ whole is a non-200 status with a `Refusal`.
 
 `GET /v1/state` answers a msgpack `ServingState`: what the backend serves and how busy it is.
 `POST /v1/models/reload` reads the repository again, and answers the state when its models serve.
-Its body may hold the `ServingPlans` to follow from then on. `POST /v1/models/check` loads a model
-as a `PlanTrial` says, without serving it so, and answers a `PlanVerdict`.
+It may hold `ServingPlans` to follow. `POST /v1/models/check` answers a `PlanVerdict` of a trial.
 """
 
 import struct
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from backends.plans import ArmName, ArmStatistics, Serving
+from backends.plans import ArmName, ArmStatistics, Assignment, Serving
 
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"
@@ -40,10 +39,15 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # How scores are made of logits.
 Function = Literal["softmax", "sigmoid", "none"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
+# The number of a token in the vocabulary of a model's tokenizer.
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Task(StrEnum):
-    """Enumerates the tasks of models; each is a route of the API."""
+    """Enumerates the tasks of models; each is a route of the API.
+
+    Those of `TOKEN_TASKS` run no model: `ModelInfo.tasks` leaves them out, `shows_tokens` says it.
+    """
 
     CLASSIFY = "classify"
     ZERO_SHOT = "zero-shot"
@@ -52,6 +56,11 @@ class Task(StrEnum):
     RERANK = "rerank"
     ENTITIES = "entities"
     INFER = "infer"
+    TOKENIZE = "tokenize"
+    DETOKENIZE = "detokenize"
+
+
+TOKEN_TASKS = (Task.TOKENIZE, Task.DETOKENIZE)
 
 
 # Parameters: what all items of a request share. Encoded with msgpack in field order, their bytes
@@ -102,6 +111,20 @@ class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     parameters: dict[str, Any] = {}
 
 
+class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks for a text's tokens; counted windows share `overlap` tokens with the one before."""
+
+    counts_only: bool = False
+    add_special_tokens: bool = True
+    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+
+
+class DetokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Asks for the text of tokens, without those that the tokenizer adds to every text."""
+
+    skip_special_tokens: bool = True
+
+
 class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds one prompt and the options to choose from."""
 
@@ -119,6 +142,8 @@ Parameters = (
     | RerankParameters
     | EntitiesParameters
     | InferParameters
+    | TokenizeParameters
+    | DetokenizeParameters
 )
 
 PARAMETERS: dict[Task, type[Parameters]] = {
@@ -129,18 +154,22 @@ PARAMETERS: dict[Task, type[Parameters]] = {
     Task.RERANK: RerankParameters,
     Task.ENTITIES: EntitiesParameters,
     Task.INFER: InferParameters,
+    Task.TOKENIZE: TokenizeParameters,
+    Task.DETOKENIZE: DetokenizeParameters,
 }
 
 # The type of an item's body (msgpack) per task. `classify` takes a text or a pair of texts;
-# `rerank`'s item is one document; `infer`'s is any JSON value.
+# `embed` a text or its tokens; `rerank`'s item is one document; `infer`'s is any JSON value.
 ITEMS: dict[Task, Any] = {
     Task.CLASSIFY: str | tuple[str, str],
     Task.ZERO_SHOT: str,
     Task.CHOOSE: ChooseItem,
-    Task.EMBED: str,
+    Task.EMBED: str | tuple[TokenId, ...],
     Task.RERANK: str,
     Task.ENTITIES: str,
     Task.INFER: Any,
+    Task.TOKENIZE: str,
+    Task.DETOKENIZE: tuple[TokenId, ...],
 }
 
 
@@ -151,6 +180,9 @@ ITEMS: dict[Task, Any] = {
 #   rerank               {"score": float}     of one document; the gateway orders the documents
 #   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
 #   infer                any JSON value
+#   tokenize             {"count": int, "fits": bool, "windows": int, and unless counts alone are
+#                         asked for "ids": [int], "tokens": [str], "offsets": [[int, int] | null]}
+#   detokenize           {"text": str}
 
 
 class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -169,7 +201,7 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """Holds items for one model, whose `revision` and `profile` the backend must run.
 
-    `lane` says how urgent they are: bulk work gets a tenth of what interactive work gets beside it.
+    `lane` says how urgent they are: bulk work gets a few percent of the time beside interactive.
     Without `truncate` an item whose text the model would cut is refused.
     The items of an `atomic` call are of one request, which is of no use without any of them: they
     are admitted together or not at all.
@@ -226,7 +258,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """Reports the load of the backend, in every reply and in its state.
 
-    `queued_seconds` is what the longest queue will take, `device_busy_share` of the last seconds;
+    `queued_seconds` is what the interactive rows of the longest queue will take,
+    `device_busy_share` of the last seconds;
     `releases` counts batches since the start, by the reason for which no row more joined.
     """
 
@@ -259,7 +292,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     `revision` is the digest (12 hex digits) of every file that shapes the answers, those of models
     it is built on included. `algorithm` and `algorithm_version` name the code that answers.
     Calls for the revisions in `earlier`, which it replaced, are answered for a while. `serving` has
-    the revisions behind the name; `None` for one that is named itself, as `name@1`.
+    the revisions behind the name; `None` for one that is named itself, as `name@1`. A backend that
+    `shows_tokens` answers `TOKEN_TASKS`, and vectors of tokens where it embeds.
     """
 
     name: str
@@ -275,6 +309,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     demonstration: bool = False
     earlier: list[str] = []
     serving: Serving | None = None
+    shows_tokens: bool = False
 
 
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,9 +327,9 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
     `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
-    broken. `problems` says for such models, by name, what is wrong with the revision that should
-    be served, whether or not another is served in its place. `plans` is the version of the
-    `ServingPlans` that it follows, `arms` counts items by the revision that answered.
+    broken. `problems` says what is wrong with its revision, whether or not another is served in its
+    place. `plans` is the version of the `ServingPlans` that it follows, `assignment` what it is to
+    serve, loaded or not; `arms` counts items by the revision that answered.
     """
 
     backend_id: str
@@ -305,6 +340,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelInfo]
     problems: dict[str, str] = {}
     plans: int = 0
+    assignment: Assignment = Assignment()
     arms: list[ArmStatistics] = []
     report: Report
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from backends.errors import StartProblem
-from backends.otlp_variables import is_tracing_wanted
+from backends.otlp_variables import is_push_wanted, is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
@@ -26,12 +26,15 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     `more_models` is a second repository: its models are served beside those of `models`, and of a
     name that is in both, that of `models`.
+    `serves` names the models to serve, by patterns with commas between them; what these build on is
+    loaded, too. Gateways may assign others.
     `threads` is the number of one-thread runs at a time per encoder (0: what `models tune`
     found, or one per core);
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
     `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
     of a class together, whatever their lengths.
+    `bulk_share` is the share of the time in which a bulk batch runs while interactive work comes.
     `session_memory_bytes` bounds what the graphs of open sessions weigh together (0: nothing does):
     beyond it, the sessions used longest ago are closed until they are used again.
     After SIGTERM a backend serves on for `shutdown_delay` and says that it is not ready; then
@@ -51,6 +54,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     models: Path = Path("models")
     more_models: Path | None = None
+    serves: str = "*"
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
     region: str = "local"
@@ -88,11 +92,18 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_batch_rows: Share = 0
     max_batch_tokens: Positive = 4096
     batch_order: Literal["length", "arrival"] = "length"
+    bulk_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.04
     max_queue_rows: Positive = 4096
     max_queue_tokens: Positive = 262_144
     session_memory_bytes: Share = 0
     row_cache_bytes: Share = 64 * 1024 * 1024
     traces: bool = False
+    pushes_metrics: bool = False
+
+    @property
+    def own_assignment(self) -> tuple[str, ...]:
+        """The patterns of `serves`."""
+        return tuple(filter(None, (each.strip() for each in self.serves.split(","))))
 
     @property
     def worker_threads(self) -> int:
@@ -108,7 +119,10 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
     """
     if environment is None:
         environment = os.environ
-    values: dict[str, Any] = {"traces": is_tracing_wanted(environment)}
+    values: dict[str, Any] = {
+        "traces": is_tracing_wanted(environment),
+        "pushes_metrics": is_push_wanted(environment),
+    }
     for field in msgspec.structs.fields(BackendSettings):
         if (text := environment.get(PREFIX + field.name.upper())) is not None:
             values[field.name] = _convert(field, text)
@@ -117,6 +131,11 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
         settings = msgspec.convert(values, BackendSettings, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise StartProblem(f"a setting is wrong: {error}") from None
+    if not settings.own_assignment:
+        raise StartProblem(
+            f"`{PREFIX}SERVES` is wrong: it names no model; write `*` for all, or `-` for "
+            "none until a gateway assigns some"
+        )
     if not math.isfinite(settings.drain):
         raise StartProblem("a setting is wrong: `drain` must be a finite number of seconds")
     return settings

@@ -14,6 +14,17 @@ IntArray = NDArray[np.int32]
 
 # A sequence for a model: one text, or a pair joined by the model's separator.
 Text = str | tuple[str, str]
+
+
+class TokenIds(msgspec.Struct, frozen=True):
+    """Holds a text as tokens, with or without the special ones around it; `prompt` goes before."""
+
+    ids: tuple[int, ...]
+    prompt: tuple[int, ...] = ()
+
+
+# What a tokenizer makes a row of.
+RowInput = Text | TokenIds
 # How the vectors of tokens become one of the text.
 Pooling = Literal["mean", "cls", "max"]
 
@@ -80,6 +91,8 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_second: float = 0.0
     queued_seconds: float = 0.0
     releases: dict[str, int] = {}
+    durations: dict[str, tuple[tuple[int, ...], float]] = {}
+    """Of the phases `queue` and `run`: counts by bucket, and their sum."""
 
 
 def padding_waste_ratio(*queues: QueueStatistics) -> float:
@@ -105,6 +118,8 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     queue: QueueStatistics
     rows: RowStatistics
+    tokenization: tuple[tuple[int, ...], float] = ((), 0.0)
+    """Durations of questions to the tokenizer: counts by bucket, and their sum."""
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,3 +147,5 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     shadows: ShadowStatistics = ShadowStatistics()
     arms: list[ArmStatistics] = []
     lost_hosts: dict[tuple[str, str], int] = {}
+    models: dict[str, str] = {}
+    """The revision of each model that is served."""

@@ -29,7 +29,7 @@ COPY --from=build /opt/sluicegate /opt/sluicegate
 COPY config/ /etc/sluicegate/
 WORKDIR /var/lib/sluicegate
 USER 10001:10001
-EXPOSE 8080 8081
+EXPOSE 8080 8081 8001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["sluicegate"]
 CMD ["gateway"]

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from gateway.config.load import explain
@@ -29,11 +30,20 @@ _ProcessMain = Callable[..., Coroutine[object, object, None]]
 # Module and function by the name of the process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),
-    "run-admin": ("gateway.admin.serve", "serve_admin"),
+    "run-admin": ("gateway.console.serve", "serve_operators"),
     "run-shipper": ("gateway.workers.shipper", "run_shipper"),
     "run-billing": ("gateway.workers.billing", "run_billing"),
     "run-request-log": ("gateway.workers.request_log", "run_request_log"),
     "run-batches": ("gateway.app.batches", "run_batches"),
+}
+# The roles of these processes, as the supervisor and metrics name them.
+_ROLES = {
+    "run-worker": "gateway",
+    "run-admin": "admin",
+    "run-shipper": "shipper",
+    "run-billing": "billing",
+    "run-request-log": "request-log",
+    "run-batches": "batches",
 }
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
@@ -45,14 +55,21 @@ def run_entry(entry: str, settings: Settings) -> None:
     """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
     import uvloop  # noqa: PLC0415 - the bootstrap does without
 
-    configure_logging(settings.log_level, process=process_name(entry, settings))
+    configure_logging(
+        settings.log_level,
+        process=process_name(entry, settings),
+        is_text=settings.log_format == "text",
+    )
     _log.info("the process starts", extra={"pid": os.getpid()})
     export_metrics_dir(settings)
+    from gateway.telemetry.catalogue import DeclaredSeries  # noqa: PLC0415 - as the next
     from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
         keep_metrics_in_files,
     )
 
-    keep_metrics_in_files(settings.metrics_dir)
+    keep_metrics_in_files(settings.metrics_dir, is_kept=DeclaredSeries().has)
+    from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - as above
+
     module, function = ENTRIES[entry]
     # Modules stay: collections while they are imported would take a fifth of the start.
     gc.disable()
@@ -62,7 +79,8 @@ def run_entry(entry: str, settings: Settings) -> None:
     if entry in _LOW_PRIORITY:
         give_way()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_until_signal(run, settings))
+        measuring = measured_process(_ROLES[entry])
+        runner.run(_until_signal(run, settings, measuring))
     # No object holds a resource any more, and the last collection of cycles would take a quarter of
     # a second.
     gc.freeze()
@@ -74,7 +92,9 @@ def process_name(entry: str, settings: Settings) -> str:
     return f"{name}-{settings.worker}" if name == "worker" else name
 
 
-async def _until_signal(run: _ProcessMain, settings: Settings) -> None:
+async def _until_signal(
+    run: _ProcessMain, settings: Settings, measuring: AbstractAsyncContextManager[None]
+) -> None:
     stop = Stop()
     loop = asyncio.get_running_loop()
     running = loop.create_task(run(settings, stop=stop))
@@ -88,7 +108,8 @@ async def _until_signal(run: _ProcessMain, settings: Settings) -> None:
     loop.add_signal_handler(signal.SIGTERM, partial(signalled, is_graceful=True))
     loop.add_signal_handler(signal.SIGINT, partial(signalled, is_graceful=False))
     with heartbeat(settings.heartbeat_fd), contextlib.suppress(asyncio.CancelledError):
-        await running
+        async with measuring:
+            await running
 
 
 def main(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ GatewayError
 │   ├── InvalidRequest             400   not JSON, an unknown field, a wrong type
 │   ├── TaskNotSupported           400   the model answers other tasks
 │   ├── AuthenticationFailed       401   no key, or one that is unknown, revoked or expired
+│   ├── BudgetExhausted            402   the tenant's budget of the month is used up
 │   ├── PermissionDenied           403   the key may not do this
 │   ├── NotFound                   404   no such route or resource
 │   ├── ModelNotFound              404   no model of that name is served
@@ -83,6 +84,13 @@ class AuthenticationFailed(ClientError):
 
     status = 401
     code = "authentication_failed"
+
+
+class BudgetExhausted(ClientError):
+    """The tenant has spent its budget of the month; sent again the request fails again."""
+
+    status = 402
+    code = "budget_exhausted"
 
 
 class PermissionDenied(ClientError):

@@ -17,7 +17,7 @@ from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
-_SENT = ("admin_key", "backend_token")
+_SENT = ("admin_key", "metrics_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
@@ -47,9 +47,31 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Empty: SQLite in `data_dir`."""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
+    grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    """Where clients of the Open Inference Protocol connect over gRPC, on `host`; 0: nowhere."""
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
     admin_key: str = ""
+    """The key of the operator `admin`, who may do everything."""
+    metrics_key: str = ""
+    """The key by which Prometheus reads metrics of the operators' listener, and nothing else."""
+    oidc_issuer: str = ""
+    """The identity provider whose tokens operators may use: its `iss`; empty: none."""
+    oidc_audience: str = ""
+    """The `aud` that tokens must have."""
+    oidc_jwks_url: str = ""
+    """Where its keys are; empty: where its discovery document says."""
+    oidc_ca: Path | None = None
+    """CAs of the identity provider, PEM; `None`: those of the system."""
+    oidc_name_claim: str = "sub"
+    """The claim by which the audit names operators."""
+    oidc_roles_claim: str = "roles"
+    """The claim that has their roles; with dots where it is inside others."""
+    oidc_roles: str = ""
+    """What values of that claim stand for, as `platform-team=operator`, with blanks between; empty:
+    they are names of roles."""
+    playground_url: str = ""
+    """Where the console's playground sends requests; empty: the customers' listener at `host`."""
     region: str = ""
     """The gateway region this is in, where there are several; each has Redis of its own, and limits
     are divided among them through the ledger. Empty: this is the only one."""
@@ -64,6 +86,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     upstream_certificate: Path | None = None
     """The certificate shown to backends, PEM, with its key if there is no `upstream_key`."""
     upstream_key: Path | None = None
+    tls_certificate: Path | None = None
+    """The certificate shown to customers, PEM, with its key if there is no `tls_key`; `None`: their
+    listeners speak plain HTTP and gRPC."""
+    tls_key: Path | None = None
+    admin_tls_certificate: Path | None = None
+    """The same for operators."""
+    admin_tls_key: Path | None = None
+    admin_tls_client_ca: Path | None = None
+    """CAs of operators, PEM; their requests then need a certificate of one of them."""
+    hsts_max_age: _Bound | None = None
+    """Seconds of `Strict-Transport-Security`, 0: none; `None`: a year where TLS is served."""
+    trusted_proxies: str = ""
+    """Networks of proxies, with blanks or commas between, that say from whom a request came."""
+    forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
+    """The header by which they say it."""
+    proxy_protocol: bool = False
+    """Whether connections from trusted proxies begin with a header of the PROXY protocol."""
+    max_connections_per_address: _Bound = 0
+    """Connections of a worker that an address has at a time, without those of trusted proxies,
+    whose requests under way count instead; 0: no bound."""
     worker: str = "0"
     """The name of this worker among those of the data directory."""
     listen_fd: int | None = None
@@ -80,6 +122,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for backends of `sluicegate up`."""
     fast_lane: bool = True
     """Whether a worker answers requests that need no waiting in its HTTP protocol."""
+    max_loop_delay: _Duration = 0.0
+    """Seconds of an event-loop iteration above which a worker sheds load; 0: never."""
     shutdown_delay: _Duration = 5.0
     """Seconds that a stopping process keeps serving while its readiness fails."""
     drain: _Duration = 10.0
@@ -122,6 +166,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A YAML file that says by tenant where to tell of the end of batches, and with what secret."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """Connections that a worker has at a time; more are answered 503."""
+    events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
+    """Seconds between two looks for new events, which then travel together: usage appears in the
+    ledger so much later."""
     events_keep: float = 2 * 86_400.0
     """Seconds that segments of event logs are kept once the ledger has them, so that a ledger that
     is restored from a backup gets them again."""
@@ -141,6 +188,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
     """Seconds that sent data or probes may stay unacknowledged, on systems that support it."""
     log_level: str = "INFO"
+    log_format: Literal["json", "text"] = "json"
+    """What a line is: an object, or text to be read by people."""
+    log_requests: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    """The share of requests that have a line; those that fail with 500 or above always have one."""
+    log_requests_per_second: _Bound = 20
+    """Lines of requests that a worker writes in a second."""
     logs: Literal["stdout", "files"] = "stdout"
     """Where `sluicegate gateway` has its processes' lines go: to its own standard output, or to a
     file of each below `data_dir`."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, Self, TypeVar
 
@@ -25,7 +26,7 @@ class TaskScope:
     """
 
     def __init__(self, *, drain: float = 0.0) -> None:
-        self._drain = drain
+        self.drain = drain
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
@@ -33,7 +34,7 @@ class TaskScope:
 
     async def __aexit__(self, *exc_info: object) -> None:
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._drain)
+            await asyncio.wait(self._tasks, timeout=self.drain)
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -85,6 +86,42 @@ def ignore_outcome(future: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a future that nobody awaits any more, else asyncio logs it."""
     if not future.cancelled():
         future.exception()
+
+
+class CallbackBatch:
+    """Defers what many callbacks ask for until all of them were called, so that it is done once.
+
+    `with batch: ...` is around callbacks that are called together. Outside of that, what is
+    deferred is called in the next event-loop iteration. Belongs to one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._deferred: deque[Callable[[], object]] = deque()
+
+    def __enter__(self) -> Self:
+        self._depth += 1
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            while self._depth == 1 and self._deferred:
+                call = self._deferred.popleft()
+                try:
+                    call()
+                except Exception as bug:  # noqa: BLE001 - others have deferred something, too
+                    log_failure(bug)
+        finally:
+            self._depth -= 1
+            while not self._depth and self._deferred:  # what ends the process has been raised
+                asyncio.get_running_loop().call_soon(self._deferred.popleft())
+
+    def defer(self, call: Callable[[], object]) -> None:
+        """Call `call` at the end of this batch, in the order of deferring."""
+        if self._depth:
+            self._deferred.append(call)
+        else:
+            asyncio.get_running_loop().call_soon(call)
 
 
 class PeriodicTask:

@@ -68,7 +68,8 @@ WORK_UNITS = ("rows", "tokens", CONCURRENT)
 """Charged for work that must be computed: hits and collapsed items cost none."""
 
 
-class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+# There may be a million, which the garbage collector need not visit: they cannot be in a cycle.
+class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
     """Identifies a caller: a key of a tenant, the models it may call, and the limits on both."""
 
     tenant: TenantId
@@ -83,6 +84,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Origins from whose pages alone the key may be used; `None` is no such bound."""
     routes: frozenset[str] | None = None
     """Paths that the key may be used for, with all below one that ends in `/*`; `None` is all."""
+    exhausted_until: int | None = None
+    """Until when requests are refused, as the tenant's budget is used up, in nanoseconds."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +103,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The name that its certificate must have; empty is the host of `url`."""
     dns: str = ""
     """The name and port from which it was resolved."""
+    models: tuple[str, ...] = ()
+    """Patterns of the models that it is assigned; empty where its own setting decides."""
 
     @property
     def entry(self) -> str:
@@ -150,6 +155,9 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     retryable: bool = False
     retry_after: float | None = None
+    is_overload: bool = False
+    """Its time ran out while backends did the work of others: its request is refused as overload,
+    though who joined the item may have more time, and tries anew."""
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:
@@ -164,6 +172,8 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
         kind = _BY_CODE.get(self.code) or _BY_STATUS.get(self.status) or UpstreamFailed
+        if self.is_overload:
+            kind = Overloaded
         retry_after = self.retry_after
         if kind.retryable and retry_after is None:
             retry_after = 1.0

@@ -2,11 +2,13 @@
 
 import click
 
-from backends.protocol import Task
 from loadtests import (
     batches,
+    bulk,
+    chaos_bulk,
     chaos_redis,
     chaos_sentinel,
+    console,
     dialect_hits,
     dispatch,
     hit,
@@ -29,13 +31,20 @@ from loadtests import (
 )
 from loadtests.arena.command import arena_command
 from loadtests.chaos.command import chaos_command
+from loadtests.compose.command import compose_command
+from loadtests.dashboards.check import dashboards_command
+from loadtests.drills.command import drills_command
+from loadtests.fleet.command import fleet_command
 from loadtests.fuzz_api.command import fuzz_api_command
+from loadtests.fuzz_dialects.command import fuzz_dialects_command
 from loadtests.fuzz_http.command import fuzz_http_command
 from loadtests.gpu.command import gpu_command
 from loadtests.growth.command import growth_command
+from loadtests.kubernetes.check import kubernetes_command
+from loadtests.kubernetes.scaling import scaling_command
 from loadtests.partitions.command import partitions_command
-from loadtests.peers import measure as peers
-from loadtests.peers.servers import PEERS
+from loadtests.peers.command import peers_command
+from loadtests.simulate.command import simulate_command
 from loadtests.soak.command import soak_command
 from loadtests.triton import check as triton
 
@@ -79,6 +88,24 @@ def hit_command(
 def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
     """Measure requests that run the model."""
     miss.measure(connections=connections, count=count, rounds=rounds, one_core=one_core)
+
+
+@main.command("bulk")
+@click.option("--rows", default=30_000, show_default=True, help="Texts of all rounds together.")
+@click.option("--rounds", default=3, show_default=True, help="Turns of each; the median counts.")
+def bulk_command(*, rows: int, rounds: int) -> None:
+    """Measure a bulk job beside bare sessions."""
+    bulk.measure(rows=rows, rounds=rounds)
+
+
+@main.command("chaos-bulk")
+@click.option("--rows", default=20_000, show_default=True, help="Rows of the job.")
+@click.option("--kills", default=10, show_default=True, help="How often it is killed.")
+@click.option("--seed", default=1, show_default=True, help="Of the times of kills.")
+@click.option("--runs", default=10.0, show_default=True, help="Over so many runs' time, at most.")
+def chaos_bulk_command(*, rows: int, kills: int, seed: int, runs: float) -> None:
+    """Kill a bulk job, and compare its output with an undisturbed run's."""
+    chaos_bulk.measure(rows=rows, kills=kills, seed=seed, runs=runs)
 
 
 @main.command("dispatch")
@@ -223,10 +250,10 @@ def chaos_sentinel_command(*, kills: int) -> None:
 @main.command("chaos-batches")
 @click.option("--lines", default=100_000, show_default=True)
 @click.option("--kill/--no-kill", default=True, help="Kill every process in turn.")
-@click.option("--seconds", default=30.0, show_default=True, help="Of each load to compare.")
-def chaos_batches_command(*, lines: int, kill: bool, seconds: float) -> None:
+@click.option("--rounds", default=6, show_default=True, help="Of latencies alone and beside it.")
+def chaos_batches_command(*, lines: int, kill: bool, rounds: int) -> None:
     """Kill every process while a batch runs; look for each line in output and ledger."""
-    batches.measure(lines=lines, kill=kill, seconds=seconds)
+    batches.measure(lines=lines, kill=kill, rounds=rounds)
 
 
 @main.command("chaos-idempotency")
@@ -246,34 +273,17 @@ def memory_command(*, items: int, requests: int, universe: int) -> None:
     memory.measure(items=items, requests=requests, universe=universe)
 
 
-@main.command("peers")
-@click.option("--connections", default=32, show_default=True)
-@click.option("--count", default=1500, show_default=True, help="Sentences of each run.")
-@click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
-@click.option("--only", type=click.Choice(sorted(PEERS)), multiple=True, help="These peers only.")
-@click.option("--task", type=click.Choice(["classify", "embed"]), multiple=True)
-@click.option("--precision", type=click.Choice(["fp32", "bf16"]), multiple=True)
-@click.option("--tune", is_flag=True, help="Try every way of running them, once each.")
-def peers_command(
-    *,
-    connections: int,
-    count: int,
-    rounds: int,
-    only: tuple[str, ...],
-    task: tuple[str, ...],
-    precision: tuple[str, ...],
-    tune: bool,
-) -> None:
-    """Measure the same work under other servers."""
-    peers.measure(
-        peers=only or tuple(PEERS),
-        tasks=tuple(map(Task, task or ("classify", "embed"))),
-        precisions=precision or ("fp32", "bf16"),
-        connections=connections,
-        count=count,
-        rounds=1 if tune else rounds,
-        tuned=tune,
-    )
+@main.command("console")
+@click.option("--tenants", default=4000, show_default=True)
+@click.option("--backends", default=200, show_default=True)
+@click.option("--rounds", default=20, show_default=True, help="Requests for each page.")
+def console_command(*, tenants: int, backends: int, rounds: int) -> None:
+    """Measure the pages of the console; exit 1 where one takes over 300 ms."""
+    pages = console.measure(tenants=tenants, backends=backends, rounds=rounds)
+    click.echo(console.report(pages))
+    slow = [page.path for page in pages if max(page.seconds) > console.LIMIT]
+    if slow:
+        raise click.ClickException(f"over {console.LIMIT * 1e3:.0f} ms: {', '.join(slow)}")
 
 
 @main.command("hostile")
@@ -296,13 +306,22 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
     triton.check(texts=texts, rate=rate, quiet=quiet, away=away, repeats=repeats)
 
 
+main.add_command(fleet_command)
 main.add_command(arena_command)
+main.add_command(compose_command)
 main.add_command(partitions_command)
+main.add_command(kubernetes_command)
+main.add_command(dashboards_command)
+main.add_command(drills_command)
+main.add_command(scaling_command)
 main.add_command(chaos_command)
 main.add_command(fuzz_api_command)
+main.add_command(fuzz_dialects_command)
 main.add_command(fuzz_http_command)
 main.add_command(gpu_command)
 main.add_command(growth_command)
+main.add_command(peers_command)
+main.add_command(simulate_command)
 main.add_command(soak_command)
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -38,7 +37,7 @@ from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
-from loadtests.windows import AdmittedRequest, local_share, most_over_the_limit
+from loadtests.windows import AdmittedRequest, failover_bound, most_over_the_limit
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 WORKERS, TENANTS = 2, 2
@@ -52,9 +51,6 @@ _DOWN_AFTER = 1.5
 _LONGEST_FAILOVER = _DOWN_AFTER + 2 * FAILOVER_TIMEOUT + 4.0
 """Seconds from a kill to the new primary at most: an election without a leader is repeated after
 twice the failover timeout. A longer failover fails the run."""
-_CALL = 0.2
-"""Seconds that a call of a healthy Redis takes at most: so many callers may wait for the next."""
-_LARGEST_LEASE = 0.02
 _QUIET, _DURATION = 4.0, 16.0
 """Seconds of load before each kill, and around it in all."""
 _AFTERWARDS = 3.0
@@ -99,15 +95,9 @@ class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def over_admission_bound(away: float) -> float:
-    """Return by how many requests a window with `away` seconds of failover may be over the limit.
-
-    Each worker admits its local share while Redis is away, and until it finds that it is back. What
-    the primary granted last may be unknown to the replica: one call of each worker, as the next
-    leaves only after its reply, which the primary sends together with the replica's copy.
-    """
-    alone = local_share(RULE, share=SHARE, workers=WORKERS, away=away + _BREAKER + _TIMEOUT)
-    lease = 1 + 2 * int(_LARGEST_LEASE * RULE.capacity)
-    return alone + WORKERS * lease + ceil(_OFFERED * _CALL)
+    """Return by how many requests a window with a failover of `away` seconds may be over."""
+    unaware = away + _BREAKER + _TIMEOUT
+    return failover_bound(RULE, share=SHARE, workers=WORKERS, unaware=unaware, offered=_OFFERED)
 
 
 def measure(*, kills: int) -> None:
@@ -189,7 +179,7 @@ async def _run(
         slowest=max(one.latency for one in every),
         over=max(_over(tenant) for tenant in answers[:TENANTS]),
     )
-    return result, [(_id(one), one.status) for one in every]
+    return result, [(_id(one), one.status) for one in every if one.status]
 
 
 async def _send(

@@ -68,7 +68,7 @@ def measure(*, connections: int, duration: float, rounds: int) -> None:
         candidates = {"bare uvicorn, which does nothing": _bare_candidate(stack, length=330)}
         candidates |= {what: _candidate(system) for what, system in systems.items()}
         if nginx.is_installed():
-            candidates |= _rivals(stack, root, texts, answer=_answer(systems, bodies[0]))
+            candidates |= rivals(stack, root, texts, answer=answer_of(systems, bodies[0]))
         for _ in range(rounds):
             for what, candidate in candidates.items():
                 before = _used(candidate.server), _used(candidate.others)
@@ -150,7 +150,8 @@ def _candidate(system: System) -> Candidate:
     return Candidate(target_of(system), worker, others)
 
 
-def _rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Candidate]:
+def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> dict[str, Candidate]:
+    """Start nginx with Lua, filled with the answer to each text: with Redis, and with memory."""
     redis_port, redis = stack.enter_context(nginx.filled_valkey(texts, answer=answer))
     pin([redis], OTHERS)
     candidates = {}
@@ -204,7 +205,7 @@ def fill(system: System, bodies: list[bytes]) -> None:
             client.post(_PATH, content=body).raise_for_status()
 
 
-def _answer(systems: dict[str, System], body: bytes) -> str:
+def answer_of(systems: dict[str, System], body: bytes) -> str:
     """Return an answer as the product gives it, for rivals to send the like."""
     with next(iter(systems.values())).client() as client:
         return client.post(_PATH, content=body).text

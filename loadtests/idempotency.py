@@ -68,6 +68,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Keys with answers that differ, or with several ids."""
     missing: int
     """Answered keys that the ledger lacks."""
+    unlike_bills: int
+    """Keys whose answers' ids have other items in the ledger than their requests."""
     items: int
     expected: int
     """Items of answers in the ledger, and items of all requests."""
@@ -229,11 +231,16 @@ async def _compare(settings: Settings, sent: list[KeyedRequest], seen: Seen) -> 
         await eventually(is_whole, every=0.5)
     await asyncio.sleep(3.0)  # for what should not come: an answer that is counted again
     unlike = sum(len(set(answers)) > 1 for answers in seen.answers.values())
+    billed = _billed(settings)
     return Comparison(
         answered=len(seen.answers),
         unlike=unlike,
         missing=missing(),
-        items=sum(_billed(settings).values()),
+        unlike_bills=sum(
+            sum(billed[id_] for id_ in ids.get(request.key, ())) != request.items
+            for request in sent
+        ),
+        items=sum(billed.values()),
         expected=sum(request.items for request in sent),
     )
 
@@ -260,13 +267,14 @@ def _show(sent: list[KeyedRequest], seen: Seen, kills: Counter[str], compared: C
         print(f"| {name} | {count} |")
     print(
         f"\n{len(sent)} keys: {compared.answered} answered, {compared.unlike} with unlike answers,"
-        f" {compared.missing} not in the ledger; {compared.items} items billed of"
+        f" {compared.missing} not in the ledger, {compared.unlike_bills} billed otherwise than"
+        f" they asked; {compared.items} items billed of"
         f" {compared.expected} requested."
     )
     broken = seen.wrong[:10]
     if compared.answered < len(sent) or compared.unlike or compared.missing:
         broken.append("answers are missing or differ")
-    if compared.items != compared.expected:
+    if compared.items != compared.expected or compared.unlike_bills:
         broken.append("items are not billed once each")
     if broken:
         sys.exit(f"does not hold: {'; '.join(broken)}")

@@ -14,7 +14,10 @@ from loadtests.generator import Target
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: when it was due, sent and came, in seconds of the run, its status and body."""
+    """One answer: when it was due, sent and came, in seconds of the run, its status and body.
+
+    A request whose connection ended, or that got no answer in time, has status 0.
+    """
 
     due: float
     sent: float
@@ -59,6 +62,10 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._run.answered(self, head, body)
 
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._run.lost(self)
+
 
 def _chunks(body: bytes) -> Iterator[bytes]:
     while body:
@@ -74,7 +81,7 @@ class _Run:
         self.started = started
         self.answers: list[Answer] = []
         self.idle: deque[_Connection] = deque()
-        self.flying = 0
+        self.flying: set[_Connection] = set()
         self.landed = asyncio.Event()
         self.landed.set()
         lines = [f"POST {target.path} HTTP/1.1", f"host: {target.host}"]
@@ -89,9 +96,9 @@ class _Run:
         return connection
 
     async def send(self, body: bytes, due: float) -> None:
-        self.flying += 1
-        self.landed.clear()
         connection = self.idle.popleft() if self.idle else await self.connect()
+        self.flying.add(connection)
+        self.landed.clear()
         connection.due = due
         connection.sent = time.perf_counter() - self.started
         connection.transport.write(
@@ -99,8 +106,28 @@ class _Run:
         )
 
     def answered(self, connection: _Connection, head: bytes, body: bytes) -> None:
+        self._land(connection, int(head[9:12]), head, body)
+        if b"\r\nconnection: close" in head:
+            connection.transport.close()
+        else:
+            self.idle.append(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        """Note that a connection ended, and the request on it with it."""
+        if connection in self.flying:
+            self._land(connection, 0, b"", b"")
+        elif connection in self.idle:
+            self.idle.remove(connection)
+
+    def give_up(self) -> None:
+        """End the connections of requests that have had no answer."""
+        for connection in list(self.flying):
+            self._land(connection, 0, b"", b"")
+            connection.transport.abort()
+
+    def _land(self, connection: _Connection, status: int, head: bytes, body: bytes) -> None:
+        self.flying.discard(connection)
         came = time.perf_counter() - self.started
-        status = int(head[9:12])
         self.answers.append(
             Answer(
                 due=connection.due,
@@ -111,8 +138,6 @@ class _Run:
                 head=head,
             )
         )
-        self.idle.append(connection)
-        self.flying -= 1
         if not self.flying:
             self.landed.set()
 
@@ -125,10 +150,14 @@ async def open_loop(
     duration: float,
     seed: int = 1,
     connections: int = 0,
+    since: float | None = None,
+    patience: float = 10.0,
 ) -> list[Answer]:
-    """Send at `rate` a second, spaced at random, for `duration`; return what came back.
+    """Send at `rate` a second, spaced at random, for `duration`; return each request's end.
 
     `connections` are opened before the start and used in turns; more when none of them is free.
+    `patience` is how long the last requests may take after the end of the load.
+    Times count from `since`, a reading of `time.perf_counter`, or else from the first request's.
     """
     chooser = random.Random(seed)
     run = _Run(target, time.perf_counter())
@@ -141,8 +170,14 @@ async def open_loop(
         await asyncio.sleep(max(0.0, run.started + due - time.perf_counter()))
         await run.send(next(bodies), due)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(patience):
             await run.landed.wait()
+    run.give_up()
     for connection in run.idle:
         connection.transport.close()
-    return run.answers
+    return run.answers if since is None else [_shifted(a, run.started - since) for a in run.answers]
+
+
+def _shifted(answer: Answer, seconds: float) -> Answer:
+    due, sent, came = answer.due + seconds, answer.sent + seconds, answer.came + seconds
+    return msgspec.structs.replace(answer, due=due, sent=sent, came=came)

@@ -134,6 +134,8 @@ def _says_when(answer: Answer) -> bool:
     if answer.status == 200:
         frames = [f for f in FrameReader().feed(answer.body) if isinstance(f, Failed)]
         return any(frame.retry_after is not None for frame in frames)
+    if not answer.status:
+        return False
     return msgspec.msgpack.decode(answer.body, type=Refusal).retry_after is not None
 
 

@@ -10,6 +10,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from math import isinf
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,8 @@ LEASE_ENDS = 2.0
 """Seconds after the end of a region's lease that the others leave its share alone."""
 _ROUNDS = 2.0
 _OFFERED = 3.0
+_PART = 2.0
+"""Seconds of load after which is looked whether a lost region's share is used."""
 _CONNECTIONS = 12
 _OK = 200
 _BODY = b'{"model":"stub","input":"a gorgeous, witty, seductive movie"}'
@@ -89,17 +92,14 @@ def run(
 ) -> RegionsResult:
     """Return how limits were kept in phases of `phase` seconds, and after a region was killed.
 
-    The kill comes `lease` seconds and what is allowed beside it before the end.
+    After the kill the load goes on until the other region has the whole limit, or was late with it.
     """
     allowed = lease + LEASE_ENDS + _ROUNDS
     with regions(lease=lease, tenants=tenants, workers=workers) as running:
         answers, phases, killed_at = asyncio.run(
             _offer(running, demands, phase=phase, after=allowed + 5.0)
         )
-    admitted = [
-        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == _OK]
-        for of_tenant in answers
-    ]
+    admitted = _admitted(answers)
     over = max(most_over_the_limit(of_tenant, RULE) for of_tenant in admitted)
     every = [one for of_tenant in answers for one in of_tenant]
     return RegionsResult(
@@ -152,6 +152,8 @@ def _region(
         cache_url=cache.url,
         state_url=state.url,
         ledger_url=ledger,
+        batches=False,
+        shutdown_delay=0.0,
     )
     return stack.enter_context(gateway)
 
@@ -172,8 +174,19 @@ async def _offer(
         await _phase_of(running, asks, answers, began=began, duration=phase)
     running.gateways[-1].kill()
     killed_at = time.perf_counter() - began
-    await _phase_of(running, (1.0, 0.0), answers, began=began, duration=after)
+    # No longer than it takes to show that the other region has the whole limit.
+    while time.perf_counter() - began - killed_at < after and isinf(
+        _whole_after(_admitted(answers), killed_at)
+    ):
+        await _phase_of(running, (1.0, 0.0), answers, began=began, duration=_PART)
     return answers, phases, killed_at
+
+
+def _admitted(answers: Sequence[Sequence[Answer]]) -> list[list[AdmittedRequest]]:
+    return [
+        [AdmittedRequest(one.sent, one.came) for one in of_tenant if one.status == _OK]
+        for of_tenant in answers
+    ]
 
 
 async def _phase_of(

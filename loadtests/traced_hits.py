@@ -29,7 +29,7 @@ _CAPACITY = 2.0  # seconds that tell what a system can answer
 _UNSAMPLED = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 _OFF, _CONTROL = "tracing off", "tracing off, another process"
 _BARE = "bare uvicorn, which does nothing"
-_SPANS = re.compile(r'figure="(exported|failed|dropped)",part="tracing"\S* ([0-9.e+]+)')
+_SPANS = re.compile(r'sluicegate_trace_spans_total\{outcome="(\w+)"\} ([0-9.e+]+)')
 _COLLECTORS = {"": (200, 0.0), "slow": (200, 30.0), "refusing": (503, 0.0)}
 
 

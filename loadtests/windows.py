@@ -6,6 +6,7 @@ share a machine, so their clocks do not differ.
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -46,3 +47,32 @@ def bound(rule: Rule, duration: float) -> float:
 def local_share(rule: Rule, *, share: float, workers: int, away: float) -> float:
     """Return the most that `workers` admit by themselves while Redis is away for `away` seconds."""
     return workers * (max(1.0, share * rule.capacity) + away * share * rule.capacity / rule.window)
+
+
+LARGEST_LEASE = 0.02
+"""The part of a limit that a worker may have leased, or be ahead by while Redis is late."""
+SLOWEST_CALL = 0.2
+"""Seconds that a call of a healthy Redis takes at most: so many callers may wait for the next."""
+
+
+def failover_bound(
+    rule: Rule, *, share: float, workers: int, unaware: float, offered: float
+) -> float:
+    """Return by how many units a window with a failover of the state Redis may be over `rule`.
+
+    Each worker admits its local share while Redis is away and until it finds that it is back,
+    `unaware` seconds in all. What the primary granted last may be unknown to the replica: one call
+    of each worker, as the next leaves only after its reply, which the primary sends together with
+    the replica's copy. `offered` is in units a second.
+    """
+    alone = local_share(rule, share=share, workers=workers, away=unaware)
+    lease = 1 + 2 * int(LARGEST_LEASE * rule.capacity)
+    return alone + workers * lease + ceil(offered * SLOWEST_CALL)
+
+
+def bound_ahead(rule: Rule, *, workers: int, by_share: float) -> float:
+    """Return by how many units a window may be over `rule` while Redis answers, but late.
+
+    Each worker may be ahead of Redis by its part; `by_share` counts all admissions ahead.
+    """
+    return min(workers * LARGEST_LEASE * rule.capacity, by_share)

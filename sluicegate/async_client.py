@@ -122,6 +122,8 @@ class AsyncSluicegate(BaseClient):
     entities = _method(routes.entities)
     embed = _method(routes.embed)
     infer = _method(routes.infer)
+    tokenize = _method(routes.tokenize)
+    detokenize = _method(routes.detokenize)
     list_models = _method(routes.list_models)
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)
@@ -187,6 +189,7 @@ class AsyncPartedCalls:
     entities = _streaming(routes.entities)
     embed = _streaming(routes.embed)
     infer = _streaming(routes.infer)
+    tokenize = _streaming(routes.tokenize)
 
 
 async def _first_results(

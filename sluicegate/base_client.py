@@ -36,7 +36,9 @@ class BaseClient:
             raise ValueError("`url` must begin with `http://` or `https://`")
         if not (self._key.isascii() and self._key.isprintable() and " " not in self._key):
             # The key itself is not shown: tracebacks are logged.
-            raise ValueError("`key` must be visible ASCII characters")
+            raise ValueError(
+                "`key` must be visible ASCII characters, with no line break at its end"
+            )
 
     def _request(
         self, method: str, path: str, headers: httpx.Headers, **parts: Any

@@ -116,6 +116,8 @@ class Sluicegate(BaseClient):
     entities = _method(routes.entities)
     embed = _method(routes.embed)
     infer = _method(routes.infer)
+    tokenize = _method(routes.tokenize)
+    detokenize = _method(routes.detokenize)
     list_models = _method(routes.list_models)
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)
@@ -173,6 +175,7 @@ class PartedCalls:
     entities = _streaming(routes.entities)
     embed = _streaming(routes.embed)
     infer = _streaming(routes.infer)
+    tokenize = _streaming(routes.tokenize)
 
 
 def _first_results(waiting: deque[tuple[int, Future[Answer[R]]]], tally: Tally) -> Sequence[R]:

@@ -7,6 +7,7 @@ SluicegateError
     │   ├── PayloadTooLarge  413
     │   └── InvalidItem      422  `index` names the item, `item_code` says why
     ├── AuthenticationFailed 401
+    ├── BudgetExhausted      402  the tenant's budget of the month is used up
     ├── PermissionDenied     403
     ├── NotFound             404  the route or the model
     ├── Conflict             409
@@ -91,6 +92,10 @@ class AuthenticationFailed(ApiError):
     """There is no key, or it is unknown, revoked or expired."""
 
 
+class BudgetExhausted(ApiError):
+    """The tenant's budget of the month is used up."""
+
+
 class PermissionDenied(ApiError):
     """The key may not do this."""
 
@@ -143,6 +148,7 @@ _BY_CODE = MappingProxyType({"invalid_item": InvalidItem, "not_cached": NotCache
 _BY_STATUS: MappingProxyType[int, type[ApiError]] = MappingProxyType(
     {
         401: AuthenticationFailed,
+        402: BudgetExhausted,
         403: PermissionDenied,
         404: NotFound,
         409: Conflict,

@@ -86,6 +86,31 @@ class Embedding(Result, frozen=True, kw_only=True):
     embedding: list[float] = []
 
 
+class Tokens(Result, frozen=True, kw_only=True):
+    """The tokens of a text; with `counts_only` the three lists are empty."""
+
+    count: int = 0
+    """How many there are."""
+    fits: bool = True
+    """Whether the model reads all of the text at once."""
+    windows: int = 0
+    """How many windows the text is."""
+    ids: list[int] = []
+    """Their numbers in the model's vocabulary."""
+    tokens: list[str] = []
+    """How the vocabulary writes them."""
+    offsets: list[tuple[int, int] | None] = []
+    """The first character of each in the text, and the one after its last; of one that the
+    tokenizer adds, `None`."""
+
+
+class DecodedText(Result, frozen=True, kw_only=True):
+    """The text of tokens."""
+
+    text: str = ""
+    """As the tokenizer joins them."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as it is billed."""
 
@@ -157,12 +182,25 @@ class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
 
 
+class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The tenant's budget of this month, and what is left of it: decimal numbers of `currency`."""
+
+    month: str
+    amount: str
+    currency: str
+    spent: str
+    remaining: str
+    thresholds: tuple[int, ...]
+    refuse: bool
+
+
 class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's usage from `since` (included) to `until` (not included)."""
 
     since: str
     until: str
     data: list[UsageLine]
+    budget: BudgetReport | None = None
 
 
 class PastRequest(msgspec.Struct, frozen=True, kw_only=True):

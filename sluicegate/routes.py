@@ -13,6 +13,7 @@ from sluicegate.calls import Call
 from sluicegate.results import (
     Answer,
     Choice,
+    DecodedText,
     Embedding,
     Entities,
     JsonResult,
@@ -24,6 +25,7 @@ from sluicegate.results import (
     RankedDocument,
     Readiness,
     RotatedKey,
+    Tokens,
     UsageReport,
 )
 
@@ -150,8 +152,42 @@ def infer(
 ) -> Call[Answer[JsonResult]]:
     """Run a model's own algorithm over JSON items."""
     fields = {"inputs": inputs, "parameters": parameters}
-    path = f"/v1/infer/{quote(model, safe='')}"
+    path = f"/v1/infer/{_segment('model', model)}"
     return _infer(path, Answer[JsonResult], fields, truncate, on_error)
+
+
+def tokenize(
+    model: str,
+    texts: str | Sequence[str],
+    *,
+    counts_only: bool | None = None,
+    add_special_tokens: bool | None = None,
+    overlap: int | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Tokens]]:
+    """Count and show the tokens of texts, all of them; it costs nothing."""
+    fields = {
+        "model": model,
+        "input": texts,
+        "counts_only": counts_only,
+        "add_special_tokens": add_special_tokens,
+        "overlap": overlap,
+    }
+    return _infer("/v1/tokenize", Answer[Tokens], fields, truncate, on_error)
+
+
+def detokenize(
+    model: str,
+    ids: Sequence[int] | Sequence[Sequence[int]],
+    *,
+    skip_special_tokens: bool | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[DecodedText]]:
+    """Turn the tokens of a text into the text, or lists of tokens; it costs nothing."""
+    fields = {"model": model, "ids": ids, "skip_special_tokens": skip_special_tokens}
+    return _infer("/v1/detokenize", Answer[DecodedText], fields, truncate, on_error)
 
 
 def list_models() -> Call[ModelList]:
@@ -161,31 +197,29 @@ def list_models() -> Call[ModelList]:
 
 def get_model(model: str) -> Call[Model]:
     """Return one model."""
-    return Call(method="GET", path=f"/v1/models/{quote(model, safe='')}", kind=Model)
+    return Call(method="GET", path=f"/v1/models/{_segment('model', model)}", kind=Model)
 
 
 def get_usage(
     *,
     since: str | None = None,
     until: str | None = None,
-    group_by: Sequence[str] = (),
+    group_by: str | Sequence[str] = (),
     bucket: Literal["day", "hour"] | None = None,
 ) -> Call[UsageReport]:
     """Return the tenant's usage and cost between two dates or times; this month by default.
 
     `group_by`: `model` (the default), `day`, `key`, `task`.
     """
-    query = [
-        *(("from", since), ("to", until)),
-        *(("group_by", ",".join(group_by)), ("bucket", bucket)),
-    ]
+    groups = group_by if isinstance(group_by, str) else ",".join(group_by)
+    query = [("from", since), ("to", until), ("group_by", groups), ("bucket", bucket)]
     given = tuple((name, value) for name, value in query if value)
     return Call(method="GET", path="/v1/usage", query=given, kind=UsageReport)
 
 
 def get_request(request_id: str) -> Call[PastRequest]:
     """Return what became of a request, by the `request_id` of its answer or error."""
-    path = f"/v1/requests/{quote(request_id, safe='')}"
+    path = f"/v1/requests/{_segment('request_id', request_id)}"
     return Call(method="GET", path=path, kind=PastRequest)
 
 
@@ -218,8 +252,37 @@ def _infer(
 ) -> Call[Any]:
     """Return a call whose body leaves out what has its default."""
     body = {name: value for name, value in fields.items() if value is not None}
+    _check_texts(body)
     if not truncate:
         body["truncate"] = False
     if on_error != "fail":
         body["on_error"] = on_error
     return Call(method="POST", path=path, body=msgspec.json.encode(body), kind=kind)
+
+
+def _segment(name: str, value: str) -> str:
+    """Return `value` as one segment of a path.
+
+    Raises:
+        ValueError: it is none, and would lead to another route.
+    """
+    if value in {"", ".", ".."}:
+        raise ValueError(f"`{name}` cannot be {value!r}")
+    return quote(value, safe="")
+
+
+def _check_texts(value: Any) -> None:
+    """Refuse bytes, which would be sent as a text in base64 and be answered as such.
+
+    Raises:
+        TypeError: there are some.
+    """
+    if isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError("texts are `str`: decode bytes first")
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for one in value:
+        if not isinstance(one, str):
+            _check_texts(one)

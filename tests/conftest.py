@@ -23,6 +23,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
 
 
+def pytest_configure() -> None:
+    """Let systems that tests start bill sooner than once a second, as tests wait for that."""
+    process_environment().setdefault("SLUICEGATE_EVENTS_INTERVAL", "0.25")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Let the first process of several compile the modules of all tests, which the others read.
@@ -104,6 +109,13 @@ def valkey(valkey_server: Valkey) -> str:
     """The URL of a real and empty Valkey."""
     valkey_server.flush()
     return valkey_server.url
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[Valkey]:
+    """A server of the test's own, which it may stop or kill."""
+    with Valkey() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

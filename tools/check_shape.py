@@ -67,7 +67,7 @@ def check_types(modules: Iterable[Module]) -> Iterator[Problem]:
 
 def broad_handlers(module: Module) -> Iterator[int]:
     """Yield the lines that catch everything: bare, `Exception`, `BaseException`, suppressed too."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ExceptHandler) and _names_everything(node.type):
             yield node.lineno
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
@@ -102,7 +102,7 @@ def check_tests(modules: Iterable[Module]) -> Iterator[Problem]:
     for module in modules:
         if not module.is_test:
             continue
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             text = _test_habit(node)
             if text:
                 yield Problem(path=module.path, line=getattr(node, "lineno", 1), text=text)

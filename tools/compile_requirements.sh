@@ -23,19 +23,24 @@ compile() {
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra zstd --extra postgresql --extra s3 --extra backend-cpu --extra openvino --extra otlp-grpc --extra dev "$@"
+    --extra gateway --extra zstd --extra postgresql --extra oidc --extra s3 --extra models --extra backend-cpu --extra openvino --extra otlp-grpc --extra grpc --extra bulk --extra dev "$@"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
 
 compile demo pyproject.toml requirements/build.in requirements/demo.in \
-    --extra gateway --extra zstd --extra backend-cpu --constraint "$pins" "$@"
+    --extra gateway --extra zstd --extra grpc --extra backend-cpu --constraint "$pins" "$@"
 compile gateway pyproject.toml requirements/build.in \
-    --extra gateway --extra zstd --extra postgresql --extra s3 --extra otlp-grpc --constraint "$pins" "$@"
+    --extra gateway --extra zstd --extra postgresql --extra oidc --extra s3 --extra otlp-grpc --extra grpc --constraint "$pins" "$@"
 compile backend-cpu pyproject.toml requirements/build.in \
-    --extra backend-cpu --extra otlp-grpc --constraint "$pins" "$@"
+    --extra backend-cpu --extra models --extra otlp-grpc --constraint "$pins" "$@"
 compile backend-openvino pyproject.toml requirements/build.in \
-    --extra backend-cpu --extra openvino --extra otlp-grpc --constraint "$pins" "$@"
+    --extra backend-cpu --extra models --extra openvino --extra otlp-grpc --constraint "$pins" "$@"
+compile bulk pyproject.toml requirements/build.in \
+    --extra backend-cpu --extra bulk --constraint "$pins" "$@"
+# Of `make chaos-ray`, which brings its own models.
+compile ray pyproject.toml requirements/build.in requirements/demo.in \
+    --extra backend-cpu --extra bulk --extra ray --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
-    --extra backend-gpu --extra otlp-grpc --constraint "$pins" "$@"
+    --extra backend-gpu --extra models --extra otlp-grpc --constraint "$pins" "$@"
 # The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.
 for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
@@ -56,6 +61,14 @@ for client in tests/clients/*/requirements.in; do
         --output-file "${client%.in}.txt" "$client" "$@" ||
         echo "left as it is: ${client%.in}.txt" >&2
 done
+
+# What writes the lists of packages, apart from all of ours.
+compile sbom requirements/sbom.in "$@"
+
+# What builds the site, apart from all of ours, too.
+compile docs requirements/docs.in "$@"
+# The load generator of `make load`, a program in a wheel.
+compile load requirements/load.in
 
 # Here the framework is what is wanted.
 overrides=/dev/null

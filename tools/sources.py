@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-SOURCES = ("gateway", "backends", "sluicegate")
+SOURCES = ("gateway", "backends", "sluicegate", "bulk")
 TREES = (*SOURCES, "loadtests", "tools", "training", "tests")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -21,11 +21,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class Module(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed source file; `path` is relative to the project."""
+    """One parsed source file; `path` is relative to the project, `nodes` all of its tree."""
 
     path: str
     source: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
 
     @property
     def lines(self) -> list[str]:
@@ -45,13 +46,19 @@ def read_modules(root: Path, trees: Iterable[str] = TREES) -> list[Module]:
         for path in sorted((root / tree).rglob("*.py")):
             source = path.read_text(encoding="utf-8")
             relative = path.relative_to(root).as_posix()
-            modules.append(Module(path=relative, source=source, tree=ast.parse(source, relative)))
+            modules.append(parse(relative, source))
     return modules
+
+
+def parse(path: str, source: str) -> Module:
+    """Return the module of `source`; its tree is walked once, for all who look for nodes."""
+    tree = ast.parse(source, path)
+    return Module(path=path, source=source, tree=tree, nodes=tuple(ast.walk(tree)))
 
 
 def functions(module: Module) -> Iterator[Function]:
     """Yield every function and method of `module`, nested ones too."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, Function):
             yield node
 

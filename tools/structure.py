@@ -106,7 +106,7 @@ def _top(name: str) -> str:
 
 def _imports(module: Module, names: set[str]) -> Iterator[tuple[str, str]]:
     """Yield this module with each module of `names` that it imports."""
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -120,7 +120,7 @@ def _imports(module: Module, names: set[str]) -> Iterator[tuple[str, str]]:
 
 def _constructors(modules: Iterable[Module]) -> Iterator[tuple[int, str]]:
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 for item in node.body:
                     if isinstance(item, ast.FunctionDef) and item.name == "__init__":

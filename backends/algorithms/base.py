@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import ModelInfo, Task
-from backends.types import FloatArray, Text
+from backends.types import FloatArray, RowInput
 
 
 class Algorithm(Protocol):
@@ -51,7 +51,7 @@ class QueryAlgorithm(Algorithm):
         return self
 
     @abstractmethod
-    def texts(self, item: Any, parameters: Any) -> Sequence[Text]:
+    def texts(self, item: Any, parameters: Any) -> Sequence[RowInput]:
         """Return the texts whose vectors answer an item, or raise `ItemRefused`."""
 
     @abstractmethod
@@ -65,11 +65,19 @@ class QueryAlgorithm(Algorithm):
 
 
 class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model that is served: its info, its encoder, and an algorithm for each task."""
+    """Describes a model that is served: its info, its encoder, and an algorithm for each task.
+
+    `tokens` are those of the tasks that run no model.
+    """
 
     info: ModelInfo
     encoder: str
     algorithms: dict[Task, Algorithm]
+    tokens: dict[Task, Algorithm]
+
+    def find(self, task: Task) -> Algorithm | None:
+        """Return what answers a task, `None` where nothing does."""
+        return self.algorithms.get(task) or self.tokens.get(task)
 
 
 async def all_of(questions: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm, QueryAlgorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_first, label_scores, rounded
+from backends.pipelines.scores import best_first, best_labels, label_scores
 from backends.protocol import ClassifyParameters, Function
 from backends.types import FloatArray, Text
 
@@ -29,8 +29,8 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 
 def rank(labels: list[str], scores: FloatArray, top: int | None = None) -> list[Label]:
     """Return labels with their scores, best first."""
-    written = rounded(scores)
-    return [Label(label=labels[i], score=written[i]) for i in best_first(scores, top)]
+    best = best_first(scores, top)
+    return [Label(label=labels[place], score=score) for place, score in best]
 
 
 def check_top(parameters: ClassifyParameters) -> None:
@@ -93,9 +93,8 @@ class Classify(Labeller, QueryAlgorithm):
 
     @override
     def answer(self, vectors: FloatArray, parameters: ClassifyParameters) -> Any:
-        scores = label_scores(vectors[0], parameters.function or self.function)
-        written, best = rounded(scores), best_first(scores, parameters.top_k)
-        return {"labels": [{"label": self.labels[i], "score": written[i]} for i in best]}
+        best = best_labels(vectors[0], parameters.function or self.function, parameters.top_k)
+        return {"labels": [{"label": self.labels[place], "score": score} for place, score in best]}
 
     @override
     async def scores(

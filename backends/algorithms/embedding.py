@@ -6,23 +6,25 @@ from typing import Any
 from typing_extensions import override
 
 from backends.algorithms.base import QueryAlgorithm
+from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
+from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import normalize, rounded
 from backends.protocol import EmbedParameters, RerankParameters
-from backends.types import FloatArray, Text
+from backends.types import FloatArray, RowInput, Text, TokenIds
 
 
 class Embed(QueryAlgorithm):
-    """Returns the vector of a text."""
+    """Returns the vector of a text, or of its tokens."""
 
     def __init__(self, *, model: str, dimensions: int) -> None:
         self.model = model
         self.dimensions = dimensions
 
     @override
-    def texts(self, item: str, parameters: EmbedParameters) -> Sequence[Text]:
+    def texts(self, item: str | tuple[int, ...], parameters: EmbedParameters) -> Sequence[RowInput]:
         self.check_dimensions(parameters)
-        return (item,)
+        return (item if isinstance(item, str) else TokenIds(item),)
 
     @override
     def answer(self, vectors: FloatArray, parameters: EmbedParameters) -> Any:
@@ -39,7 +41,7 @@ class Embed(QueryAlgorithm):
         return dimensions
 
 
-class Rerank(QueryAlgorithm):
+class Rerank(QueryAlgorithm, WindowedAlgorithm):
     """Scores a document for a query by the cosine of their embeddings.
 
     `prompts` go before the query and before the document; without any, the model's own does.
@@ -51,12 +53,31 @@ class Rerank(QueryAlgorithm):
 
     @override
     def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
+        _check_query(parameters)
         return parameters.query, item
 
     @override
     def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
         query, document = normalize(vectors)
         return {"score": rounded(query @ document[:, None])[0]}
+
+    @override
+    async def window_scores(
+        self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
+    ) -> FloatArray:
+        _check_query(parameters)
+        for_query, for_document = self.prompts or (None, None)
+        # An empty prompt takes the place of the model's own, too.
+        own = None if for_query is None else [for_query]
+        queries = await ask(self.model, [parameters.query], own)
+        documents = await windows.of_text(self.model, item, ask, prompt=for_document)
+        scores: FloatArray = normalize(documents) @ normalize(queries).T
+        return scores
+
+
+def _check_query(parameters: RerankParameters) -> None:
+    if not parameters.query.strip():
+        raise ItemRefused("empty_input", "`query` is empty; send what to compare documents with")
 
 
 def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:

@@ -25,7 +25,7 @@ from backends.batching.shared import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.protocol import InferParameters, Task
-from backends.types import FloatArray, Text, TokenOffsets
+from backends.types import FloatArray, RowInput, TokenOffsets
 
 # From an item, or a text, to what the model says of it: an answer, or raw outputs.
 Fake = Callable[[Any], Any]
@@ -106,7 +106,7 @@ class _FakeRows(Pipeline):
 
     @override
     async def vectors(
-        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
     ) -> FloatArray:
         caller.spend(len(texts))
         caller.rows += len(texts)
@@ -120,9 +120,29 @@ class _FakeRows(Pipeline):
 
     @override
     async def windows(
-        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
+        self,
+        text: str,
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        prompt: str | None = None,
     ) -> FloatArray:
         return await self.vectors([text], caller)
+
+    @override
+    async def pair_windows(
+        self,
+        text: str,
+        others: Sequence[str],
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        text_first: bool,
+    ) -> FloatArray:
+        pairs = [(text, other) if text_first else (other, text) for other in others]
+        return await self.vectors(pairs, caller)
 
     @override
     async def token_vectors(

@@ -1,60 +1,53 @@
 """Answers for texts longer than the model by overlapping windows, whose answers are combined."""
 
-from typing import Any, Literal
+from typing import Any
 
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.algorithms.classify import Classify, Labeller
+from backends.algorithms.classify import Classify, Label, Labeller, rank
 from backends.algorithms.embedding import Embed, shorten
+from backends.algorithms.questions import ZeroShotTask, chosen
+from backends.algorithms.windows import Combination, WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function
-from backends.protocol import EmbedParameters, Function
+from backends.pipelines.scores import apply_function, rounded
+from backends.protocol import (
+    ChooseItem,
+    ChooseParameters,
+    EmbedParameters,
+    Function,
+    RerankParameters,
+    Task,
+    ZeroShotParameters,
+)
 from backends.types import FloatArray, Text
-
-Combination = Literal["mean", "max", "first"]
-
-
-class Windows:
-    """Asks a model for every window of a text and combines the answers.
-
-    Windows and their mean, maximum or first are those of Dai and Callan 2019 (arXiv:1905.09217,
-    "AvgP, MaxP, FirstP").
-    """
-
-    def __init__(self, *, model: str, combine: Combination, overlap: int) -> None:
-        self._model = model
-        self._combine = combine
-        self._overlap = overlap
-
-    async def ask(self, text: str, ask: AlgorithmContext, function: Function) -> FloatArray:
-        """Return the combination of what `function` makes of each window."""
-        if self._combine == "first":
-            first = await ask.windows(self._model, text, overlap=self._overlap, most=1)
-            return apply_function(first[0], function)
-        found = await ask.windows(self._model, text, overlap=self._overlap)
-        lines = apply_function(found, function)
-        combined: FloatArray = lines.max(axis=0) if self._combine == "max" else lines.mean(axis=0)
-        return combined
 
 
 class LongClassify(Labeller):
-    """Classifies a text of any length by a trained model that reads one window at a time."""
+    """Classifies a text of any length by a trained model that reads one window at a time.
 
-    def __init__(self, *, below: Classify, combine: Combination, overlap: int) -> None:
+    Of a pair, the second text is read in windows, each with the whole of the first.
+    """
+
+    def __init__(self, *, below: Classify, windows: Windows) -> None:
         super().__init__(labels=below.labels)
         self._below = below
-        self._windows = Windows(model=below.model, combine=combine, overlap=overlap)
-        self.version = 1 + below.version
+        self._windows = windows
+        self.version = 2 + below.version
 
     @override
     async def scores(
         self, text: Text, ask: AlgorithmContext, function: Function | None = None
     ) -> FloatArray:
-        if not isinstance(text, str):
-            raise ItemRefused("bad_item", "a long document is one text, not a pair")
-        return await self._windows.ask(text, ask, function or self._below.function)
+        model = self._below.model
+        if isinstance(text, str):
+            logits = await self._windows.of_text(model, text, ask)
+        else:
+            first, second = text
+            pairs = await self._windows.of_pairs(model, second, [first], ask, text_first=False)
+            logits = pairs[:, 0]
+        return self._windows.combined(apply_function(logits, function or self._below.function))
 
     @override
     def confidence(self, scores: FloatArray) -> float:
@@ -64,14 +57,88 @@ class LongClassify(Labeller):
 class LongEmbed(Algorithm):
     """Returns the vector of a text of any length."""
 
-    def __init__(self, *, below: Embed, combine: Combination, overlap: int) -> None:
+    def __init__(self, *, below: Embed, windows: Windows) -> None:
         self._below = below
-        self._windows = Windows(model=below.model, combine=combine, overlap=overlap)
+        self._windows = windows
         self.dimensions = below.dimensions
         self.version = 1 + below.version
 
     @override
-    async def run(self, item: str, parameters: EmbedParameters, ask: AlgorithmContext) -> Any:
+    async def run(
+        self, item: str | tuple[int, ...], parameters: EmbedParameters, ask: AlgorithmContext
+    ) -> Any:
+        if not isinstance(item, str):
+            raise ItemRefused("bad_item", "a long document is a text, not tokens; send the text")
         dimensions = self._below.check_dimensions(parameters)
-        vector = await self._windows.ask(item, ask, "none")
+        found = await self._windows.of_text(self._below.model, item, ask)
+        vector = self._windows.combined(found)
         return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}
+
+
+class LongRerank(Algorithm):
+    """Scores a document of any length for a query, which is in every window."""
+
+    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
+        self._below = below
+        self._windows = windows
+        self.version = 1 + below.version
+
+    @override
+    async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
+        lines = await self._below.window_scores(item, parameters, ask, self._windows)
+        return {"score": rounded(self._windows.combined(lines))[-1]}
+
+
+class LongZeroShot(ZeroShotTask):
+    """Scores the caller's labels for a text of any length."""
+
+    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
+        self._below = below
+        self._windows = windows
+        self.version = 1 + below.version
+
+    @override
+    async def rank(
+        self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
+    ) -> list[Label]:
+        lines = await self._below.window_scores(text, parameters, ask, self._windows)
+        return rank(parameters.labels, self._windows.combined(lines))
+
+
+class LongChoose(Algorithm):
+    """Picks the choice that fits a prompt of any length."""
+
+    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
+        self._below = below
+        self._windows = windows
+        self.version = 1 + below.version
+
+    @override
+    async def run(
+        self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
+    ) -> Any:
+        lines = await self._below.window_scores(item, parameters, ask, self._windows)
+        return chosen(self._windows.combined(lines))
+
+
+def read_in_windows(
+    task: Task, below: Algorithm, *, combine: Combination | None, overlap: int
+) -> Algorithm | None:
+    """Return what answers a task over texts of any length, `None` where nothing does.
+
+    Without `combine` the best window scores a document, and elsewhere the mean of all counts.
+    """
+    default: Combination = "max" if task is Task.RERANK else "mean"
+    windows = Windows(combine=combine or default, overlap=overlap)
+    if isinstance(below, Classify):
+        return LongClassify(below=below, windows=windows)
+    if isinstance(below, Embed):
+        return LongEmbed(below=below, windows=windows)
+    kinds: dict[Task, type[LongRerank | LongZeroShot | LongChoose]] = {
+        Task.RERANK: LongRerank,
+        Task.ZERO_SHOT: LongZeroShot,
+        Task.CHOOSE: LongChoose,
+    }
+    if isinstance(below, WindowedAlgorithm) and task in kinds:
+        return kinds[task](below=below, windows=windows)
+    return None

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, QueryAlgorithm
+from backends.algorithms.base import QueryAlgorithm
 from backends.algorithms.classify import Label, rank
-from backends.algorithms.questions import ZeroShotTask, check_choices, hypotheses
+from backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
+from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, best_first, rounded, softmax
+from backends.pipelines.scores import apply_function, rounded, softmax
 from backends.protocol import (
     ChooseItem,
     ChooseParameters,
@@ -28,7 +29,7 @@ from backends.types import FloatArray, Text
 _ENTAILMENT = "entail"
 
 
-class EntailmentZeroShot(ZeroShotTask):
+class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
     """Scores the caller's labels by whether the text entails the filled template.
 
     Yin, Hay and Roth 2019 (arXiv:1909.00161). One row per label; the text is tokenized once.
@@ -54,18 +55,35 @@ class EntailmentZeroShot(ZeroShotTask):
     async def rank(
         self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
-        labels, filled = parameters.labels, hypotheses(parameters)
+        filled = self._read(text, parameters)
+        logits = await ask.pairs(self._model, text, filled, cut_first_only=True)
+        return rank(parameters.labels, self._scores(logits, parameters))
+
+    @override
+    async def window_scores(
+        self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
+    ) -> FloatArray:
+        filled = self._read(item, parameters)
+        logits = await windows.of_pairs(self._model, item, filled, ask, text_first=True)
+        return self._scores(logits, parameters)
+
+    def _read(self, text: str, parameters: ZeroShotParameters) -> list[str]:
+        filled = hypotheses(parameters)
         if not text.strip():
             raise ItemRefused("empty_input", "the text is empty; send some")
-        logits = await ask.pairs(self._model, text, filled, cut_first_only=True)
-        entailed = logits[:, self._entailment]
-        if parameters.multi_label or len(labels) == 1:
-            against = np.stack([logits[:, self._contradiction], entailed], axis=-1)
-            return rank(labels, softmax(against)[:, 1])
-        return rank(labels, softmax(entailed))
+        return filled
+
+    def _scores(self, logits: FloatArray, parameters: ZeroShotParameters) -> FloatArray:
+        """Return the scores of labels, which are along the last axis but one of `logits`."""
+        entailed = logits[..., self._entailment]
+        if parameters.multi_label or len(parameters.labels) == 1:
+            against = np.stack([logits[..., self._contradiction], entailed], axis=-1)
+            scores: FloatArray = softmax(against)[..., 1]
+            return scores
+        return softmax(entailed)
 
 
-class MultipleChoice(Algorithm):
+class MultipleChoice(WindowedAlgorithm):
     """Picks the choice whose row with the prompt has the highest logit (Devlin et al. 2019)."""
 
     def __init__(self, *, model: str) -> None:
@@ -77,11 +95,23 @@ class MultipleChoice(Algorithm):
     ) -> Any:
         check_choices(item.choices)
         logits = await ask.pairs(self._model, item.prompt, item.choices)
-        scores = softmax(logits[:, 0])
-        return {"choice": best_first(scores, 1)[0], "scores": rounded(scores)}
+        return chosen(softmax(logits[:, 0]))
+
+    @override
+    async def window_scores(
+        self,
+        item: ChooseItem,
+        parameters: ChooseParameters,
+        ask: AlgorithmContext,
+        windows: Windows,
+    ) -> FloatArray:
+        check_choices(item.choices)
+        prompt, choices = item.prompt, item.choices
+        logits = await windows.of_pairs(self._model, prompt, choices, ask, text_first=True)
+        return softmax(logits[..., 0])
 
 
-class CrossEncode(QueryAlgorithm):
+class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
     """Scores a document for a query by a model that reads both (Nogueira and Cho 2019).
 
     The `function` makes the score of one logit; of several labels it is the probability of the
@@ -98,6 +128,15 @@ class CrossEncode(QueryAlgorithm):
 
     @override
     def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
-        function = self._function if vectors.shape[1] == 1 else "softmax"
-        scores = apply_function(vectors[0], function)
-        return {"score": rounded(scores)[-1]}
+        return {"score": rounded(self._scores(vectors)[0])[-1]}
+
+    @override
+    async def window_scores(
+        self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
+    ) -> FloatArray:
+        query = [parameters.query]
+        logits = await windows.of_pairs(self.model, item, query, ask, text_first=False)
+        return self._scores(logits[:, 0])
+
+    def _scores(self, logits: FloatArray) -> FloatArray:
+        return apply_function(logits, self._function if logits.shape[1] == 1 else "softmax")

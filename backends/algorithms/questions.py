@@ -9,7 +9,9 @@ from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
+from backends.pipelines.scores import best_first, rounded
 from backends.protocol import ZeroShotParameters
+from backends.types import FloatArray
 
 MAX_LABELS = 256
 SLOT = "{}"
@@ -24,7 +26,8 @@ class ZeroShotTask(Algorithm):
     ) -> list[Label]:
         """Return the labels, best first.
 
-        With `multi_label` each is judged by itself, else their scores add up to 1.
+        With `multi_label` each is judged by itself, else their scores add up to 1 (to more where
+        the best of several windows counts).
         """
 
     @override
@@ -62,3 +65,9 @@ def check_choices(choices: list[str]) -> None:
         raise ItemRefused("no_choices", "`choices` is empty; send what to choose from")
     if len(choices) > MAX_LABELS:
         raise ItemRefused("too_many_choices", f"`choices` holds more than {MAX_LABELS}")
+
+
+def chosen(scores: FloatArray) -> Any:
+    """Return the answer that picks the choice of the highest score."""
+    ((choice, _),) = best_first(scores, 1)
+    return {"choice": choice, "scores": rounded(scores)}

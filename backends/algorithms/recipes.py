@@ -6,21 +6,21 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from backends.algorithms import ensemble, long_document
+from backends.algorithms import ensemble
 from backends.algorithms.base import Algorithm, ModelAlgorithms
 from backends.algorithms.budget import Budget
 from backends.algorithms.cascade import Cascade
 from backends.algorithms.classify import Classify, Labeller
 from backends.algorithms.custom import Custom
-from backends.algorithms.embedding import Embed
 from backends.algorithms.ensemble import Ensemble
 from backends.algorithms.hosts import AlgorithmHosts
 from backends.algorithms.label_tree import LabelTree, read_tree
-from backends.algorithms.long_document import LongClassify, LongEmbed
+from backends.algorithms.long_document import read_in_windows
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from backends.algorithms.questions import ZeroShotTask
 from backends.algorithms.reviewer import Reviewer
 from backends.algorithms.tournament import Tournament
+from backends.algorithms.windows import Combination
 from backends.algorithms.zero_shot import Choose, ZeroShot
 from backends.protocol import Task
 from backends.repository.model import Model
@@ -46,7 +46,7 @@ class _Ensemble(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _LongDocument(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    combine: long_document.Combination = "mean"
+    combine: Combination | None = None
     overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
 
 
@@ -120,13 +120,19 @@ def _ensemble(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
 
 def _long_document(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:
     options = _options(model, _LongDocument)
-    if options.overlap > below[0].info.max_tokens // 2:
-        raise ValueError("has an `overlap` of more than half of what its model reads")
-    combine, overlap = options.combine, options.overlap
-    if (classify := _find(below, Classify)) is not None:
-        return {Task.CLASSIFY: LongClassify(below=classify, combine=combine, overlap=overlap)}
-    embed = _only(below, Embed, "an encoder that embeds")
-    return {Task.EMBED: LongEmbed(below=embed, combine=combine, overlap=overlap)}
+    if len(below) == 1:
+        if options.overlap > below[0].info.max_tokens // 2:
+            raise ValueError("has an `overlap` of more than half of what its model reads")
+        found = {
+            task: read_in_windows(task, algorithm, combine=options.combine, overlap=options.overlap)
+            for task, algorithm in below[0].algorithms.items()
+        }
+        if available := {task: long for task, long in found.items() if long is not None}:
+            return available
+    raise ValueError(
+        "needs `uses` of one model that answers `classify`, `embed`, `rerank`, `zero-shot` or "
+        "`choose` and reads no windows itself"
+    )
 
 
 def _label_tree(model: Model, below: Sequence[ModelAlgorithms]) -> Algorithms:

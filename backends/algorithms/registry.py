@@ -12,6 +12,7 @@ from backends.algorithms.long_document import LongEmbed
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from backends.algorithms.recipes import CUSTOM, RECIPES, Algorithms, Recipe, build_custom
 from backends.algorithms.split import split_tasks
+from backends.algorithms.tokens import token_algorithms
 from backends.errors import ModelProblem
 from backends.protocol import ModelInfo, Task
 from backends.repository.catalogue import Catalogue
@@ -118,8 +119,11 @@ def _serve(
         description=described.description,
         demonstration=described.demonstration,
         serving=model.serving,
+        shows_tokens=True,
     )
-    return ModelAlgorithms(info=info, encoder=encoder, algorithms=algorithms)
+    return ModelAlgorithms(
+        info=info, encoder=encoder, algorithms=algorithms, tokens=token_algorithms(encoder)
+    )
 
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:

@@ -180,6 +180,7 @@ def mirrored_model(
         info=served_model.info,
         encoder=served_model.encoder,
         algorithms={**served_model.algorithms, **common},
+        tokens=served_model.tokens,
     )
 
 

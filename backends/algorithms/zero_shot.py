@@ -5,12 +5,18 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
 from backends.algorithms.classify import Label, rank
 from backends.algorithms.label_cache import LabelVectorCache
-from backends.algorithms.questions import SLOT, ZeroShotTask, check_choices, hypotheses
+from backends.algorithms.questions import (
+    SLOT,
+    ZeroShotTask,
+    check_choices,
+    chosen,
+    hypotheses,
+)
+from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_first, normalize, rounded, sigmoid, softmax
+from backends.pipelines.scores import normalize, sigmoid, softmax
 from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from backends.types import FloatArray
 
@@ -22,7 +28,7 @@ MULTI_LABEL_CENTRE = np.float32(0.1)
 _MOST_LABEL_BYTES = 32 * 1024 * 1024
 
 
-class ZeroShot(ZeroShotTask):
+class ZeroShot(ZeroShotTask, WindowedAlgorithm):
     """Scores the caller's labels by the nearness of their filled template to the text.
 
     The vector of the template without a label is projected out of every label's vector, so that
@@ -38,14 +44,29 @@ class ZeroShot(ZeroShotTask):
     async def rank(
         self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
+        directions, rows = await self._ask([text], parameters, ask)
+        return rank(parameters.labels, _scores(rows, directions, parameters)[0])
+
+    @override
+    async def window_scores(
+        self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
+    ) -> FloatArray:
+        directions, _ = await self._ask([], parameters, ask)
+        rows = await windows.of_text(self._model, item, ask)
+        return _scores(rows, directions, parameters)
+
+    async def _ask(
+        self, texts: list[str], parameters: ZeroShotParameters, ask: AlgorithmContext
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the directions of the labels, and the vectors of texts asked beside them."""
         labels, template = parameters.labels, parameters.hypothesis_template
         filled = hypotheses(parameters)
         null = [text for text in [template.replace(SLOT, "")] if text.strip()]
         label_set = (ask.scope, template, tuple(labels))
         directions = self._label_cache.get(label_set)
         if directions is None:
-            rows = await ask(self._model, [text, *filled, *null])
-            vectors = normalize(rows[1:])
+            rows = await ask(self._model, [*texts, *filled, *null])
+            vectors = normalize(rows[len(texts) :])
             directions = vectors[: len(labels)]
             if null:
                 directions = _without(directions, vectors[-1])
@@ -54,14 +75,11 @@ class ZeroShot(ZeroShotTask):
                 self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))
-            rows = await ask(self._model, [text])
-        cosines: FloatArray = directions @ normalize(rows[:1])[0]
-        if parameters.multi_label:
-            return rank(labels, sigmoid((cosines - MULTI_LABEL_CENTRE) / TEMPERATURE))
-        return rank(labels, softmax(cosines / TEMPERATURE))
+            rows = await ask(self._model, texts) if texts else directions
+        return directions, rows[: len(texts)]
 
 
-class Choose(Algorithm):
+class Choose(WindowedAlgorithm):
     """Picks the option nearest to a prompt."""
 
     def __init__(self, *, model: str) -> None:
@@ -73,8 +91,28 @@ class Choose(Algorithm):
     ) -> Any:
         check_choices(item.choices)
         vectors = normalize(await ask(self._model, [item.prompt, *item.choices]))
-        scores = softmax((vectors[1:] @ vectors[0]) / TEMPERATURE)
-        return {"choice": best_first(scores, 1)[0], "scores": rounded(scores)}
+        return chosen(softmax((vectors[1:] @ vectors[0]) / TEMPERATURE))
+
+    @override
+    async def window_scores(
+        self,
+        item: ChooseItem,
+        parameters: ChooseParameters,
+        ask: AlgorithmContext,
+        windows: Windows,
+    ) -> FloatArray:
+        check_choices(item.choices)
+        choices = normalize(await ask(self._model, item.choices))
+        prompts = normalize(await windows.of_text(self._model, item.prompt, ask))
+        return softmax((prompts @ choices.T) / TEMPERATURE)
+
+
+def _scores(rows: FloatArray, directions: FloatArray, parameters: ZeroShotParameters) -> FloatArray:
+    """Return the scores of labels, one line for each row of a text."""
+    cosines: FloatArray = (directions @ normalize(rows).T).T
+    if parameters.multi_label:
+        return sigmoid((cosines - MULTI_LABEL_CENTRE) / TEMPERATURE)
+    return softmax(cosines / TEMPERATURE)
 
 
 def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:

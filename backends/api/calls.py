@@ -50,6 +50,8 @@ _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
 _OK = 200
+# Of a scope: what answers its call, where `begin` has read that.
+_OPENED = "sluicegate.opened"
 # After so many seconds without an outcome a report says that batches run: a gateway treats longer
 # silence as a backend that hangs.
 _PROGRESS = 1.0
@@ -115,7 +117,7 @@ class CallHandler:
         """
         self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
-        answerer, work = self._open(body)
+        answerer, work = scope.get(_OPENED) or self._open(body)
         work.admit()
         client, watcher = _client_of(scope, receive)
         with self._core.calls, closing(work):
@@ -139,24 +141,25 @@ class CallHandler:
         is_call: bool = scope["path"] == CALL_PATH and scope["method"] == "POST"
         return is_call
 
-    def begin(self, body: bytes, connection: Connection) -> bool:
-        """Begin to answer an authenticated call; return whether `__call__` is not needed for it."""
+    def begin(self, body: bytes, connection: Connection, scope: Scope) -> Scope | None:
+        """Begin to answer an authenticated call; return the scope where `__call__` has to."""
         if len(body) > self._max_body_bytes:
-            return False
+            return scope
         try:
             answerer, work = self._open(body)
             algorithm = answerer.algorithm.as_query
             if algorithm is None:
-                return False
+                # In the scope it ends with the request, also if the caller leaves now.
+                return {**scope, _OPENED: (answerer, work)}
             work.admit()
         except (CallRefused, Overloaded) as error:
             connection.write(encode_response(error.status, _encode_refusal(error)))
             connection.end_response(keep_alive=True)
-            return True
+            return None
         DirectCall(
             connection, self._core, answerer, algorithm, work=work, progress=self._timer
         ).begin()
-        return True
+        return None
 
     def _open(self, body: bytes) -> tuple[ItemAnswerer, CallWork]:
         """Return what answers a call, and its work, which is not admitted yet."""
@@ -244,7 +247,6 @@ class _Reply:
         self._core = core
         self._work = work
         self._interval = interval
-        self._batches = work.batches
         self._has_begun = False
         self._is_sending = False
         self._reporting: asyncio.Task[None] | None = None
@@ -277,10 +279,7 @@ class _Reply:
 
     def _on_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._interval, self._on_timer)
-        batches, self._batches = self._batches, self._work.batches
-        # Hosts of algorithms bound the time of an item themselves, and end it when it is over.
-        is_working = batches != self._batches or self._work.hosted.count > 0
-        if not is_working or self._is_sending:
+        if not self._work.has_progressed() or self._is_sending:
             return
         if self._reporting is None or self._reporting.done():
             report = self._send_part(self._core.report_frame(), is_last=False)

@@ -15,11 +15,13 @@ from backends.protocol import MEDIA_TYPE, Frame, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import ItemAnswerer
-from backends.serving.queries import QueryCall
+from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 
 _CONTENT = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
 _CHUNKED = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+# So long outcomes of one request wait for the others: it cannot be answered without them.
+_LONGEST_HOLD = 0.05
 
 
 class _Unawaited:
@@ -97,8 +99,11 @@ class DirectCall:
         self._core = core
         self._work = work
         self._progress = progress
-        self._batches = work.batches
-        self._has_begun = self._is_flushing = False
+        self._has_begun = False
+        self._flushing: asyncio.Handle | None = None
+        call = answerer.call
+        # More items than that begin as others are sent.
+        self._may_hold = call.atomic and len(call.items) <= ITEMS_AT_ONCE
         self._query = QueryCall(answerer, algorithm, self._on_ready)
 
     def begin(self) -> None:
@@ -110,21 +115,37 @@ class DirectCall:
         self._query.begin()
 
     def report_progress(self) -> None:
-        """Send a report if batches ran since the last time: the call waits, and does not hang."""
-        batches, self._batches = self._batches, self._work.batches
-        if batches != self._batches:
+        """Send a report if the call waits and does not hang."""
+        if self._work.has_progressed():
             self._write(self._core.report_frame(), is_last=False)
 
     def _on_ready(self) -> None:
-        """Send the last outcomes at once; others with those of this event-loop iteration."""
+        """Send the last outcomes at once; others with those of this event-loop iteration.
+
+        Those of one request are held for the last of them, unless one has failed: the gateway then
+        ends the others.
+        """
         if self._query.is_ready:
             self._flush()
-        elif not self._is_flushing:
-            self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            return
+        if self._may_hold and self._query.has_failed:
+            self._may_hold = False
+            self._stop_flushing()
+        if self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = (
+                loop.call_later(_LONGEST_HOLD, self._flush)
+                if self._may_hold
+                else loop.call_soon(self._flush)
+            )
+
+    def _stop_flushing(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
 
     def _flush(self) -> None:
-        self._is_flushing = False
+        self._stop_flushing()
         if self.response_complete or self._connection.client_state.is_disconnected:
             return
         outcomes = self._query.take()
@@ -150,6 +171,7 @@ class DirectCall:
     def _close(self) -> None:
         """Release what the call holds; what is not answered is cancelled."""
         self._connection.client_state.on_leave = None
+        self._stop_flushing()
         self._query.close()
         self._progress.remove(self)
         self._work.close()

@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from backends.api.asgi import Scope
 from backends.api.calls import CallHandler
 from backends.api.direct_calls import DirectCall
 from backends.api.write_coalescing import WriteCoalescingProtocol
@@ -47,8 +48,9 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
         if is_idle and self._head is not None and data.startswith(self._head):
             body = _whole_body(data, len(self._head))
             if body is not None:
-                if not self._begin_call(body):
-                    self._begin(body)
+                scope = self._begin_call(body)
+                if scope is not None:
+                    self._begin(body, scope)
                 return
         before = self.cycle
         super().data_received(data)
@@ -92,19 +94,21 @@ class RepeatedHeadProtocol(WriteCoalescingProtocol):
             seconds, self.timeout_keep_alive_handler
         )
 
-    def _begin_call(self, body: bytes) -> bool:
-        """Answer a call without ASGI, unless what is sent waits, or the backend stops."""
-        return (
-            self._is_call
-            and not (self.flow.write_paused or self.server_state.default_headers)
-            and self._calls is not None
-            and self._calls.begin(body, self)
-        )
+    def _begin_call(self, body: bytes) -> Scope | None:
+        """Answer a call without ASGI, unless what is sent waits, or the backend stops.
 
-    def _begin(self, body: bytes) -> None:
+        Return the scope of what ASGI has to answer.
+        """
+        scope: Scope = self._repeated_scope
+        is_held_up = self.flow.write_paused or self.server_state.default_headers
+        if not self._is_call or is_held_up or self._calls is None:
+            return scope
+        return self._calls.begin(body, self, scope)
+
+    def _begin(self, body: bytes, scope: Any) -> None:
         self._unset_keepalive_if_required()
         self.cycle = RequestResponseCycle(
-            scope=self._repeated_scope,
+            scope=scope,
             transport=self.transport,
             flow=self.flow,
             logger=self.logger,

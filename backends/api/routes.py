@@ -1,10 +1,11 @@
 """Routes requests to the handler of calls, and answers state, health, metrics and reloads."""
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 import msgspec
+from prometheus_client.core import Metric
 
 from backends.api.asgi import (
     ClientGone,
@@ -25,7 +26,7 @@ from backends.errors import (
     StartProblem,
     Unauthorized,
 )
-from backends.plans import PlanTrial, ServingPlans
+from backends.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
 from backends.protocol import (
     CALL_PATH,
     CHECK_PATH,
@@ -37,9 +38,11 @@ from backends.protocol import (
 )
 from backends.serving.core import ServingCore
 from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
+from backends.telemetry.nvml import GpuReader
+from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import Tracing
 
-T = TypeVar("T", ServingPlans, PlanTrial)
+T = TypeVar("T", ServingPlans, PlanTrial, Assignment)
 
 _JSON = b"application/json"
 _OK, _UNAVAILABLE = 200, 503
@@ -57,19 +60,26 @@ class Routes:
         authenticator: CallAuthenticator,
         reload: Callable[[ServingPlans | None], Awaitable[None]],
         check: Callable[[PlanTrial], Awaitable[PlanVerdict]],
+        assign: Callable[[Assignment], None],
         tracing: Tracing,
+        process: ProcessFigures | None = None,
+        gpus: GpuReader | None = None,
     ) -> None:
         self.calls = calls
         self._core = core
         self._authenticator = authenticator
         self._reload = reload
         self._check = check
-        self._metrics = BackendMetrics(core.snapshot, tracing.statistics)
+        self._assign = assign
+        self._metrics = BackendMetrics(
+            core.snapshot, tracing.statistics, process=process, gpus=gpus
+        )
         self._handlers: dict[str, tuple[str, Handler]] = {
             CALL_PATH: ("POST", calls),
             STATE_PATH: ("GET", self.state),
             RELOAD_PATH: ("POST", self.reload),
             CHECK_PATH: ("POST", self.check),
+            ASSIGNMENT_PATH: ("POST", self.assign),
             "/health/live": ("GET", self.live),
             "/health/ready": ("GET", self.ready),
             "/metrics": ("GET", self.metrics),
@@ -119,6 +129,13 @@ class Routes:
             raise NotReady(str(error)) from None
         await respond(send, _OK, msgspec.msgpack.encode(verdict), MEDIA_TYPE.encode())
 
+    async def assign(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """`POST /v1/models/assignment`: the state; models follow once they are loaded."""
+        self._authenticator.check(scope)
+        body = await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES)
+        self._assign(_decode(body, Assignment))
+        await self.state(scope, receive, send)
+
     async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /health/live`: 503 when only a restart helps."""
         failures = self._core.failures()
@@ -147,6 +164,10 @@ class Routes:
             }
         ).encode()
         await respond(send, _OK if state.ready else _UNAVAILABLE, body, _JSON)
+
+    async def read_metrics(self) -> Iterable[Metric]:
+        """Return what `metrics` shows."""
+        return list(self._metrics.collect())
 
     async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /metrics`, for Prometheus."""

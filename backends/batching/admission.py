@@ -56,12 +56,15 @@ class Admission:
         """The work of submitted rows that the queue does not hold yet."""
 
     def queued_seconds(self) -> float:
-        """Return the seconds that the waiting rows will take."""
-        return (self._queue.seconds + self.incoming) / self._meter.pace
+        """Return the seconds that the waiting interactive rows will take.
+
+        Bulk rows wait behind what comes later, and in pauses: they tell callers nothing.
+        """
+        return (self._queue.interactive_seconds + self.incoming) / self._meter.pace
 
     def backlog(self) -> float:
-        """Return the seconds that the waiting rows will take, at least a tenth of one."""
-        return max(MIN_RETRY_AFTER, self.queued_seconds())
+        """Return the seconds that all waiting rows will take, at least a tenth of one."""
+        return max(MIN_RETRY_AFTER, (self._queue.seconds + self.incoming) / self._meter.pace)
 
     def admit(
         self, work_per_item: list[float], *, time_left: float, flow: FlowKey
@@ -84,7 +87,7 @@ class Admission:
         ]
 
     def take(
-        self, work: float, *, time_left: float, flow: FlowKey, reservation: QueueReservation | None
+        self, work: float, *, deadline: float, flow: FlowKey, reservation: QueueReservation | None
     ) -> None:
         """Admit work into the queue, from its item's reservation as far as that goes.
 
@@ -93,12 +96,13 @@ class Admission:
                 would be wasted.
         """
         if reservation is None or reservation.admission is not self:
-            self.check(work, time_left=time_left, flow=flow)
+            self.check(work, time_left=deadline - self._meter.clock(), flow=flow)
             return
         excess = work - reservation.remaining
         self.give_back(reservation, min(work, reservation.remaining))
         if excess > 0.0 and not reservation.is_begun:
             # Estimates are of the mean: only what is surely late is refused after all.
+            time_left = deadline - self._meter.clock()
             self.check(work, time_left=time_left, flow=flow, factor=1.0)
         reservation.is_begun = True
 

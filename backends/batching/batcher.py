@@ -50,9 +50,11 @@ class Batcher:
         device: Device | None = None,
     ) -> None:
         threads = min(executor.worker_threads, options.worker_threads or executor.worker_threads)
-        queue = RowQueue(limits=options.batch, cost=executor.cost, clock=clock)
-        share = (device or Device(slots=threads, clock=clock)).share()
+        device = device or Device(slots=threads, clock=clock)
+        queue = RowQueue(limits=options.batch, cost=executor.cost, clock=clock, bulk=device.bulk)
+        share = device.share()
         self.name = name
+        self.executor, self.limits = executor, options.batch
         self.provider = executor.provider
         self._meter = Meter(worker_threads=threads, cost=executor.cost, clock=clock)
         self.admission = Admission(

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from backends.batching.bulk_pause import BULK_SHARE, BulkPause
+
 # Arriving work is averaged over about so many seconds: shares follow a swap within a few of them.
 _MEMORY = 2.0
 # The least weight of a model, as a share of the largest.
@@ -68,9 +70,15 @@ class SlotUse(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Device:
-    """Owns a device's run slots; when models compete, the one furthest behind goes next."""
+    """Owns a device's run slots; when models compete, the one furthest behind goes next.
 
-    def __init__(self, *, slots: int, clock: Callable[[], float]) -> None:
+    `bulk` bounds the bulk batches of all models.
+    """
+
+    def __init__(
+        self, *, slots: int, clock: Callable[[], float], bulk_share: float = BULK_SHARE
+    ) -> None:
+        self.bulk = BulkPause(bulk_share)
         self._free = self._slots = slots
         # Slot-seconds used lately, faded up to `_at`.
         self._used, self._at = 0.0, clock()

@@ -37,6 +37,10 @@ class FairQueue:
         self._flows: dict[FlowKey, _Flow] = {}
         self._arrivals = count()
         self._now = 0.0
+        self.bulk_rows = 0
+        """How many of the rows that wait are bulk work."""
+        self.bulk_work = 0.0
+        """What these will take, in seconds."""
 
     def add(self, row: Row) -> None:
         """Let a row wait in its flow."""
@@ -46,13 +50,16 @@ class FairQueue:
         heapq.heappush(flow.heap, (row.due, next(self._arrivals), row))
         flow.waiting += 1
         flow.work += row.work
+        if flow.pace != 1.0:
+            self.bulk_rows += 1
+            self.bulk_work += row.work
 
-    def lead(self) -> Row | None:
+    def lead(self, *, with_bulk: bool = True) -> Row | None:
         """Return the row that leads the next batch; it stays until `remove`."""
-        if not self._flows:
+        flows = [flow for flow in self._flows.values() if with_bulk or flow.pace == 1.0]
+        if not flows:
             return None
-        flows = self._flows.values()
-        flow = min(flows, key=_clock) if len(flows) > 1 else next(iter(flows))
+        flow = min(flows, key=_clock) if len(flows) > 1 else flows[0]
         self._now = max(self._now, flow.clock)
         while flow.heap[0][2].is_dequeued:
             heapq.heappop(flow.heap)
@@ -64,6 +71,9 @@ class FairQueue:
         flow.clock += seconds * flow.pace
         flow.waiting -= 1
         flow.work -= row.work
+        if flow.pace != 1.0:
+            self.bulk_rows -= 1
+            self.bulk_work = self.bulk_work - row.work if self.bulk_rows else 0.0
         if not flow.waiting:
             # Its use beyond its share is forgotten with it: it was alone or submits seldom.
             del self._flows[row.flow]
@@ -91,6 +101,7 @@ class FairQueue:
     def clear(self) -> None:
         """Forget every row."""
         self._flows.clear()
+        self.bulk_rows, self.bulk_work = 0, 0.0
 
 
 def _clock(flow: _Flow) -> float:

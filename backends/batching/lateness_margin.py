@@ -40,7 +40,7 @@ class LatenessMargin:
         self._learned = ended
         is_expired = sum(row.is_expired and row.flow[0] != BULK for row in batch.dropped)
         ran = [row for row in batch.rows if row.flow[0] != BULK]
-        late = sum(row.deadline < ended for row in ran)
+        late = sum([row.deadline < ended for row in ran])
         self.count(in_time=len(ran) - late, late=is_expired + late)
 
     def count(self, *, in_time: int, late: int) -> None:

@@ -5,7 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from backends.batching.policy import Release
+from backends.durations import DurationCounts
 from backends.executors.cost import CostModel
+from backends.telemetry.catalogue import SECONDS
 from backends.types import QueueStatistics
 
 # Speed is measured over about this many seconds of work, so that it follows a changed load.
@@ -28,6 +30,7 @@ class Meter:
         self._lock = threading.Lock()
         self.batches = self._rows = self._tokens = self._padded = self._failed = self._late = 0
         self._busy = self._work = self._wasted = 0.0
+        self._waits, self._took_each = DurationCounts(SECONDS), DurationCounts(SECONDS)
         self._recent_rows = self._recent_tokens = self._recent_busy = 0.0
         self._releases: Counter[Release] = Counter()
         # The work of the batches that run now, and how many they are.
@@ -38,8 +41,13 @@ class Meter:
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
 
-    def count(self, lengths: Sequence[int], *, took: float, late: int = 0) -> None:
-        """Count a batch of such rows that ran for `took`; `late` began after their deadline."""
+    def count(
+        self, lengths: Sequence[int], *, took: float, late: int = 0, waited: float = 0.0
+    ) -> None:
+        """Count a batch of such rows that ran for `took`; `late` began after their deadline.
+
+        The first of them had `waited` in the queue.
+        """
         rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
         seconds = self._cost.seconds(rows=rows, longest=longest, tokens=tokens)
         with self._lock:
@@ -51,6 +59,8 @@ class Meter:
             self._wasted += self._cost.padding(seconds, alone=sum(map(self._cost.alone, lengths)))
             self._late += late
             self._busy += took
+            self._waits.add(waited)
+            self._took_each.add(took)
             fade = max(0.0, 1.0 - took / (_MEMORY * self._worker_threads))
             self._recent_rows = self._recent_rows * fade + rows
             self._recent_tokens = self._recent_tokens * fade + tokens
@@ -136,5 +146,6 @@ class Meter:
                 busy=self._busy,
                 rows_per_second=self._recent_rows * scale,
                 tokens_per_second=self._recent_tokens * scale,
+                durations={"queue": self._waits.seen(), "run": self._took_each.seen()},
                 releases={reason.value: count for reason, count in self._releases.items()},
             )

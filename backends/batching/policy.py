@@ -79,7 +79,7 @@ def choose_batch(
     batch = _Batch(anchor, limits, cost)
     if own:
         batch.fill(own, {}, time_left)
-        own_work -= sum(cost.alone(length) * rows for length, rows in batch.chosen.items())
+        own_work -= batch.alone
     if batch.release not in _COMPLETE:
         # The rest of the request runs after this batch.
         limit = time_left - max(0.0, own_work)
@@ -103,7 +103,8 @@ class _Batch:
         self.chosen = {anchor: 1}
         self.count, self._longest, self._tokens = 1, anchor, anchor
         self.seconds = cost.seconds(rows=1, longest=anchor, tokens=anchor)
-        self._alone = cost.alone(anchor)
+        self.alone = cost.alone(anchor)
+        """What the chosen rows would take, each in a batch of its own length."""
         self.release = Release.IDLE
 
     def fill(self, waiting: Mapping[int, int], without: Mapping[int, int], limit: float) -> None:
@@ -112,7 +113,7 @@ class _Batch:
         Without any in `without`, the anchor is counted in `waiting`, and is not added twice.
         """
         anchor = self._anchor
-        for length in sorted(waiting, key=lambda length: (abs(length - anchor), length)):
+        for _, length in sorted([(abs(length - anchor), length) for length in waiting]):
             available = waiting[length] - without.get(length, 0)
             if not without and length == anchor:
                 available -= 1
@@ -137,11 +138,11 @@ class _Batch:
         longer = cost.seconds(rows=count, longest=widest, tokens=tokens)
         if longer > limit:
             return Release.DEADLINE
-        wasted = cost.padding(longer, alone=self._alone + alone)
+        wasted = cost.padding(longer, alone=self.alone + alone)
         too_wasteful = wasted > self._limits.padding * (longer - cost.base)
         if longer - self.seconds > alone + _EXPECTED_SAVING * cost.base or too_wasteful:
             return Release.LENGTH
         self.chosen[length] = self.chosen.get(length, 0) + 1
         self.count, self._longest, self._tokens = count, widest, tokens
-        self.seconds, self._alone = longer, self._alone + alone
+        self.seconds, self.alone = longer, self.alone + alone
         return None

@@ -1,13 +1,13 @@
 """Queues rows between the event loop and the threads, which take the next batch from it."""
 
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import msgspec
 
-from backends.batching.fair_queue import FairQueue, FlowKey
+from backends.batching.bulk_pause import BulkPause
+from backends.batching.fair_queue import BULK, FairQueue, FlowKey
 from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
 from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
@@ -43,9 +43,10 @@ class _LengthIndex(msgspec.Struct, eq=False):
         length = row.length
         queue = self.by_length.get(length)
         if queue is None:
-            queue = self.by_length[length] = deque()
-        queue.append(row)
-        self.counts[length] = self.counts.get(length, 0) + 1
+            self.by_length[length], self.counts[length] = deque((row,)), 1
+        else:
+            queue.append(row)
+            self.counts[length] += 1
         self.work += row.work
 
     def remove(self, row: Row) -> None:
@@ -60,32 +61,34 @@ class _LengthIndex(msgspec.Struct, eq=False):
 
 
 _NO_REQUEST = _LengthIndex()
-_Name = TypeVar("_Name")
-
-
-def _index(indexes: dict[_Name, _LengthIndex], name: _Name) -> _LengthIndex:
-    found = indexes.get(name)
-    if found is None:
-        found = indexes[name] = _LengthIndex()
-    return found
 
 
 class RowQueue:
     """Queues rows by flow and by length. The submission queue bounds it by its size.
 
-    Rows without callers are withdrawn, or else dropped when a batch is taken.
+    Rows without callers are withdrawn, or else dropped when a batch is taken. `bulk` is that of the
+    device, which other queues may share.
     `seconds` is what the waiting rows will take, by the cost model.
     """
 
-    def __init__(self, *, limits: BatchLimits, cost: CostModel, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        limits: BatchLimits,
+        cost: CostModel,
+        clock: Callable[[], float],
+        bulk: BulkPause | None = None,
+    ) -> None:
         self._limits = limits
         self._cost = cost
         self._clock = clock
         self._changed = threading.Condition()
         self._flows = FairQueue()
         # By output and traffic class: only rows equal in both share batches, in either order.
-        self._classes: dict[tuple[str, str], _LengthIndex] = {}
-        self._requests: dict[tuple[RequestWork, tuple[str, str]], _LengthIndex] = {}
+        self._classes: defaultdict[tuple[str, str], _LengthIndex] = defaultdict(_LengthIndex)
+        self._requests: defaultdict[tuple[RequestWork, tuple[str, str]], _LengthIndex] = (
+            defaultdict(_LengthIndex)
+        )
         self.is_closed = False
         self.rows = 0
         self.tokens = 0
@@ -94,6 +97,23 @@ class RowQueue:
         self.expired = 0
         # How much slower than predicted batches are; the owner keeps it up to date.
         self.slowness = 1.0
+        self._bulk = bulk or BulkPause()
+
+    @property
+    def runnable(self) -> int:
+        """How many rows wait for nothing but a thread."""
+        return self.rows - self._flows.bulk_rows if self.is_paused else self.rows
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether rows wait for the end of a bulk pause."""
+        return self._flows.bulk_rows > 0 and self._clock() < self._bulk.until
+
+    @property
+    def interactive_seconds(self) -> float:
+        """What the interactive ones of the waiting rows will take."""
+        bulk = self._flows
+        return max(0.0, self.seconds - bulk.bulk_work) if self.rows > bulk.bulk_rows else 0.0
 
     def put(self, rows: Sequence[Row]) -> None:
         """Add rows and wake threads that wait."""
@@ -101,12 +121,12 @@ class RowQueue:
             for row in rows:
                 row.work = self._cost.alone(row.length)
                 self._flows.add(row)
-                _index(self._classes, row.batch_class).add(row)
+                self._classes[row.batch_class].add(row)
                 if row.request is not None:
-                    _index(self._requests, (row.request, row.batch_class)).add(row)
-                self.rows += 1
+                    self._requests[row.request, row.batch_class].add(row)
                 self.tokens += row.length
                 self.seconds += row.work
+            self.rows += len(rows)
             # One thread is enough: it wakes another where its batch leaves rows.
             self._changed.notify()
 
@@ -120,10 +140,10 @@ class RowQueue:
             return self._flows.ahead(flow, work)
 
     def wait(self) -> bool:
-        """Wait until there are rows; return whether the queue is still open."""
+        """Wait until rows may run; return whether the queue is still open."""
         with self._changed:
-            while not self.is_closed and self.rows == 0:
-                self._changed.wait()
+            while not (self.is_closed or self.runnable):
+                self._changed.wait(self._bulk.until - self._clock() if self.rows else None)
             return not self.is_closed
 
     def take(self) -> DequeuedBatch | None:
@@ -136,14 +156,16 @@ class RowQueue:
                 return None
             dropped: list[Row] = []
             now = self._clock()
-            lead = self._flows.lead()
+            with_bulk = now >= self._bulk.until
+            lead = self._flows.lead(with_bulk=with_bulk)
             while lead is not None and not self._keep_or_drop(lead, now, dropped):
-                lead = self._flows.lead()
+                lead = self._flows.lead(with_bulk=with_bulk)
             if lead is None:
                 return self._make_batch([], dropped, Release.IDLE, 0.0) if dropped else None
             if self._limits.by_arrival:
                 return self._take_oldest(lead, now, dropped)
             choice = self._choose(lead, now)
+            self._bulk.began(lead.lane, choice.seconds * self.slowness, now)
             rows = self._gather(lead, choice, now, dropped)
             return self._make_batch(rows, dropped, choice.release, choice.seconds)
 
@@ -190,6 +212,8 @@ class RowQueue:
 
     def _choose(self, lead: Row, now: float) -> Choice:
         time_left = (lead.due if lead.due > now else lead.deadline) - now
+        if lead.lane == BULK:
+            time_left = min(time_left, self._bulk.limit(now))
         own = self._of_request(lead)
         reserved = lead.request.reserved if lead.request is not None else 0.0
         return choose_batch(
@@ -226,7 +250,7 @@ class RowQueue:
         return self._make_batch(rows, dropped, Release.FULL if full else Release.IDLE, seconds)
 
     def _gather(self, lead: Row, choice: Choice, now: float, dropped: list[Row]) -> list[Row]:
-        share = choice.seconds / sum(rows for _, rows in choice.lengths)
+        share = choice.seconds / sum([rows for _, rows in choice.lengths])
         indexes = self._of_request(lead), self._classes[lead.batch_class]
         rows = [lead]
         self._remove(lead, share)
@@ -246,6 +270,7 @@ class RowQueue:
     def _make_batch(
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
     ) -> DequeuedBatch:
+        more = self.runnable > 0
         if self.rows:
             self._changed.notify()
         return DequeuedBatch(
@@ -254,7 +279,7 @@ class RowQueue:
             release=release,
             seconds=seconds,
             work=sum([row.work for row in rows]),
-            more=self.rows > 0,
+            more=more,
         )
 
     def _keep_or_drop(self, row: Row, now: float, dropped: list[Row]) -> bool:
@@ -266,6 +291,8 @@ class RowQueue:
     def _check_or_drop(self, row: Row, now: float, dropped: list[Row]) -> bool:
         if not row.is_awaited:
             self.skipped += 1
+        elif row.deadline > now + (self._cost.base + row.work) * _MAX_SLOWNESS:
+            return True  # in any case
         elif row.deadline <= (least := now + self._minimum_time(row)):
             row.is_expired = True
             if row.deadline > least:

@@ -1,8 +1,10 @@
 """Defines a row, and the callers that wait for it."""
 
 from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from backends.errors import BackendError
 from backends.telemetry.spans import Span
@@ -11,13 +13,13 @@ from backends.types import Encoding, FloatArray, OutputKind
 # Scope, graph, output and ids. Scope first: no tenant learns what another asked.
 RowKey = tuple[str, str, OutputKind, bytes]
 Outcome = tuple["Row", "FloatArray | BackendError"]
-# Called once, in the loop's thread, with the error of the row that failed.
-OnEnd = Callable[["RowWaiter", BackendError | None], None]
+_MISSING: Final[FloatArray] = np.empty(0, dtype=np.float32)
 
 
 class RowWaiter:
     """Waits for the rows of one caller; calls `on_end` when the last has arrived or one has failed.
 
+    It is called once, in the loop's thread, with the waiter and the error of the row that failed.
     `pending` holds those rows that it was placed at. Belongs to the loop's thread, but any thread
     may read `is_awaited`, which is false once it has ended or its caller has left.
     """
@@ -33,8 +35,15 @@ class RowWaiter:
         "values",
     )
 
-    def __init__(self, size: int, *, deadline: float, on_end: OnEnd) -> None:
-        self.values: list[FloatArray | None] = [None] * size
+    def __init__(
+        self,
+        size: int,
+        *,
+        deadline: float,
+        # The waiter it is called with is of the class that its owner made of this one.
+        on_end: Callable[[Any, BackendError | None], None],
+    ) -> None:
+        self.values = [_MISSING] * size
         self.missing = size
         self.deadline = deadline
         self.on_end = on_end
@@ -105,6 +114,8 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
     is_dequeued: bool = False
     is_expired: bool = False
     work: float = 0.0
+    submitted: float = 0.0
+    """When it was given to the queue."""
     due: float = 0.0
     length: int = 0
     kind: OutputKind = OutputKind.POOLED
@@ -140,10 +151,9 @@ class Row(msgspec.Struct, kw_only=True, eq=False):
             self.waiters.pop()
         return not self.is_expired
 
-    def overtake(self) -> None:
+    def overtake(self, slower: "Row") -> None:
         """Take over the callers of the equal row that would run later."""
-        if self.slower is not None:
-            self.waiters = self.slower.waiters + self.waiters
-            self.deadline = max(self.deadline, self.slower.deadline)
-            self.slower.waiters = []
-            self.slower = None
+        self.waiters = slower.waiters + self.waiters
+        self.deadline = max(self.deadline, slower.deadline)
+        slower.waiters = []
+        self.slower = None

@@ -1,7 +1,7 @@
 """Runs the rows of a batch through an executor, and finds the one that makes it fail."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.telemetry.spans import Tracing
-from backends.types import FloatArray, OutputKind
+from backends.types import Encoding, FloatArray, OutputKind
 
 # So many batches in a row must have been alone before one runs on all cores.
 _ALONE_BEFORE_WIDE = 3
@@ -40,7 +40,7 @@ class ParallelismChoice:
         self._always = always
         self._alone = 0
 
-    def choose(self, *, alone: bool, rows: int, longest: int, tokens: int) -> bool:
+    def choose(self, *, alone: bool, lengths: Sequence[int]) -> bool:
         """Return whether to run wide a batch that is the only work there is, or is not."""
         if self._wide is None:
             return False
@@ -49,6 +49,7 @@ class ParallelismChoice:
         self._alone = self._alone + 1 if alone else 0
         if self._alone <= _ALONE_BEFORE_WIDE:
             return False
+        rows, longest, tokens = len(lengths), max(lengths), sum(lengths)
         wide = self._wide.seconds(rows=rows, longest=longest, tokens=tokens)
         return wide < self._narrow.seconds(rows=rows, longest=longest, tokens=tokens)
 
@@ -95,12 +96,7 @@ class Runner:
         """
         if not rows:
             return []
-        wide = self._width.choose(
-            alone=alone,
-            rows=len(rows),
-            longest=max(row.length for row in rows),
-            tokens=sum(row.length for row in rows),
-        )
+        wide = self._width.choose(alone=alone, lengths=[row.length for row in rows])
         try:
             return self._run(rows, wide=wide)
         except (UpstreamUnavailable, Overloaded) as error:
@@ -153,10 +149,10 @@ class Runner:
         size = {"rows": len(rows), "tokens": sum(lengths), "padded_tokens": padded}
         span = self._tracing.batch([row.span for row in rows], size)
         run = span.child("model run", {"provider": self._executor.provider})
+        deadlines = [row.deadline for row in rows]
         started = self._clock()
         try:
-            time_left = max(row.deadline for row in rows) - started
-            output = self._compute(rows, wide=wide, time_left=time_left)
+            output = self._compute(rows, wide=wide, time_left=max(deadlines) - started)
         except BackendError as error:
             run.end(error.code)
             span.end(error.code)
@@ -164,14 +160,19 @@ class Runner:
         took = self._clock() - started
         run.end()
         span.end()
-        self._meter.count(lengths, took=took, late=sum(row.deadline <= started for row in rows))
-        return _split(output, lengths, rows[0].kind)
+        self._meter.count(
+            lengths,
+            took=took,
+            late=sum([deadline <= started for deadline in deadlines]),
+            waited=max(0.0, started - min([row.submitted for row in rows])),
+        )
+        return split_output(output, lengths, rows[0].kind)
 
     def _compute(
         self, rows: list[Row], *, wide: bool = False, time_left: float = math.inf
     ) -> FloatArray:
         try:
-            batch = _padded(rows)
+            batch = pad_encodings([row.encoding for row in rows], rows[0].kind)
             if wide:
                 return self._executor.run_wide(batch)
             return self._executor.run_within(time_left, batch)
@@ -179,15 +180,16 @@ class Runner:
             raise OutOfMemory("there was no memory for the batch") from error
 
 
-def _padded(rows: list[Row]) -> PaddedBatch:
-    batch = pad([row.encoding.ids for row in rows], rows[0].kind)
-    for place, row in enumerate(rows):
-        if row.encoding.type_ids is not None:
-            batch.type_ids[place, : row.length] = row.encoding.type_ids
+def pad_encodings(encodings: Sequence[Encoding], kind: OutputKind) -> PaddedBatch:
+    """Return a batch of rows."""
+    batch = pad([encoding.ids for encoding in encodings], kind)
+    for place, encoding in enumerate(encodings):
+        if encoding.type_ids is not None:
+            batch.type_ids[place, : len(encoding.ids)] = encoding.type_ids
     return batch
 
 
-def _split(
+def split_output(
     output: FloatArray, lengths: list[int], kind: OutputKind
 ) -> list["FloatArray | BackendError"]:
     """Cut a batch's output into rows that outlive it; a row that is not finite has failed."""

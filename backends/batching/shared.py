@@ -10,7 +10,7 @@ import msgspec
 from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.batching.fair_queue import BULK, INTERACTIVE
-from backends.batching.row import OnEnd, Row, RowKey, RowWaiter
+from backends.batching.row import Row, RowKey, RowWaiter
 from backends.errors import BackendError, ItemRefused
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
@@ -46,10 +46,11 @@ class RowCache:
 
     def put(self, key: RowKey, value: FloatArray) -> None:
         """Add a row; evict those used longest ago."""
-        if key in self._values or _size(key, value) > self._max_bytes:
+        size = _size(key, value)
+        if key in self._values or size > self._max_bytes:
             return
         self._values[key] = value
-        self.size_bytes += _size(key, value)
+        self.size_bytes += size
         while self.size_bytes > self._max_bytes:
             old_key, old = self._values.popitem(last=False)
             self.size_bytes -= _size(old_key, old)
@@ -117,7 +118,7 @@ class SharedRows:
 
     def __init__(self, *, digest: str, cache: RowCache, batcher: Batcher) -> None:
         self._digest = digest
-        self._cache = cache
+        self.cache = cache
         self._submissions = batcher.submissions
         self._in_flight: dict[RowKey, Row] = {}
         self._cached = self._joined = self._computed = 0
@@ -141,8 +142,9 @@ class SharedRows:
             if not ended.done():
                 ended.set_result(None) if error is None else ended.set_exception(error)
 
-        waiter = self.begin(encodings, kind=kind, caller=caller, on_end=on_end)
+        waiter = RowWaiter(len(encodings), deadline=caller.deadline, on_end=on_end)
         try:
+            self.begin(waiter, encodings, kind=kind, caller=caller)
             await ended
         except BaseException:  # a cancellation, too: no row may run in vain
             self.abandon(waiter, caller)
@@ -150,29 +152,28 @@ class SharedRows:
         return self.collect(waiter, caller)
 
     def begin(
-        self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller, on_end: OnEnd
-    ) -> RowWaiter:
+        self,
+        waiter: RowWaiter,
+        encodings: Sequence[Encoding],
+        *,
+        kind: OutputKind,
+        caller: RowCaller,
+    ) -> None:
         """Look up, join or submit the row of each encoding, for which the queue has room.
 
-        The item has no budget of rows; `ask` is for one that has. `on_end` is called once, at once
-        where all rows are cached: with an error the caller must `abandon` the waiter, else
-        `collect` its values.
+        The item has no budget of rows; `ask` is for one that has. The waiter ends at once where all
+        rows are cached. When it ends with an error, or this fails, the caller must `abandon` it,
+        else `collect` its values.
 
         Raises:
             BackendError: the rows would be late, or cannot run.
         """
-        caller.input_tokens += sum([len(each.ids) for each in encodings])
-        waiter = RowWaiter(len(encodings), deadline=caller.deadline, on_end=on_end)
         fresh: list[Row] = []
         for index, encoding in enumerate(encodings):
+            caller.input_tokens += len(encoding.ids)
             self._place(encoding, index, waiter, kind, caller, fresh)
         if fresh:
-            try:
-                self._submit(fresh, caller)
-            except BackendError:
-                self.abandon(waiter, caller)
-                raise
-        return waiter
+            self._submit(fresh, caller)
 
     def collect(self, waiter: RowWaiter, caller: RowCaller) -> list[FloatArray]:
         """Return the values of a waiter that has ended, and count its rows to `caller`."""
@@ -180,11 +181,14 @@ class SharedRows:
         caller.rows += waiter.rows
         caller.cached += len(waiter.values) - waiter.rows
         caller.tokens += waiter.tokens
-        return [value for value in waiter.values if value is not None]
+        return waiter.values
 
     def abandon(self, waiter: RowWaiter, caller: RowCaller) -> None:
         """Stop waiting after a failure or a cancellation: no row may run in vain."""
-        caller.wasted += waiter.rows + self._withdraw(waiter.leave())
+        caller.wasted += waiter.rows
+        pending = waiter.leave()
+        if pending:
+            caller.wasted += self._withdraw(pending)
 
     def statistics(self) -> RowStatistics:
         """Return how rows were answered; the sizes are of the shared cache."""
@@ -192,9 +196,9 @@ class SharedRows:
             known_rows=self._cached,
             joined_rows=self._joined,
             computed_rows=self._computed,
-            entries=len(self._cache),
-            size_bytes=self._cache.size_bytes,
-            evicted_rows=self._cache.evicted,
+            entries=len(self.cache),
+            size_bytes=self.cache.size_bytes,
+            evicted_rows=self.cache.evicted,
         )
 
     def has_room(
@@ -205,6 +209,12 @@ class SharedRows:
         fits, flow = self._submissions.fits, (caller.lane, caller.scope)
         return fits(len(encodings), tokens, flow) or fits(
             *self._size(encodings, kind, caller), flow
+        )
+
+    def has_room_for_any(self, encodings: Sequence[Encoding]) -> bool:
+        """Whether the queue takes these rows now, whosever they are."""
+        return self._submissions.fits_any(
+            len(encodings), sum([len(each.ids) for each in encodings])
         )
 
     async def wait_for_room(
@@ -230,7 +240,7 @@ class SharedRows:
         fresh = {
             key: len(each.ids)
             for each, key in zip(encodings, keys, strict=True)
-            if not self._cache.holds(key)
+            if not self.cache.holds(key)
             and ((row := self._in_flight.get(key)) is None or not _may_join(row, caller))
         }
         return len(fresh), sum(fresh.values())
@@ -245,7 +255,7 @@ class SharedRows:
         fresh: list[Row],
     ) -> None:
         key: RowKey = (caller.scope, self._digest, kind, encoding.key)
-        if (value := self._cache.get(key)) is not None:
+        if (value := self.cache.get(key)) is not None:
             self._cached += 1
             waiter.deliver(index, value, computed_tokens=0)
             return
@@ -254,17 +264,21 @@ class SharedRows:
             self._joined += 1
             waiter.pending.append(in_flight)
             return
+        span = caller.span
+        if span is not NO_SPAN:
+            span = span.child("row", {"tokens": len(encoding.ids)})
         row = Row(
             encoding=encoding,
             key=key,
             deadline=caller.deadline,
-            span=caller.span.child("row", {"tokens": len(encoding.ids)}),
+            span=span,
             settle=self._settle,
             lane=caller.lane,
             request=caller.reservation.request if caller.reservation is not None else None,
+            waiters=[(waiter, index)],
         )
-        row.slower = in_flight if in_flight is not None and in_flight.is_live else None
-        row.join(waiter, index)
+        if in_flight is not None and in_flight.is_live:
+            row.slower = in_flight
         self._in_flight[key] = row
         fresh.append(row)
         waiter.pending.append(row)
@@ -294,7 +308,8 @@ class SharedRows:
         if reservation is not None and reservation.admission is self._submissions.admission:
             caller.work += work
         for row in fresh:
-            row.overtake()
+            if row.slower is not None:
+                row.overtake(row.slower)
 
     def _settle(self, row: Row, value: FloatArray | BackendError) -> None:
         if self._in_flight.get(row.key) is row:
@@ -305,7 +320,7 @@ class SharedRows:
                 waiter.fail(value)
             return
         self._computed += 1
-        self._cache.put(row.key, value)
+        self.cache.put(row.key, value)
         # The row counts as computed for the first of its callers that still waits.
         tokens = row.length
         for waiter, index in waiters:

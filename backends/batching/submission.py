@@ -13,14 +13,15 @@ from backends.batching.queue import RowQueue
 from backends.batching.row import Outcome, Row
 from backends.errors import BackendError, ExecutorDied, Overloaded
 from backends.executors.cost import CostModel
+from backends.telemetry.spans import NO_SPAN
 
 # Weight of a new row in the moving average of predicted seconds per row.
 _AVERAGE_WEIGHT = 0.02
 # Items wait for room no longer than this share of their time: what remains is for the rows, or
 # for another backend.
 _ROOM_WAIT_SHARE = 0.5
-# This share of a queue is kept for flows that hold no more than the 64th part of its rows.
-_RESERVE = 1 / 8
+# The eighth part of a queue is kept for flows that hold no more than the 64th part of its rows.
+_RESERVE = 8
 _FEW = 64
 # The items that wait for room hold at most so many times the rows of a full queue.
 _MAX_WAITING_QUEUES = 16
@@ -38,10 +39,14 @@ class QueueLimits(msgspec.Struct, frozen=True, kw_only=True):
         The last eighth is for flows that hold few: no tenant shuts out the others.
         """
         few = self.rows // _FEW
-        kept = 0.0 if held <= few or not few else _RESERVE
-        return rows <= self.rows - int(self.rows * kept) and tokens <= self.tokens - int(
-            self.tokens * kept
-        )
+        if held <= few or not few:
+            return rows <= self.rows and tokens <= self.tokens
+        return self.admit_any(rows=rows, tokens=tokens)
+
+    def admit_any(self, *, rows: int, tokens: int) -> bool:
+        """Whether so much may wait in all, whatever a flow holds of it."""
+        most_rows = self.rows - self.rows // _RESERVE
+        return rows <= most_rows and tokens <= self.tokens - self.tokens // _RESERVE
 
 
 class RoomQueue:
@@ -125,31 +130,28 @@ class SubmissionQueue:
         return self.queue.tokens + self._incoming_tokens
 
     def submit(self, rows: Sequence[Row], reservation: QueueReservation | None = None) -> float:
-        """Queue an item's rows; return their predicted seconds.
+        """Queue an item's rows, for which there is room; return their predicted seconds.
 
         Rows of one event-loop iteration reach the threads together.
 
         Raises:
-            Overloaded: there is no room for all of them, or they would be late.
+            Overloaded: they would be late.
             ExecutorDied: no worker thread runs any more.
         """
         if self.queue.is_closed:
             name = self.admission.name
             raise ExecutorDied(f"the executor of `{name}` is gone; restart the backend")
-        tokens, work = 0, 0.0
+        tokens, work, now = 0, 0.0, self._clock()
         for row in rows:
+            row.submitted = now
             tokens += row.length
             work += self._cost.alone(row.length)
         self._average_work += _AVERAGE_WEIGHT * (work / len(rows) - self._average_work)
-        # Refused work counts, too: the shares follow demand.
-        self._note_arrival(work)
-        flow = rows[0].flow
-        if not self.fits(len(rows), tokens, flow):
-            raise self._refusal(len(rows))
+        flow, deadline = rows[0].flow, rows[0].deadline
         try:
-            time_left = max([row.deadline for row in rows]) - self._clock()
-            self.admission.take(work, time_left=time_left, flow=flow, reservation=reservation)
+            self.admission.take(work, deadline=deadline, flow=flow, reservation=reservation)
         except Overloaded:
+            self._note_arrival(work)
             self.refused += len(rows)
             raise
         if not self._incoming:
@@ -202,13 +204,10 @@ class SubmissionQueue:
         self._note_arrival(rows * self._average_work)
 
     def _note_arrival(self, work: float) -> None:
-        # By the cost model alone: that a model with little traffic runs in small batches, which
-        # are slower than predicted, must not earn it a larger share.
+        # Refused work counts, too: the shares follow demand. By the cost model alone: that a model
+        # with little traffic runs in small batches, which are slower than predicted, must not earn
+        # it a larger share.
         self._share.arrived(work)
-
-    def work(self, length: int) -> float:
-        """Return the predicted seconds that a row of `length` tokens adds."""
-        return self._cost.alone(length)
 
     def is_full(self, flow: FlowKey) -> bool:
         """Whether not even one more row of a flow would be admitted now."""
@@ -217,6 +216,13 @@ class SubmissionQueue:
     def held(self, flow: FlowKey) -> int:
         """Return how many rows of a flow wait."""
         return self.queue.waiting(flow) + self._incoming_flows[flow]
+
+    def fits_any(self, rows: int, tokens: int) -> bool:
+        """Whether there is room for so many rows, whatever their flows hold."""
+        return self._limits.admit_any(
+            rows=self.queue.rows + len(self._incoming) + rows,
+            tokens=self.queue.tokens + self._incoming_tokens + tokens,
+        )
 
     def fits(self, rows: int, tokens: int, flow: FlowKey) -> bool:
         """Whether there is room for so many rows of a flow; an empty queue admits any item.
@@ -237,12 +243,14 @@ class SubmissionQueue:
     def deliver(self, outcomes: Iterable[Outcome]) -> None:
         """Settle rows with their outcomes; items that wait for room check again."""
         for row, value in outcomes:
-            row.span.end(value.code if isinstance(value, BackendError) else None)
+            if row.span is not NO_SPAN:
+                row.span.end(value.code if isinstance(value, BackendError) else None)
             row.settle(row, value)
         self._room_queue.notify()
 
     def _flush(self) -> None:
         rows, self._incoming = self._incoming, []
+        self._note_arrival(self.admission.incoming)
         self._incoming_flows.clear()
         self._incoming_tokens, self.admission.incoming = 0, 0.0
         if self.queue.is_closed:

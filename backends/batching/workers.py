@@ -75,7 +75,7 @@ class WorkerThreads:
                     if batch is not None:
                         use.seconds = batch.seconds * self._queue.slowness
                         self._run_batch(batch, loop, alone=use.alone)
-                    use.more = self._queue.rows > 0
+                    use.more = self._queue.runnable > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a thread must be reported
             loop.call_soon_threadsafe(self._on_death, error)
 

@@ -9,15 +9,17 @@ import orjson
 
 from backends.batching.fair_queue import BULK
 from backends.batching.shared import RowCaller
+from backends.pipelines.encoder import Encoder
+from backends.pipelines.token_reader import TokenReader
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.types import FloatArray, Text, TokenOffsets
+from backends.types import FloatArray, RowInput, TokenOffsets
 
 
 class Pipeline(Protocol):
     """Turns texts into vectors: embeddings or logits."""
 
     async def vectors(
-        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
     ) -> FloatArray:
         """Return one vector per text, or raise `BackendError`.
 
@@ -32,9 +34,34 @@ class Pipeline(Protocol):
         ...
 
     async def windows(
-        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
+        self,
+        text: str,
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        prompt: str | None = None,
     ) -> FloatArray:
-        """Return one vector per window of a text, or raise `BackendError`."""
+        """Return one vector per window of a text, or raise `BackendError`.
+
+        `prompt` goes before each, in place of the model's own.
+        """
+        ...
+
+    async def pair_windows(
+        self,
+        text: str,
+        others: Sequence[str],
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        text_first: bool,
+    ) -> FloatArray:
+        """Return one vector per window of a text and each of `others`, or raise `BackendError`.
+
+        Those of a window are together, in the order of `others`.
+        """
         ...
 
     async def token_vectors(
@@ -114,7 +141,7 @@ class AlgorithmContext:
         return model in self._pipelines
 
     async def __call__(
-        self, model: str, texts: Sequence[Text], prompts: Sequence[str] | None = None
+        self, model: str, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
     ) -> FloatArray:
         """Return `model`'s raw outputs, one line per text.
 
@@ -137,14 +164,51 @@ class AlgorithmContext:
         return await pipeline.pairs(first, seconds, self._caller, cut_first_only=cut_first_only)
 
     async def windows(
-        self, model: str, text: str, *, overlap: int, most: int = MAX_WINDOWS
+        self,
+        model: str,
+        text: str,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        prompt: str | None = None,
     ) -> FloatArray:
         """Return `model`'s raw outputs for each window of `text`, sharing `overlap` tokens.
 
-        With fewer than `MAX_WINDOWS` the text after the first `most` windows is left out.
+        With fewer than `MAX_WINDOWS` the text after the first `most` windows is left out. `prompt`
+        goes before each window, in place of the model's own.
         """
-        pipeline = self._pipelines[model]
-        return await pipeline.windows(text, self._caller, overlap=overlap, most=most)
+        pipeline, caller = self._pipelines[model], self._caller
+        return await pipeline.windows(text, caller, overlap=overlap, most=most, prompt=prompt)
+
+    async def pair_windows(
+        self,
+        model: str,
+        text: str,
+        others: Sequence[str],
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        text_first: bool,
+    ) -> FloatArray:
+        """Return `model`'s raw outputs for pairs of each window of `text` with each of `others`.
+
+        The shape is windows, others, values. `others` stay whole, and all of them see the same
+        windows; with `text_first` the window is the first text of a pair, else the second.
+
+        Raises:
+            BackendError: a text is refused or a row failed.
+        """
+        rows = await self._pipelines[model].pair_windows(
+            text, others, self._caller, overlap=overlap, most=most, text_first=text_first
+        )
+        return rows.reshape(-1, len(others), rows.shape[-1])
+
+    def token_reader(self, encoder: str) -> TokenReader:
+        """Return what shows the tokens that an encoder reads."""
+        pipeline = self._pipelines[encoder]
+        if not isinstance(pipeline, Encoder):
+            raise TypeError(f"`{encoder}` has no tokenizer of its own")
+        return pipeline.token_reader
 
     async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the place of every token of `text` and the raw outputs of `model` for it."""

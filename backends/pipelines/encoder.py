@@ -1,5 +1,6 @@
 """Encodes texts: into tokens, then rows, then vectors."""
 
+import operator
 from collections.abc import Sequence
 
 import msgspec
@@ -7,24 +8,28 @@ import numpy as np
 
 from backends.batching.shared import RowCaller, SharedRows
 from backends.errors import ItemRefused
-from backends.pipelines.windows import MAX_WINDOWS, Span, join_windows, window_spans
+from backends.pipelines.token_reader import CHARACTERS_PER_WINDOWED_TOKEN, TokenReader
+from backends.pipelines.windows import (
+    MAX_PAIRS,
+    MAX_WINDOWS,
+    Span,
+    cut_text,
+    join_windows,
+    window_spans,
+)
 from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, FloatArray, OutputKind, Text, TokenOffsets
+from backends.types import Encoding, FloatArray, OutputKind, RowInput, Text, TokenIds, TokenOffsets
 
 # No token of a word piece model stands for more text than this: a longer word is one unknown.
 _CHARACTERS_PER_TOKEN = 100
-# A cut is moved back to a space no further than this; where there is none, any place is as good.
-_LONGEST_WORD = 1000
-# A text is read in windows if it has no more than this for each of their tokens.
-_CHARACTERS_PER_WINDOWED_TOKEN = 16
 _EMPTY = "the text is empty; send some"
 
 
 class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Holds texts to be tokenized, and which of them were cut before."""
 
-    texts: list[Text]
+    texts: list[RowInput]
     are_cut: list[bool]
 
 
@@ -47,11 +52,18 @@ class Encoder:
     ) -> None:
         self._name = name
         self._prompt = prompt
+        # What goes before the tokens of a text, which have not been joined to the prompt.
+        self._prompt_ids = tokenizer.prompt_ids(prompt) if prompt else ()
         self.tokenizer = tokenizer
         self.rows = rows
         self._max_tokens = max_tokens
+        # A row of so many is empty in no case.
+        self._fewest_tokens = tokenizer.layout.added_to_pair + 1
         self._max_characters = max_tokens * _CHARACTERS_PER_TOKEN
         self._truncate = truncate
+        self.token_reader = TokenReader(
+            name=name, tokenizer=tokenizer, max_tokens=max_tokens, prompt=prompt
+        )
 
     @property
     def encoder(self) -> "Encoder":
@@ -64,7 +76,7 @@ class Encoder:
         return self.tokenizer.failure
 
     async def vectors(
-        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
     ) -> FloatArray:
         """Return one pooled vector per text.
 
@@ -80,17 +92,17 @@ class Encoder:
         return await self._pooled(encodings, caller)
 
     def prepare(
-        self, texts: Sequence[Text], prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
     ) -> "PreparedQuery":
         """Return what is to be tokenized for these texts; see `vectors`.
 
         Raises:
             ItemRefused: a text is empty or too long.
         """
-        parts = [self._read(text) for text in texts]
-        are_cut = [part is not text for part, text in zip(parts, texts, strict=True)]
+        parts = list(map(self._read, texts))
+        are_cut = list(map(operator.is_not, parts, texts))
         if prompts or self._prompt:
-            parts = list(map(_prompted, prompts or [self._prompt] * len(parts), parts))
+            parts = list(map(self._prompted, prompts or [self._prompt] * len(parts), parts))
         return PreparedQuery(texts=parts, are_cut=are_cut)
 
     def check(
@@ -102,8 +114,11 @@ class Encoder:
             ItemRefused: a text is empty or too long.
         """
         for encoding, is_cut in zip(encodings, prepared.are_cut, strict=True):
+            is_whole = not (is_cut or encoding.truncated_from)
+            if is_whole and self._fewest_tokens <= len(encoding.ids) <= self._max_tokens:
+                continue
             self._check(encoding, is_cut=is_cut)
-            if is_cut or encoding.truncated_from:
+            if not is_whole:
                 self._note_cut(encoding, encoding.truncated_from, caller, is_cut=is_cut)
 
     def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
@@ -122,7 +137,7 @@ class Encoder:
             ItemRefused: a pair is empty or too long.
         """
         texts = [(first, second) for second in seconds]
-        parts = [self._read(text) for text in texts]
+        parts = [self._read_text(text) for text in texts]
         begin = self._prompt + parts[0][0]
         with caller.span.child("tokenization", {"texts": len(parts) + 1}):
             head, *tails = await self.tokenizer.ids([begin, *(part[1] for part in parts)])
@@ -141,27 +156,85 @@ class Encoder:
         return await self._pooled(encodings, caller)
 
     async def windows(
-        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
+        self,
+        text: str,
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        prompt: str | None = None,
     ) -> FloatArray:
         """Return one pooled vector per window of a text, each with `overlap` tokens of the last.
 
-        With fewer than `MAX_WINDOWS` the text is cut after the first `most` of them. The model's
-        prompt is in every window.
+        With fewer than `MAX_WINDOWS` the text is cut after the first `most` of them. A prompt,
+        which is the model's unless it is given, is in every window.
 
         Raises:
             ItemRefused: the text is empty, has more windows than are read, or must not be cut.
         """
         self._check_whole(text)
-        parts = [self._prompt, text] if self._prompt else [text]
+        begin = self._prompt if prompt is None else prompt
+        parts = [begin, text] if begin else [text]
         with caller.span.child("tokenization", {"texts": len(parts)}):
-            *prompt, ids = await self.tokenizer.ids(parts)
-        layout, taken = self.tokenizer.layout, sum(map(len, prompt))
-        spans = self._spans(len(ids), overlap, most, taken=taken)
+            *before, ids = await self.tokenizer.ids(parts)
+        layout, taken = self.tokenizer.layout, sum(map(len, before))
+        if not len(ids):
+            raise ItemRefused("empty_input", _EMPTY)
+        spans = self._spans(len(ids), self._max_tokens - layout.added - taken, overlap, most)
         encodings = [
-            layout.single(np.concatenate([*prompt, ids[start:end]])) for start, end in spans
+            layout.single(np.concatenate([*before, ids[start:end]])) for start, end in spans
         ]
         if spans[-1][1] < len(ids):
             whole = taken + len(ids) + layout.added
+            self._note_cut(encodings[-1], whole, caller, is_cut=False)
+        return await self._pooled(encodings, caller)
+
+    async def pair_windows(
+        self,
+        text: str,
+        others: Sequence[str],
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        text_first: bool,
+    ) -> FloatArray:
+        """Return one pooled vector per window of a text and each of `others`, which stay whole.
+
+        Those of a window are together. All of `others` see the same windows, which fit the model
+        beside the longest of them; `most` is as for `windows`. With `text_first` a window is the
+        first text of a pair. The model's prompt goes before the first.
+
+        Raises:
+            ItemRefused: both texts of a pair are empty, one of `others` leaves no room for
+                windows, or the text has more of them than are read, or must not be cut.
+        """
+        self._check_lengths(text, others)
+        before = [self._prompt] if text_first and self._prompt else []
+        wholes = others if text_first else [self._prompt + other for other in others]
+        with caller.span.child("tokenization", {"texts": 1 + len(others)}):
+            ids, *found = await self.tokenizer.ids([text, *wholes, *before])
+        sides, taken = found[: len(wholes)], sum(map(len, found[len(wholes) :]))
+        longest = max(map(len, sides))
+        if not len(ids) and not min(map(len, sides)):
+            raise ItemRefused("empty_input", _EMPTY)
+        layout = self.tokenizer.layout
+        room = self._max_tokens - layout.added_to_pair - taken
+        if len(ids) > room - longest <= overlap:
+            raise ItemRefused(
+                "input_too_long",
+                f"the query, label or choice has {longest} tokens; `{self._name}` reads it whole "
+                f"beside windows of more than {overlap}, in at most {self._max_tokens}; shorten it",
+            )
+        spans = self._spans(len(ids), room - longest, overlap, most, rows=len(others))
+        windows = [np.concatenate([*found[len(wholes) :], ids[start:end]]) for start, end in spans]
+        encodings = [
+            layout.pair(window, side) if text_first else layout.pair(side, window)
+            for window in windows
+            for side in sides
+        ]
+        if spans[-1][1] < len(ids):
+            whole = taken + len(ids) + longest + layout.added_to_pair
             self._note_cut(encodings[-1], whole, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
@@ -179,8 +252,11 @@ class Encoder:
         self._check_whole(text)
         with caller.span.child("tokenization", {"texts": 1}):
             (segment,) = await self.tokenizer.segments([text])
+        if not len(segment.ids):
+            raise ItemRefused("empty_input", _EMPTY)
         layout = self.tokenizer.layout
-        spans = self._spans(len(segment.ids), (self._max_tokens - layout.added) // 4)
+        size = self._max_tokens - layout.added
+        spans = self._spans(len(segment.ids), size, size // 4)
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]
         rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
         # The special tokens before a text are no part of it, nor are those after.
@@ -194,7 +270,18 @@ class Encoder:
         """Refuse a text that is empty, or whose characters exceed what windows can read."""
         if not text or text.isspace():
             raise ItemRefused("empty_input", _EMPTY)
-        most = MAX_WINDOWS * self._max_tokens * _CHARACTERS_PER_WINDOWED_TOKEN
+        self._check_lengths(text)
+
+    def _check_lengths(self, text: str, others: Sequence[str] = ()) -> None:
+        """Refuse a text, or others beside its windows, of more characters than can be read."""
+        longest = max(map(len, others), default=0)
+        if longest > self._max_characters:
+            raise ItemRefused(
+                "input_too_long",
+                f"the query, label or choice has {longest} characters; `{self._name}` reads at "
+                f"most {self._max_tokens} tokens with a window of the other text; shorten it",
+            )
+        most = MAX_WINDOWS * self._max_tokens * CHARACTERS_PER_WINDOWED_TOKEN
         if len(text) > most:
             raise ItemRefused(
                 "input_too_long",
@@ -202,18 +289,15 @@ class Encoder:
             )
 
     def _spans(
-        self, tokens: int, overlap: int, most: int = MAX_WINDOWS, *, taken: int = 0
+        self, tokens: int, size: int, overlap: int, most: int = MAX_WINDOWS, *, rows: int = 1
     ) -> list[Span]:
-        """Return where the windows lie; with fewer than `MAX_WINDOWS` the others are left out.
+        """Return where windows of `size` lie; with fewer than `MAX_WINDOWS` others are left out.
 
-        Of what the model reads, `taken` tokens are a prompt's.
+        Each window has so many `rows`.
 
         Raises:
-            ItemRefused: there is no token, or there are too many windows.
+            ItemRefused: there are too many windows, or rows of them.
         """
-        if not tokens:
-            raise ItemRefused("empty_input", _EMPTY)
-        size = self._max_tokens - self.tokenizer.layout.added - taken
         spans = window_spans(tokens, size, overlap)
         if most < MAX_WINDOWS:
             return spans[:most]
@@ -223,12 +307,37 @@ class Encoder:
                 f"the text has {tokens} tokens, {len(spans)} windows of `{self._name}`; at most "
                 f"{MAX_WINDOWS} are read; send it in parts",
             )
+        if rows > 1 and len(spans) * rows > MAX_PAIRS:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {len(spans)} windows of `{self._name}` for each of {rows} labels "
+                f"or choices; at most {MAX_PAIRS} pairs are read; send it in parts, or fewer of "
+                "these",
+            )
         return spans
 
-    def _read(self, text: Text) -> Text:
+    def _read(self, text: RowInput) -> RowInput:
         """Return the text, cut to the characters that fill the model whatever its tokens are."""
         if isinstance(text, str) and 0 < len(text) <= self._max_characters and not text.isspace():
             return text
+        if isinstance(text, TokenIds):
+            self.token_reader.check(text.ids)
+            if self._prompt_ids is None:
+                raise ItemRefused(
+                    "bad_token",
+                    f"`{self._name}` has a prompt that changes the tokens of texts after it; send "
+                    "the text",
+                )
+            return text
+        return self._read_text(text)
+
+    def _prompted(self, prompt: str, text: RowInput) -> RowInput:
+        """Return a text, its tokens (by the model's own), or a pair, with a prompt before it."""
+        if isinstance(text, TokenIds):
+            return TokenIds(text.ids, self._prompt_ids or ())
+        return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
+
+    def _read_text(self, text: Text) -> Text:
         parts = (text,) if isinstance(text, str) else text
         if not any(part and not part.isspace() for part in parts):
             raise ItemRefused("empty_input", _EMPTY)
@@ -242,9 +351,9 @@ class Encoder:
         if max(map(len, parts)) <= self._max_characters:
             return text
         if isinstance(text, str):
-            return _cut(text, self._max_characters)
+            return cut_text(text, self._max_characters)
         first, second = text
-        return _cut(first, self._max_characters), _cut(second, self._max_characters)
+        return cut_text(first, self._max_characters), cut_text(second, self._max_characters)
 
     def _note_cut(
         self, encoding: Encoding, truncated_from: int, caller: RowCaller, *, is_cut: bool
@@ -282,17 +391,3 @@ class Encoder:
             )
         if self.tokenizer.is_empty(encoding):
             raise ItemRefused("empty_input", _EMPTY)
-
-
-def _prompted(prompt: str, text: Text) -> Text:
-    """Return a text, or a pair, with a prompt before it."""
-    return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
-
-
-def _cut(text: str, characters: int) -> str:
-    """Return the beginning of a text, without the word that the cut goes through."""
-    if len(text) <= characters:
-        return text
-    head = text[:characters]
-    words = head.rsplit(None, 1)
-    return words[0] if len(words) > 1 and len(words[1]) <= _LONGEST_WORD else head

@@ -13,7 +13,7 @@ from backends.pipelines.scores import gelu, normalize, relu
 from backends.pipelines.windows import MAX_WINDOWS
 from backends.repository.manifest import HeadManifest
 from backends.repository.model import Model
-from backends.types import FloatArray, Text, TokenOffsets
+from backends.types import FloatArray, RowInput, TokenOffsets
 
 Layer = tuple[FloatArray, FloatArray]
 Activation = Literal["relu", "gelu"]
@@ -47,7 +47,7 @@ class Head:
         self._weights = weights
 
     async def vectors(
-        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
     ) -> FloatArray:
         """Return the logits of each text."""
         return self._weights.apply(await self.encoder.vectors(texts, caller, prompts))
@@ -66,11 +66,35 @@ class Head:
         )
 
     async def windows(
-        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
+        self,
+        text: str,
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        prompt: str | None = None,
     ) -> FloatArray:
         """Return the logits of each window of a text."""
         windows = self.encoder.windows
-        return self._weights.apply(await windows(text, caller, overlap=overlap, most=most))
+        return self._weights.apply(
+            await windows(text, caller, overlap=overlap, most=most, prompt=prompt)
+        )
+
+    async def pair_windows(
+        self,
+        text: str,
+        others: Sequence[str],
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        text_first: bool,
+    ) -> FloatArray:
+        """Return the logits of each window of a text with each of `others`."""
+        windows = self.encoder.pair_windows
+        return self._weights.apply(
+            await windows(text, others, caller, overlap=overlap, most=most, text_first=text_first)
+        )
 
     async def token_vectors(
         self, text: str, caller: RowCaller

@@ -1,6 +1,8 @@
 """Computes answers from logits, vectorised."""
 
 import math
+from array import array
+from typing import Literal
 
 import numpy as np
 
@@ -23,13 +25,26 @@ def label_scores(logits: FloatArray, function: Function) -> FloatArray:
     """Make the scores of one text's labels, without many calls into numpy where they are few."""
     if function == "none" or len(logits) > _FEW_LABELS:
         return apply_function(logits, function)
-    values = logits.tolist()
+    return np.array(_few_scores(logits.tolist(), function), dtype=np.float32)
+
+
+def best_labels(
+    logits: FloatArray, function: Function, top: int | None = None
+) -> list[tuple[int, float]]:
+    """Return what `best_first` makes of the scores of one text's labels."""
+    if function == "none" or len(logits) > _FEW_LABELS:
+        return best_first(apply_function(logits, function), top)
+    # Rounded as `label_scores` does, in a third of the time.
+    return _best_first(array("f", _few_scores(logits.tolist(), function)).tolist(), top)
+
+
+def _few_scores(values: list[float], function: Literal["softmax", "sigmoid"]) -> list[float]:
     if function == "softmax":
         highest = max(values)
         values = [math.exp(value - highest) for value in values]
         total = sum(values)
-        return np.array([value / total for value in values], dtype=np.float32)
-    return np.array([0.5 + 0.5 * math.tanh(0.5 * value) for value in values], dtype=np.float32)
+        return [value / total for value in values]
+    return [0.5 + 0.5 * math.tanh(0.5 * value) for value in values]
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
@@ -70,7 +85,11 @@ def rounded(scores: FloatArray) -> list[float]:
     return [round(score, _DECIMALS) for score in scores.tolist()]
 
 
-def best_first(scores: FloatArray, top: int | None = None) -> list[int]:
-    """Return the places of the highest scores, equal ones in their order."""
-    values = scores.tolist()
-    return sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]
+def best_first(scores: FloatArray, top: int | None = None) -> list[tuple[int, float]]:
+    """Return the places of the highest scores, equal ones in their order, and these as written."""
+    return _best_first(scores.tolist(), top)
+
+
+def _best_first(values: list[float], top: int | None) -> list[tuple[int, float]]:
+    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]
+    return [(place, round(values[place], _DECIMALS)) for place in best]

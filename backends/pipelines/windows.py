@@ -1,4 +1,4 @@
-"""Places windows over a long text and merges their answers for its tokens. Pure."""
+"""Places windows over a long text, merges their answers for its tokens, and cuts texts. Pure."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,10 @@ from backends.types import FloatArray
 Span = tuple[int, int]
 # So many of one text are read.
 MAX_WINDOWS = 64
+# So many rows are made of the windows of a text and what each is paired with.
+MAX_PAIRS = 1024
+# A cut is moved back to a space no further than this; where there is none, any place is as good.
+_LONGEST_WORD = 1000
 
 
 def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
@@ -39,3 +43,12 @@ def join_windows(spans: Sequence[Span], rows: Sequence[FloatArray]) -> FloatArra
         parts.append(rows[index][begin - start : upto - start])
         begin = upto
     return np.concatenate(parts)
+
+
+def cut_text(text: str, characters: int) -> str:
+    """Return the beginning of a text, without the word that the cut goes through."""
+    if len(text) <= characters:
+        return text
+    head = text[:characters]
+    words = head.rsplit(None, 1)
+    return words[0] if len(words) > 1 and len(words[1]) <= _LONGEST_WORD else head

@@ -1,7 +1,7 @@
 """Reads the models of a repository directory: `<models>/<name>/<revision>/model.yaml`."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from backends.errors import ModelProblem, StartProblem
 from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
-from backends.plans import Serving, Shadow
+from backends.plans import Serving, Shadow, is_assigned
 from backends.repository.manifest import NAME, GraphManifest, SplitManifest, builds_on
 from backends.repository.model import Model, read_model
 from backends.repository.serving import FILE, read_serving
@@ -31,8 +31,8 @@ class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the models of a repository, each after those it builds on, and its problems.
 
     `blocked` names the models whose problem is caused by that of another, `waiting` those that
-    wait for an upstream server. `upstreams` holds the fingerprints of
-    models that other servers run, "" of those not ready.
+    wait for an upstream server. `upstreams` holds the fingerprints of models that other servers
+    run, "" of those not ready.
     """
 
     models: dict[str, Model]
@@ -50,8 +50,11 @@ def read_catalogue(
     more: Path | None = None,
     pinned: Mapping[str, Mapping[str, int]] | None = None,
     plans: Mapping[str, Serving] | None = None,
+    assigned: Collection[str] = ("*",),
 ) -> Catalogue:
     """Read every model; a broken one takes only those with it that build on it.
+
+    With `assigned` patterns only models that match, and what these build on, are read.
 
     Of a name that is in `more` as well the model of `root` is read. `pinned` holds, for models
     that are not to be served as their folders say, the shares of the revisions that answer; `plans`
@@ -61,8 +64,7 @@ def read_catalogue(
         StartProblem: `root` or `more` is no directory.
     """
     reader = _CatalogueReader(pinned or {}, plans or {})
-    for folder in _model_folders(root, more):
-        reader.read(folder)
+    reader.read_assigned({each.name: each for each in _model_folders(root, more)}, assigned)
     reader.find_upstreams(servers or Servers())
     for name in reader.found:
         reader.resolve(name, ())
@@ -79,6 +81,15 @@ class _CatalogueReader:
         self.found: dict[str, Model] = {}
         self._pinned = pinned
         self._plans = plans
+
+    def read_assigned(self, folders: Mapping[str, Path], assigned: Collection[str]) -> None:
+        """Read the models that match, and what they build on."""
+        reading = [name for name in folders if is_assigned(name, assigned)]
+        for name in reading:
+            self.read(folders[name])
+            own = [model for each, model in self.found.items() if base_name(each) == name]
+            below = {base_name(each) for model in own for each in builds_on(model.manifest)}
+            reading += sorted(below.difference(reading).intersection(folders))
 
     def read(self, folder: Path) -> None:
         """Find what a folder serves: the model, and revisions that are models of their own."""

@@ -2,9 +2,10 @@
 
 from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
+from backends.batching.fair_queue import BULK
 from backends.batching.shared import HostedItems
 from backends.errors import Overloaded
-from backends.protocol import Call, CallItem, ModelInfo
+from backends.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
 from backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work
 
 
@@ -18,15 +19,22 @@ class CallWork:
         self._kinds = kinds_of(call)
         self._estimates = estimates
         self._batcher = batcher
-        self._predicted = predict_work(call, info, batcher.submissions.work)
+        self._predicted = predict_work(call, info, batcher.executor.cost.alone)
         self._is_atomic = call.atomic or len(call.items) == 1
+        self._has_rows = call.task not in TOKEN_TASKS
         self._reservations: list[QueueReservation | None] = [None] * len(call.items)
+        self._batches = batcher.batches
         self.hosted = HostedItems()
 
-    @property
-    def batches(self) -> int:
-        """How many batches the model that the call is for has run since its start."""
-        return self._batcher.batches
+    def has_progressed(self) -> bool:
+        """Tell whether the call does not hang: its model has run batches since the last time.
+
+        Or a bulk pause keeps its rows waiting. Hosts of algorithms bound the time of an item
+        themselves, and end it when it is over.
+        """
+        batches, self._batches = self._batches, self._batcher.batches
+        is_paused = self._call.lane == BULK and self._batcher.submissions.queue.is_paused
+        return batches != self._batches or is_paused or self.hosted.count > 0
 
     def backlog(self) -> float:
         """Return the seconds after which such a call, sent again, would find room."""
@@ -35,9 +43,13 @@ class CallWork:
     def admit(self) -> None:
         """Reserve the work of one request; refuse a call of which no item would be admitted.
 
+        A call that runs no model is admitted however many rows wait.
+
         Raises:
             Overloaded: the request would be late as a whole, or there is no room for any item.
         """
+        if not self._has_rows:
+            return
         try:
             self._admit()
         except Overloaded:
@@ -73,7 +85,7 @@ class CallWork:
         Raises:
             Overloaded: it would be late.
         """
-        if not self._is_atomic:
+        if not self._is_atomic and self._has_rows:
             work = self._predicted[index] * self._estimates.ratio(self._kinds)
             flow = (self._call.lane, item.scope)
             try:
@@ -95,7 +107,8 @@ class CallWork:
             return
         if late_rows is not None:
             reservation.admission.note_late(reservation.request, late_rows)
-        reservation.release()
+        if reservation.remaining:
+            reservation.release()
         self._reservations[index] = None
         self._estimates.learn(
             self._kinds, predicted=self._predicted[index], brought=brought, is_done=is_done

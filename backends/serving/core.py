@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -17,6 +17,7 @@ from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head
+from backends.plans import NO_MODEL, Assignment
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
@@ -41,6 +42,8 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     pipeline: Encoder
     batcher: Batcher
     rows: SharedRows
+    tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
+    """Returns the durations of its tokenizer so far."""
     upstream: RemoteModelServer | None = None
     is_well: Callable[[], bool] = lambda: True
 
@@ -138,7 +141,8 @@ class CallsInFlight:
 class ServingCore:
     """Admits calls, and reports models, load and problems.
 
-    It is ready while every loaded encoder runs and at least one model is served; models that were
+    It is ready while every loaded encoder runs and at least one model is served, or none is
+    assigned to it; one that serves none is not while the first ones load. Models that were
     broken at the start are reported as missing and do not affect others.
 
     The model set can be replaced; calls that name an old revision get it until `forget`.
@@ -168,6 +172,12 @@ class ServingCore:
         """It reports that it is not ready, and still answers calls."""
         self.plans = 0
         """The version of the operators' plans that it follows."""
+        self.assignment = Assignment()
+        """What gateways have assigned; the models follow once they are loaded."""
+        self.patterns: Collection[str] = ("*",)
+        """The patterns of the models that it serves."""
+        self.wanted: Collection[str] = ("*",)
+        """The patterns of those that it will serve once they are loaded."""
         self.arms = ArmCounts()
         # Upstream servers that are not ready now.
         self.unready: frozenset[RemoteModelServer] = frozenset()
@@ -226,7 +236,7 @@ class ServingCore:
             found = self._found[variant] = self._find(variant)
         entry, running = found
         served_model = entry.served_model
-        if call.task not in served_model.algorithms:
+        if served_model.find(call.task) is None:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
@@ -285,18 +295,21 @@ class ServingCore:
         if is_leaving:
             missing.append("draining: the backend is stopping")
         infos = self._infos()
-        if not infos:
-            missing.append("no model is served")
+        is_idle = not infos and {*self.patterns, *self.wanted} <= {NO_MODEL}
+        if not infos and not is_idle:
+            is_loading = set(self.wanted) != set(self.patterns)
+            missing.append("models are loading" if is_loading else "no model is served")
         providers = {encoder.batcher.provider for encoder in self.model_set.all_encoders()}
         return ServingState(
             backend_id=self._backend_id,
             region=self._region,
-            ready=not (failures or away or is_leaving) and bool(infos),
+            ready=not (failures or away or is_leaving) and (bool(infos) or is_idle),
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=infos,
             problems=dict(self.model_set.problems),
             plans=self.plans,
+            assignment=self.assignment,
             arms=self.arms.statistics(self._mirror.statistics()),
             report=self.report(),
         )
@@ -348,12 +361,14 @@ class ServingCore:
                     name=encoder.name,
                     queue=encoder.batcher.statistics(),
                     rows=encoder.rows.statistics(),
+                    tokenization=encoder.tokenization(),
                 )
                 for encoder in reversed(encoders.values())
             ],
             shadows=(shadows := self._mirror.statistics()),
             arms=self.arms.statistics(shadows),
             lost_hosts=self._hosts.statistics(),
+            models={info.name: info.revision for info in self.model_set.infos()},
         )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,8 @@ _LATE_CANCELLATION = 0.05
 
 
 Outcome = Done | Failed
+# How an item ended, as it is counted.
+_Kind = Literal["done", "failed", "refused", "expired", "cancelled"]
 
 
 class Decoders:
@@ -65,7 +67,8 @@ class ItemAnswerer:
         tracing: Tracing,
     ) -> None:
         self.call = call
-        self.algorithm = entry.served_model.algorithms[call.task]
+        model = entry.served_model
+        self.algorithm = model.algorithms.get(call.task) or model.tokens[call.task]
         self.pipelines = entry.model_set.pipelines
         self._core = core
         self._work = work
@@ -100,7 +103,7 @@ class ItemAnswerer:
         return RowCaller(
             scope=item.scope,
             deadline=self._received + item.remaining,
-            span=self._start_span(item),
+            span=self._start_span(item) if self._tracing.records else NO_SPAN,
             lane=self.call.lane,
             truncate=self.call.truncate,
             hosted=self._work.hosted,
@@ -138,10 +141,10 @@ class ItemAnswerer:
             known=caller.cached,
             known_tokens=max(0, caller.input_tokens - caller.tokens),
             truncated_from=caller.truncated_from,
-            arm=self._arm(caller),
+            arm=self._arm(caller) if caller.arm is not None else "",
             shadow=caller.shadow,
         )
-        self._end(index, caller, outcome)
+        self._end(index, caller, "done")
         return outcome
 
     def failed(self, index: int, caller: RowCaller, error: Exception) -> Outcome:
@@ -151,31 +154,31 @@ class ItemAnswerer:
                 "an item failed unexpectedly", exc_info=error, extra={"model": self.call.model}
             )
             error = BackendError("the backend failed on this item")
-        outcome = _failed(index, error, self._arm(caller))
-        self._end(index, caller, outcome)
-        return outcome
+        self._end(index, caller, _kind(error), error)
+        return _failed(index, error, self._arm(caller))
 
     def cancelled(self, index: int, caller: RowCaller) -> None:
         """End an item whose caller has left."""
-        self._end(index, caller, None)
+        self._end(index, caller, "cancelled")
 
-    def _end(self, index: int, caller: RowCaller, outcome: Outcome | None) -> None:
-        """Count how an item ended, and learn from it; without an outcome it was cancelled."""
-        failure = outcome.code if isinstance(outcome, Failed) else None
-        caller.span.end("client_gone" if outcome is None else failure)
-        kind = _kind(outcome)
+    def _end(
+        self, index: int, caller: RowCaller, kind: _Kind, error: BackendError | None = None
+    ) -> None:
+        """Count how an item ended, and learn from it."""
+        if caller.span is not NO_SPAN:
+            failure = None if error is None else error.code
+            caller.span.end("client_gone" if kind == "cancelled" else failure)
         self._core.count_item(self.call, kind)
         if caller.arm is not None and self._arm(caller):
             self._core.arms.count(caller.arm, kind, self._clock() - self._received, caller.label)
-        if outcome is None:
+        is_late = kind == "expired"
+        if kind == "cancelled":
             # The caller gives up at the moment that the deadline passes here.
             is_late = caller.deadline - self._clock() < _LATE_CANCELLATION
-        else:
-            is_late = isinstance(outcome, Failed) and outcome.code == DeadlineExceeded.code
         self._work.end(
             index,
             brought=caller.work,
-            is_done=isinstance(outcome, Done),
+            is_done=kind == "done",
             late_rows=caller.rows + caller.wasted if is_late else None,
         )
 
@@ -186,21 +189,15 @@ class ItemAnswerer:
         return caller.arm[1]
 
     def _start_span(self, item: CallItem) -> Span:
-        if not self._tracing.records:
-            return NO_SPAN
         carrier = {"traceparent": item.traceparent, "tracestate": item.tracestate}
         return self._tracing.call(carrier, {"http.request.method": "POST", "url.path": CALL_PATH})
 
 
-def _kind(outcome: Outcome | None) -> str:
-    """Return the label under which an item's end is counted."""
-    if outcome is None:
-        return "cancelled"
-    if isinstance(outcome, Done):
-        return "done"
-    if outcome.status == ItemRefused.status:
+def _kind(error: BackendError) -> _Kind:
+    """Return the label under which the end of an item that failed is counted."""
+    if error.status == ItemRefused.status:
         return "refused"
-    return "expired" if outcome.code == DeadlineExceeded.code else "failed"
+    return "expired" if error.code == DeadlineExceeded.code else "failed"
 
 
 def _failed(index: int, error: BackendError, arm: str) -> Failed:

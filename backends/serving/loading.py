@@ -38,6 +38,7 @@ from backends.repository.model import Model
 from backends.serving.core import ModelSet, RunningEncoder
 from backends.settings import BackendSettings
 from backends.telemetry.spans import Tracing
+from backends.tokenization.timed_tokenizer import TimedTokenizer
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
@@ -55,6 +56,7 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     tracing: Tracing
     clock: Callable[[], float]
     tokenizer_pool: ThreadPoolExecutor
+    token_pool: ThreadPoolExecutor | None = None
     open_executor: OpenExecutor
     qualify: Qualify
 
@@ -70,7 +72,9 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_shared(tools: LoadingTools) -> SharedResources:
     """Make what the models of a process share."""
-    device = Device(slots=_slots(tools.settings), clock=tools.clock)
+    device = Device(
+        slots=_slots(tools.settings), clock=tools.clock, bulk_share=tools.settings.bulk_share
+    )
     return SharedResources(
         device=device,
         cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
@@ -183,7 +187,7 @@ class _Loader:
 
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
-        tokenizer = open_tokenizer(model, manifest, tools.tokenizer_pool)
+        tokenizer = open_tokenizer(model, manifest, tools)
         source = graph_source(model, manifest)
         executor = self._open_executor(source, manifest)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
@@ -230,6 +234,7 @@ class _Loader:
             pipeline=encoder,
             batcher=batcher,
             rows=rows,
+            tokenization=tokenizer.durations.seen,
             upstream=model.upstream,
             is_well=is_well,
         )
@@ -257,15 +262,16 @@ class _Loader:
         self.pipelines[model.name] = Head(encoder=encoder, weights=weights)
 
 
-def open_tokenizer(model: Model, manifest: GraphManifest, pool: ThreadPoolExecutor) -> Tokenizer:
+def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -> TimedTokenizer:
     """Return the tokenizer of a model, as its manifest changes it.
 
     Raises:
         ModelProblem: its file is none.
     """
-    return Tokenizer(
+    return TimedTokenizer(
         model.file(manifest.tokenizer),
-        pool=pool,
+        pool=tools.tokenizer_pool,
+        token_pool=tools.token_pool,
         truncate_to=manifest.max_tokens if manifest.truncate else None,
         lowercase=manifest.lowercase,
         token_types=manifest.token_types,

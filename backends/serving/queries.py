@@ -2,35 +2,40 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from backends.algorithms.base import QueryAlgorithm
 from backends.batching.row import RowWaiter
 from backends.batching.shared import RowCaller
 from backends.errors import BackendError
 from backends.pipelines.encoder import PreparedQuery
-from backends.protocol import CallItem
+from backends.protocol import CallItem, Failed
 from backends.serving.items import ItemAnswerer, Outcome
 from backends.telemetry.spans import NO_SPAN, Span
-from backends.types import Encoding, OutputKind, Text
+from backends.types import Encoding, OutputKind, RowInput
 
 # Items of one call in progress: one call must not fill the queue, and tasks are not free.
 ITEMS_AT_ONCE = 256
 
 
-class _OpenItem:
-    """Holds an item in progress. `until` is in the loop's time."""
+class _OpenItem(RowWaiter):
+    """Holds an item in progress, and waits for its rows. `until` is in the loop's time."""
 
-    __slots__ = ("caller", "index", "prepared", "until", "waiter", "waiting")
+    __slots__ = ("caller", "index", "prepared", "until", "waiting")
 
     def __init__(
-        self, index: int, caller: RowCaller, prepared: PreparedQuery, *, until: float
+        self,
+        index: int,
+        caller: RowCaller,
+        prepared: PreparedQuery,
+        *,
+        until: float,
+        on_end: Callable[["_OpenItem", BackendError | None], None],
     ) -> None:
+        super().__init__(len(prepared.texts), deadline=caller.deadline, on_end=on_end)
         self.index = index
         self.caller = caller
         self.prepared = prepared
         self.until = until
-        self.waiter: RowWaiter | None = None
         self.waiting: asyncio.Task[None] | None = None
         """Waits for room in the queue."""
 
@@ -52,7 +57,11 @@ class QueryCall:
         self._tokenizer, self._rows = pipeline.encoder.tokenizer, pipeline.encoder.rows
         self._open: dict[int, _OpenItem] = {}
         self._ready: list[Outcome] = []
-        self._begun = self._taken = 0
+        self._begun = 0
+        self._left = len(self._items)
+        """How many outcomes are not taken."""
+        self.has_failed = False
+        """Whether an item failed."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -61,17 +70,17 @@ class QueryCall:
     @property
     def is_ready(self) -> bool:
         """Whether every outcome is taken, or there to be taken."""
-        return self._taken + len(self._ready) == len(self._items)
+        return len(self._ready) == self._left
 
     @property
     def is_over(self) -> bool:
         """Whether every outcome is taken."""
-        return self._taken == len(self._items)
+        return not self._left
 
     def take(self) -> list[Outcome]:
         """Return the outcomes that are ready and were not taken before."""
         outcomes, self._ready = self._ready, []
-        self._taken += len(outcomes)
+        self._left -= len(outcomes)
         return outcomes
 
     def begin(self) -> None:
@@ -83,9 +92,9 @@ class QueryCall:
 
     def _begin(self, first: int, items: Sequence[CallItem]) -> None:
         """Admit items, tokenize their texts together, and ask for their rows."""
-        opened = []
+        now, opened = self._loop.time(), []
         for index, item in enumerate(items, first):
-            found = self._admit(index, item)
+            found = self._admit(index, item, now)
             if found is not None:
                 self._open[index] = found
                 opened.append(found)
@@ -102,30 +111,41 @@ class QueryCall:
             span.end()
         self._ask_all(opened, answers)
 
-    async def _read(self, opened: Sequence[_OpenItem], groups: Sequence[Sequence[Text]]) -> None:
+    async def _read(
+        self, opened: Sequence[_OpenItem], groups: Sequence[Sequence[RowInput]]
+    ) -> None:
         """Wait for the tokenizer's threads, while outcomes of other items are sent."""
+        answers: Sequence[list[Encoding] | BackendError]
         spans = _tokenization_spans(opened)
         try:
             answers = await self._tokenizer.encode_each(groups)
+        except Exception as error:  # noqa: BLE001 - the items would wait until their time is over
+            for item in opened:
+                self._fail(item, error)
+            answers = ()
         finally:
+            self._reading = None
             for span in spans:
                 span.end()
-        self._reading = None
-        self._ask_all(opened, answers)
+        if answers:
+            self._ask_all(opened, answers)
         self._on_ready()  # there may be room for more
 
     def _ask_all(
         self, opened: Sequence[_OpenItem], answers: Sequence[list[Encoding] | BackendError]
     ) -> None:
+        """Ask for the rows of items; whether there is room is asked for all of them at once."""
+        read = [each for found in answers if isinstance(found, list) for each in found]
+        has_room = self._rows.has_room_for_any(read)
         for one, encodings in zip(opened, answers, strict=True):
             if one.index not in self._open:
                 continue  # its time ended meanwhile
             if isinstance(encodings, BackendError):
                 self._fail(one, encodings)
             else:
-                self._ask(one, encodings)
+                self._ask(one, encodings, has_room=has_room)
 
-    def _admit(self, index: int, item: CallItem) -> _OpenItem | None:
+    def _admit(self, index: int, item: CallItem, now: float) -> _OpenItem | None:
         answerer = self._answerer
         caller = answerer.begin(item)
         try:
@@ -135,14 +155,15 @@ class QueryCall:
         except Exception as error:  # noqa: BLE001 - one item must not take the others with it
             self._add(answerer.failed(index, caller, error))
             return None
-        return _OpenItem(index, caller, prepared, until=self._loop.time() + time_left)
+        return _OpenItem(index, caller, prepared, until=now + time_left, on_end=self._on_end)
 
-    def _ask(self, item: _OpenItem, encodings: list[Encoding]) -> None:
+    def _ask(self, item: _OpenItem, encodings: list[Encoding], *, has_room: bool) -> None:
         """Ask for the rows of an item, or have it wait for room."""
+        rows, kind = self._rows, OutputKind.POOLED
         try:
             self._pipeline.encoder.check(item.prepared, encodings, item.caller)
-            if self._rows.has_room(encodings, kind=OutputKind.POOLED, caller=item.caller):
-                self._ask_rows(item, encodings)
+            if has_room or rows.has_room(encodings, kind=kind, caller=item.caller):
+                rows.begin(item, encodings, kind=kind, caller=item.caller)
             else:
                 item.waiting = asyncio.create_task(self._ask_later(item, encodings))
         except Exception as error:  # noqa: BLE001 - one item must not take the others with it
@@ -151,58 +172,42 @@ class QueryCall:
     async def _ask_later(self, item: _OpenItem, encodings: list[Encoding]) -> None:
         try:
             await self._rows.wait_for_room(encodings, kind=OutputKind.POOLED, caller=item.caller)
-            self._ask_rows(item, encodings)
+            self._rows.begin(item, encodings, kind=OutputKind.POOLED, caller=item.caller)
         except Exception as error:  # noqa: BLE001 - as in `_ask`
             self._fail(item, error)
 
-    def _ask_rows(self, item: _OpenItem, encodings: list[Encoding]) -> None:
-        waiter = self._rows.begin(
-            encodings,
-            kind=OutputKind.POOLED,
-            caller=item.caller,
-            on_end=partial(self._on_end, item),
-        )
-        if waiter.is_awaited:
-            item.waiter = waiter
-
-    def _on_end(self, item: _OpenItem, waiter: RowWaiter, error: BackendError | None) -> None:
-        if error is None:
-            self._finish(item, waiter)
-        else:
-            item.waiter = waiter
+    def _on_end(self, item: _OpenItem, error: BackendError | None) -> None:
+        """Make an item's answer of its rows, if they are there."""
+        if error is not None:
             self._fail(item, error)
-
-    def _finish(self, item: _OpenItem, waiter: RowWaiter) -> None:
-        """Make an item's answer of its rows."""
+            return
         answerer = self._answerer
         try:
-            vectors = self._pipeline.finish(self._rows.collect(waiter, item.caller))
+            vectors = self._pipeline.finish(self._rows.collect(item, item.caller))
             answer = self._algorithm.answer(vectors, answerer.parameters)
             outcome = answerer.done(item.index, item.caller, answer)
-        except Exception as error:  # noqa: BLE001 - one item must not take the others with it
-            outcome = answerer.failed(item.index, item.caller, error)
-        self._close_item(item)
+        except Exception as failure:  # noqa: BLE001 - one item must not take the others with it
+            outcome = answerer.failed(item.index, item.caller, failure)
+        del self._open[item.index]
         self._add(outcome)
 
     def _fail(self, item: _OpenItem, error: Exception) -> None:
-        self._abandon(item)
-        if self._close_item(item):
+        if self._abandon(item):
             self._add(self._answerer.failed(item.index, item.caller, error))
 
-    def _close_item(self, item: _OpenItem) -> bool:
+    def _abandon(self, item: _OpenItem) -> bool:
         """Close an item; return whether it was open: the end of another may have ended it."""
-        item.waiter = None  # which names the item, too
-        return self._open.pop(item.index, None) is not None
-
-    def _abandon(self, item: _OpenItem) -> None:
         if item.waiting is not None:
             item.waiting.cancel()
-        if item.waiter is not None:
-            self._rows.abandon(item.waiter, item.caller)
+        self._rows.abandon(item, item.caller)
+        return self._open.pop(item.index, None) is not None
 
     def _add(self, outcome: Outcome) -> None:
         self._ready.append(outcome)
-        self._on_ready()
+        has_failed = isinstance(outcome, Failed)
+        if has_failed or len(self._ready) in {1, self._left}:
+            self.has_failed = self.has_failed or has_failed
+            self._on_ready()
 
     def _expire_in_time(self) -> None:
         """Set the timer to when the time of the first item is over."""
@@ -225,8 +230,7 @@ class QueryCall:
         if self._reading is not None:
             self._reading.cancel()
         for item in list(self._open.values()):
-            self._abandon(item)
-            if self._close_item(item):
+            if self._abandon(item):
                 self._answerer.cancelled(item.index, item.caller)
 
 

@@ -5,18 +5,21 @@ one that this process serves; the newest older revision that loads.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
 from backends.open_inference.address import Servers
-from backends.plans import PlanTrial, Serving
+from backends.plans import PlanTrial, Serving, is_assigned
 from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
 from backends.repository.last_good import read_last_good, write_last_good
-from backends.repository.manifest import builds_on
+from backends.repository.manifest import NAME, builds_on
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
 from backends.serving.loading import LoadingTools, SharedResources, load_models
 
+T = TypeVar("T")
 Shares = Mapping[str, int]
 Pinned = Mapping[str, Shares]
 
@@ -36,22 +39,25 @@ def load_repository(
     before: ModelSet | None,
     usable: Callable[[Catalogue], Sequence[RunningEncoder]],
     plans: Mapping[str, Serving],
+    assigned: Collection[str],
 ) -> RecoveredModels:
     """Return what a repository's models became; models of `before` that are broken now stay served.
 
     `usable` returns the encoders that may run on: without one of them, what needs it is not kept.
-    `plans` come before what the folders of models say.
+    `plans` come before what the folders of models say. Models that match none of the `assigned`
+    patterns are loaded where others build on them, and served to nobody else.
 
     Raises:
         StartProblem: there is no repository.
     """
     search = _Search(before)
     root, more = tools.settings.models, tools.settings.more_models
-    catalogue = read_catalogue(root, servers, more=more, plans=plans)
+    read = partial(read_catalogue, root, servers, more=more, plans=plans, assigned=assigned)
+    catalogue = read()
     running = usable(catalogue)
     model_set = load_models(catalogue, tools, shared, running)
     while search.pin(catalogue, model_set):
-        catalogue = read_catalogue(root, servers, more=more, pinned=search.pinned, plans=plans)
+        catalogue = read(pinned=search.pinned)
         known = [*running, *model_set.encoders]
         model_set = load_models(catalogue, tools, shared, known)
     _keep_records(catalogue, model_set, search.pinned)
@@ -61,8 +67,25 @@ def load_repository(
     problems = _explained(catalogue, model_set, kept, search)
     return RecoveredModels(
         catalogue=catalogue,
-        model_set=msgspec.structs.replace(model_set, problems=problems, kept=kept),
+        model_set=msgspec.structs.replace(
+            model_set,
+            served_models=_assigned(model_set.served_models, assigned),
+            problems=problems | _absent(catalogue, assigned),
+            kept=_assigned(kept, assigned),
+        ),
     )
+
+
+def _assigned(models: Mapping[str, T], assigned: Collection[str]) -> dict[str, T]:
+    return {name: model for name, model in models.items() if is_assigned(name, assigned)}
+
+
+def _absent(catalogue: Catalogue, assigned: Collection[str]) -> dict[str, str]:
+    """Return a problem for each model that is assigned by its name and is not there."""
+    names = {each for each in assigned if NAME.fullmatch(each)}
+    there = catalogue.revisions.keys() | catalogue.problems.keys()
+    reason = "it is assigned to this backend, and is not in the repository"
+    return dict.fromkeys(sorted(names - there), reason)
 
 
 def try_plan(
@@ -72,6 +95,7 @@ def try_plan(
     *,
     trial: PlanTrial,
     plans: Mapping[str, Serving],
+    assigned: Collection[str],
     running: Sequence[RunningEncoder],
 ) -> PlanVerdict:
     """Load a repository as it would be served with a plan beside the other `plans`.
@@ -82,7 +106,7 @@ def try_plan(
     others = {name: plan for name, plan in plans.items() if name != trial.model}
     own = {} if trial.plan is None else {trial.model: trial.plan}
     root, more = tools.settings.models, tools.settings.more_models
-    catalogue = read_catalogue(root, servers, more=more, plans=others | own)
+    catalogue = read_catalogue(root, servers, more=more, plans=others | own, assigned=assigned)
     model_set = load_models(catalogue, tools, shared, running)
 
     def concerns(name: str) -> bool:

@@ -1,6 +1,7 @@
 """Serves the models of a repository, and reloads its changes while calls are answered."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -8,10 +9,11 @@ from typing import Self
 
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
-from backends.plans import PlanTrial, ServingPlans
+from backends.plans import Assignment, PlanTrial, ServingPlans
 from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue
 from backends.repository.staging import remove_abandoned
+from backends.repository.sync_record import SyncWatch
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
 from backends.serving.loading import LoadingTools, make_shared
 from backends.serving.recovery import RecoveredModels, load_repository, try_plan
@@ -29,6 +31,9 @@ class Repository:
     them are warm; calls that name an old revision get it for `retire_after` seconds more. A model
     whose new revision is broken is served as before.
 
+    It serves the models that are assigned to it: by its setting, until gateways say otherwise. What
+    `models sync` puts in place is taken up.
+
     Operators' plans come before what folders say. They are kept in memory only: gateways send them
     to a backend that has started.
     """
@@ -45,10 +50,17 @@ class Repository:
         self._shared = make_shared(tools)
         self._servers = servers(settings)
         self._plans = ServingPlans()
+        self._assignment = self._followed = Assignment()
+        folders = (settings.models, settings.more_models)
+        self._syncs = [SyncWatch(folder) for folder in folders if folder is not None]
         loaded = self._load(None, ())
         self._upstreams = loaded.catalogue.upstreams
         self._tried = tools.clock()
-        # Seconds after which a server that is ready is tried again whose model could not be loaded.
+        # Whether a sync waits to be taken up, and the last attempt that failed, with its time.
+        self._is_behind = False
+        self._failed: tuple[Assignment, float] | None = None
+        # Seconds after which what failed is tried again: a change, or a server that is ready and
+        # whose model could not be loaded.
         self.retry_interval = _RETRY_INTERVAL
         self.core = ServingCore(
             backend_id=settings.backend_id,
@@ -59,10 +71,12 @@ class Repository:
             mirror=self._shared.mirror,
             hosts=self._shared.hosts,
         )
+        self.core.patterns = self.core.wanted = self._patterns(self._followed)
         self._started: dict[int, RunningEncoder] = {}
         # The reload that requests share until it begins.
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._woken = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -99,6 +113,19 @@ class Repository:
             self._own(self._next)
         await asyncio.shield(self._next)
 
+    def assign(self, assignment: Assignment) -> None:
+        """Serve other models from now on, unless an assignment came that is newer.
+
+        They are loaded and warmed first; those that leave answer calls for `retire_after` seconds.
+        """
+        if assignment.replaces(self._assignment):
+            self._assignment = self.core.assignment = assignment
+            self.core.wanted = self._patterns(assignment)
+            self._woken.set()
+
+    def _patterns(self, assignment: Assignment) -> tuple[str, ...]:
+        return (*(assignment.models or self._settings.own_assignment), *assignment.until)
+
     async def check(self, trial: PlanTrial) -> PlanVerdict:
         """Load what a plan would serve, and return what became of it; what is served stays so.
 
@@ -113,6 +140,7 @@ class Repository:
                 self._servers,
                 trial=trial,
                 plans=self._plans.plans,
+                assigned=self._patterns(self._assignment),
                 running=self.core.running(),
             )
             # Processes of algorithms that were started for the trial alone.
@@ -130,13 +158,14 @@ class Repository:
 
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
-        plans = self._plans
+        plans, assignment = self._plans, self._assignment
         loaded = await asyncio.to_thread(self._load, self.core.model_set, self.core.running())
         model_set = loaded.model_set
         await self._start(model_set.encoders)
         self._upstreams = loaded.catalogue.upstreams
         retired = self.core.replace(model_set)
         self.core.plans = plans.version
+        self._followed, self.core.patterns = assignment, self._patterns(assignment)
         for name, reason in model_set.problems.items():
             _log.error("a model is broken", extra={"model": name, "reason": reason})
         _log.info("models reloaded", extra={"replaced": len(retired)})
@@ -144,11 +173,35 @@ class Repository:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(_WATCH)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH):
+                    await self._woken.wait()
+            self._woken.clear()
             try:
+                await self.take_up_changes()
                 await self.check_upstreams()
             except Exception:  # noqa: BLE001 - one failed check must not be the last
-                _log.exception("a check of the upstream servers failed")
+                _log.exception("a check of the repository or of the upstream servers failed")
+
+    async def take_up_changes(self) -> None:
+        """Reload after a sync or another assignment.
+
+        Raises:
+            StartProblem: the directory is gone; it is tried again later, or after the next change.
+        """
+        synchronised = await asyncio.to_thread(lambda: [s.has_changed() for s in self._syncs])
+        self._is_behind |= (is_new := any(synchronised))
+        assignment = self._assignment
+        if not self._is_behind and self._patterns(assignment) == self._patterns(self._followed):
+            return
+        now = self._tools.clock()
+        if self._failed is not None and not is_new:
+            failed, tried = self._failed
+            if failed == assignment and now - tried < self.retry_interval:
+                return
+        self._failed = (assignment, now)
+        await self.reload()
+        self._failed, self._is_behind = None, False
 
     async def check_upstreams(self) -> None:
         """Check the upstream servers, and reload where one has changed.
@@ -199,6 +252,7 @@ class Repository:
             before=before,
             usable=usable,
             plans=self._plans.plans,
+            assigned=self._patterns(self._assignment),
         )
 
     async def _retire(self, retired: Mapping[Variant, ModelSetEntry]) -> None:

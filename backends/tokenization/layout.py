@@ -50,6 +50,16 @@ class Layout:
         ids = np.array([*self._head, *tokens, *self._tail], dtype=np.int32)
         return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
 
+    def inner(self, ids: IntArray) -> IntArray:
+        """Return the tokens of one text, of a row of it or of themselves."""
+        end = len(ids) - len(self._tail)
+        is_row = (
+            self.before <= end
+            and ids[: self.before].tolist() == self._head
+            and ids[end:].tolist() == self._tail
+        )
+        return ids[self.before : end] if is_row else ids
+
     def pair(self, first: IntArray, second: IntArray) -> Encoding:
         """Return the row of two texts."""
         ids: list[IntArray] = []
@@ -101,6 +111,22 @@ def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -
                 ]
             return Layout(*parts)
     raise ValueError("its rows are none of a text, or a pair, between special tokens")
+
+
+def learn_prompt(tokenizer: tokenizers.Tokenizer, prompt: str) -> tuple[int, ...] | None:
+    """Return the tokens that a prompt puts before those of a text; `None` if it changes these.
+
+    They are not always the prompt's own: its last space may be part of the first word.
+    """
+    found = set()
+    for probe in _PROBES:
+        own = tokenizer.encode(probe, add_special_tokens=False).ids
+        both = tokenizer.encode(prompt + probe, add_special_tokens=False).ids
+        end = len(both) - len(own)
+        if both[end:] != own:
+            return None
+        found.add(tuple(both[:end]))
+    return found.pop() if len(found) == 1 else None
 
 
 def _parts(encoding: tokenizers.Encoding) -> list[_Part]:

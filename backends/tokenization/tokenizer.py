@@ -7,16 +7,20 @@ import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
+import orjson
 import tokenizers
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
-from backends.tokenization.layout import learn_layout
+from backends.tokenization.layout import learn_layout, learn_prompt
+from backends.tokenization.text_queue import TextQueue
 from backends.tokenization.word_table import read_word_table
-from backends.types import Encoding, IntArray, Segment, Text, TokenOffsets
+from backends.types import Encoding, IntArray, RowInput, Segment, Text, TokenIds, TokenOffsets
 
 # So little text (about 0.5 ms) costs less on the loop than the way to a thread and back.
 _SMALL_CHARACTERS = 2048
@@ -24,12 +28,13 @@ _SMALL_CHARACTERS = 2048
 _TEXT = 32
 # So much is read on the loop in one iteration: many small questions must not add up to a stall.
 _MOST_AT_ONCE = 16 * _SMALL_CHARACTERS
-# So much text may wait for the threads: what they read in some seconds.
-_MOST_CHARACTERS = 16 * 1024 * 1024
-_RETRY_AFTER = 1.0
-# The kinds of results: rows; or tokens alone, without and with their places.
-_Kind = Literal["rows", "ids", "segments"]
-Texts = Sequence[Text]
+# The kinds of results: rows; tokens alone, without and with their places; how many there are; JSON
+# that shows them, in a row or alone; and the text of tokens, with and without those of rows.
+_RowKind = Literal["rows", "ids", "segments"]
+_TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
+TextKind = _RowKind | _TokenKind
+_TOKEN_KINDS = get_args(_TokenKind)
+Texts = Sequence[RowInput]
 
 
 class Tokenizer:
@@ -38,6 +43,8 @@ class Tokenizer:
     Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
     refuses what is too long, unless `truncate_to` says how many tokens to keep. `lowercase`
     lower-cases texts before anything else. Without `token_types` the texts of a pair are of one.
+    What runs no model and costs nothing is read by `token_pool`, if that is given: it takes no
+    thread from rows.
     """
 
     def __init__(
@@ -45,6 +52,7 @@ class Tokenizer:
         path: Path,
         *,
         pool: ThreadPoolExecutor,
+        token_pool: ThreadPoolExecutor | None = None,
         truncate_to: int | None = None,
         lowercase: bool = False,
         token_types: bool = True,
@@ -60,14 +68,16 @@ class Tokenizer:
             self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
             self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
             self._unknown = _unknown_id(copy, self._source)
+            known = np.fromiter(copy.get_vocab().values(), dtype=np.int64)
+            self._is_known = np.bincount(known).astype(bool)
             self.layout = learn_layout(self._copy(None), token_types=token_types)
             # With more a text is cut.
             self._most_tokens = (truncate_to or math.inf) - self.layout.added
             self._table = read_word_table(self._source, self._read_words)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: it is no tokenizer file: {error}") from error
-        self._pool = pool
-        self._waiting_characters = 0
+        self._row_queue = TextQueue(pool)
+        self._token_queue = TextQueue(token_pool or pool)
         self._at_once = 0
         self.failure: str | None = None
 
@@ -76,6 +86,10 @@ class Tokenizer:
         """The token of the highest id, and that id."""
         vocabulary = self._copy(None).get_vocab()
         return max(vocabulary.items(), key=lambda item: item[1])
+
+    def read_by(self, queue: TextQueue) -> None:
+        """Have what is not read at once be read by `queue`."""
+        self._row_queue = self._token_queue = queue
 
     async def encode(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`, in order.
@@ -89,7 +103,7 @@ class Tokenizer:
 
     async def encode_each(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
         """Return for each group of texts what `encode` returns, or the error that it raises."""
-        return await self._ask_each(groups, "rows")
+        return await self.ask_each(groups, "rows")
 
     def is_short(self, groups: Sequence[Texts]) -> bool:
         """Whether to read these texts on the loop, by `encode_short`, in this iteration."""
@@ -116,28 +130,57 @@ class Tokenizer:
         """Return the tokens of `texts` alone, as `ids` does, with the place of each."""
         return await self._ask(texts, "segments")  # type: ignore[no-any-return]
 
+    async def count(self, text: str) -> int:
+        """Return how many tokens a text has, without special ones."""
+        (count,) = await self._ask([text], "count")
+        return count  # type: ignore[no-any-return]
+
+    async def show(self, text: str, *, add_special_tokens: bool) -> tuple[int, bytes]:
+        """Return how many tokens a text has, none of them cut, and a JSON object that shows them.
+
+        Special tokens that are no part of the text have no place in it.
+        """
+        kind: TextKind = "shown row" if add_special_tokens else "shown ids"
+        (shown,) = await self._ask([text], kind)
+        return shown  # type: ignore[no-any-return]
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of tokens."""
+        kind: TextKind = "text" if skip_special_tokens else "whole text"
+        (text,) = await self._ask([TokenIds(tuple(ids))], kind)
+        return text  # type: ignore[no-any-return]
+
+    def prompt_ids(self, prompt: str) -> tuple[int, ...] | None:
+        """Return what `learn_prompt` does."""
+        return learn_prompt(self._copy(None), prompt)
+
+    def unknown_id(self, ids: Sequence[int]) -> int | None:
+        """Return the first of some ids that the vocabulary lacks."""
+        array = np.array(ids, dtype=np.int64)
+        is_known = self._is_known.take(array, mode="clip") & (array < len(self._is_known))
+        strange = array[~is_known]
+        return int(strange[0]) if len(strange) else None
+
     def is_empty(self, encoding: Encoding) -> bool:
         """Whether nothing of a text is in its encoding but what every text gets."""
         return len(encoding.ids) <= self._added[encoding.type_ids is not None]
 
-    async def _ask(self, texts: Texts, kind: _Kind) -> Any:
-        (answer,) = await self._ask_each([texts], kind)
+    async def _ask(self, texts: Texts, kind: TextKind) -> Any:
+        (answer,) = await self.ask_each([texts], kind)
         if isinstance(answer, BackendError):
             raise answer
         return answer
 
-    async def _ask_each(self, groups: Sequence[Texts], kind: _Kind) -> list[Any]:
+    async def ask_each(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
         """Return a list per group, or its error; short texts are read here, others in a thread."""
         characters = _count(groups)
         if self._takes(characters):
             return self._answer(groups, kind)
-        if self._waiting_characters > _MOST_CHARACTERS:
-            full = Overloaded("too much text waits; try again later", retry_after=_RETRY_AFTER)
-            return [full] * len(groups)
-        self._waiting_characters += characters
+        queue = self._token_queue if kind in _TOKEN_KINDS else self._row_queue
         try:
-            job = self._pool.submit(self._answer, groups, kind)
-            return await asyncio.wrap_future(job)
+            return await queue.run(partial(self._answer, groups, kind), characters=characters)
+        except Overloaded as full:
+            return [full] * len(groups)
         except BaseException as error:  # whatever ended the thread is reported
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -146,8 +189,6 @@ class Tokenizer:
             self.failure = f"a tokenizer thread died with `{type(error).__name__}`"
             died = ExecutorDied("the tokenizer's threads are gone; restart the backend")
             return [died] * len(groups)
-        finally:
-            self._waiting_characters -= characters
 
     def _takes(self, characters: int) -> bool:
         """Whether to read so much on the loop, in this iteration."""
@@ -161,7 +202,7 @@ class Tokenizer:
     def _end_iteration(self) -> None:
         self._at_once = 0
 
-    def _answer(self, groups: Sequence[Texts], kind: _Kind) -> list[Any]:
+    def _answer(self, groups: Sequence[Texts], kind: TextKind) -> list[Any]:
         texts = [text for group in groups for text in group]
         try:
             answers = self._encode_as(kind, texts)
@@ -173,12 +214,19 @@ class Tokenizer:
         remaining = iter(answers)
         return [list(itertools.islice(remaining, len(group))) for group in groups]
 
-    def _encode_as(self, kind: _Kind, texts: Sequence[Any]) -> Sequence[Any]:
+    def _encode_as(self, kind: TextKind, texts: Sequence[Any]) -> Sequence[Any]:
         if kind == "rows":
             return self.encode_now(texts)
         copy = self._copy(None)
-        if kind == "ids":
+        if kind in {"text", "whole text"}:
+            return [self._decode(text.ids, is_whole=kind == "whole text") for text in texts]
+        if kind in {"shown row", "shown ids"}:
+            found = copy.encode_batch(texts, add_special_tokens=kind == "shown row")
+            return [_shown(encoding) for encoding in found]
+        if kind in {"ids", "count"}:
             encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
+            if kind == "count":
+                return list(map(len, encodings))
             return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
         return [
             Segment(
@@ -190,14 +238,14 @@ class Tokenizer:
             )
         ]
 
-    def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
+    def encode_now(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`, in the calling thread."""
         found = [self._look_up(text) for text in texts]
-        others = [text for text, one in zip(texts, found, strict=True) if one is None]
+        others: list[Any] = [text for text, one in zip(texts, found, strict=True) if one is None]
         read = iter(self._encode_now(others) if others else ())
         return [next(read) if one is None else one for one in found]
 
-    def _encode_now(self, texts: Texts) -> list[Encoding]:
+    def _encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
         encodings = self._copy(self._truncate_to).encode_batch_fast(texts)
         return [
             _encoding(
@@ -209,12 +257,32 @@ class Tokenizer:
             for encoding, text in zip(encodings, texts, strict=True)
         ]
 
-    def _look_up(self, text: Text) -> Encoding | None:
-        """Return the encoding of a text whose words are in the table, unless it is to be cut."""
-        if self._table is None or not isinstance(text, str):
+    def _look_up(self, text: RowInput) -> Encoding | None:
+        """Return the encoding of a text whose words are in the table, unless it is to be cut.
+
+        Tokens have one without being looked up.
+        """
+        if not isinstance(text, str):
+            return self._row_of(text) if isinstance(text, TokenIds) else None
+        if self._table is None:
             return None
         tokens = self._table.find(text, most=self._most_tokens)
         return None if tokens is None else self.layout.single_of(tokens)
+
+    def _row_of(self, tokens: TokenIds) -> Encoding:
+        """Return the encoding of a text that came as tokens, cut where the model cuts texts."""
+        inner = self.layout.inner(np.array(tokens.ids, dtype=np.int32))
+        ids = np.concatenate([np.array(tokens.prompt, dtype=np.int32), inner])
+        if len(ids) <= self._most_tokens:
+            return self.layout.single(ids)
+        row = self.layout.single(ids[: int(self._most_tokens)])
+        return msgspec.structs.replace(row, truncated_from=len(ids) + self.layout.added)
+
+    def _decode(self, ids: tuple[int, ...], *, is_whole: bool) -> str:
+        # Files do not always say which tokens are special; rows show it.
+        kept = ids if is_whole else self.layout.inner(np.array(ids, dtype=np.int32)).tolist()
+        text: str = self._copy(None).decode(kept, skip_special_tokens=not is_whole)
+        return text
 
     def _read_words(self, words: list[str]) -> list[list[int]]:
         found = self._copy(None).encode_batch_fast(words, add_special_tokens=False)
@@ -273,14 +341,28 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
 
 
 def _count(groups: Sequence[Texts]) -> int:
-    """Return what texts cost, in characters."""
+    """Return what texts cost, in characters; a token costs as much as one."""
     characters = 0
     for group in groups:
         for text in group:
-            parts = (text,) if isinstance(text, str) else text
-            for part in parts:
-                characters += _TEXT + len(part)
+            if isinstance(text, str):
+                characters += _TEXT + len(text)
+            elif isinstance(text, TokenIds):
+                characters += _TEXT + len(text.ids)
+            else:
+                for part in text:
+                    characters += _TEXT + len(part)
     return characters
+
+
+def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:
+    """Return what `show` does."""
+    masks = encoding.special_tokens_mask
+    offsets = [
+        None if special else place for place, special in zip(encoding.offsets, masks, strict=True)
+    ]
+    columns = {"ids": encoding.ids, "tokens": encoding.tokens, "offsets": offsets}
+    return len(offsets), orjson.dumps(columns)
 
 
 def _encoding(

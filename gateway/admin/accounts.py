@@ -2,32 +2,34 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 from litestar import Controller, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
+from gateway.admin.dry_runs import DRY_RUN, CheckedChange, check_limits
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.openapi import TENANT
+from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import Conflict, DependencyUnavailable, NotFound
 from gateway.ledger.accounts import Accounts
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import Key, KeyBounds, Tenant
+from gateway.ledger.types import Key, KeyBounds, KeySpec, Tenant
 from gateway.runtime.control import Control, Topic
 from gateway.types import Rule
 
 T = TypeVar("T")
-_ACTOR = "admin"
 _WORKERS_TIMEOUT = 2.0
+_MOST_KEYS = 10_000
 _LIMITS = [{"name": "minute", "unit": "requests", "capacity": 600, "window": 60.0}]
-_KEY: Json = {"description": "The id of a key, not its text.", "example": "key_5f2c51d0a7be9f2c"}
+KEY: Json = {"description": "The id of a key, not its text.", "example": "key_5f2c51d0a7be9f2c"}
 _operation = partial(Operation, tag="accounts")
 
 
@@ -65,6 +67,20 @@ class CreatedKey(Key, frozen=True, kw_only=True):
     """A new key, with its text, this once."""
 
     key: str
+
+
+class NewKeys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keys to create together: all of them, or none."""
+
+    keys: Annotated[list[NewKey], msgspec.Meta(min_length=1, max_length=_MOST_KEYS)]
+    new_tenants: bool = False
+    """Creates tenants that do not exist."""
+
+
+class CreatedKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """New keys in the order of the request, with their texts, this once."""
+
+    keys: list[CreatedKey]
 
 
 class Tenants(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +121,7 @@ class TenantController(Controller):
 
     @get(
         "/",
+        opt={"role": Role.VIEWER},
         operation=_operation(
             id="list_tenants",
             summary="All tenants",
@@ -118,6 +135,7 @@ class TenantController(Controller):
 
     @post(
         "/",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="create_tenant",
             summary="Create a tenant",
@@ -130,17 +148,19 @@ class TenantController(Controller):
         data: JSONBody[NewTenant],
         changes: NamedDependency[AccountChanges],
         model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
     ) -> Tenant:
         """Create a tenant."""
         await model_names.check_rules(data.limits)
         return await changes.make(
             lambda accounts: accounts.create_tenant(
-                data.id, name=data.name, rules=data.limits, actor=_ACTOR
+                data.id, name=data.name, rules=data.limits, actor=operator.name
             )
         )
 
     @get(
         "/{tenant:str}",
+        opt={"role": Role.VIEWER},
         operation=_operation(
             id="get_tenant",
             summary="One tenant",
@@ -154,12 +174,13 @@ class TenantController(Controller):
 
     @put(
         "/{tenant:str}/limits",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="set_tenant_limits",
             summary="Replace a tenant's limits",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example=_LIMITS),),
-            about={"tenant": TENANT},
+            about={"tenant": TENANT, "dry_run": DRY_RUN},
         ),
     )
     async def limit(
@@ -168,10 +189,17 @@ class TenantController(Controller):
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
         model_names: NamedDependency[ModelNameValidator],
-    ) -> Tenant:
+        operator: NamedDependency[Operator],
+        dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
+    ) -> Tenant | CheckedChange:
         """Replace a tenant's limits; an empty list means that the document's apply."""
         await model_names.check_rules(data)
-        return await changes.make(lambda accounts: accounts.set_limits(tenant, data, actor=_ACTOR))
+        if dry_run:
+            found = await asyncio.to_thread(changes.accounts.tenant, tenant)
+            return check_limits(found.limits, data)
+        return await changes.make(
+            lambda accounts: accounts.set_limits(tenant, data, actor=operator.name)
+        )
 
 
 class KeyController(Controller):
@@ -181,6 +209,7 @@ class KeyController(Controller):
 
     @get(
         "/",
+        opt={"role": Role.VIEWER},
         operation=_operation(
             id="list_keys",
             summary="The keys of a tenant, or all",
@@ -199,6 +228,7 @@ class KeyController(Controller):
 
     @post(
         "/",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="create_key",
             summary="Create a key",
@@ -211,33 +241,51 @@ class KeyController(Controller):
         data: JSONBody[NewKey],
         changes: NamedDependency[AccountChanges],
         model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
     ) -> CreatedKey:
         """Create a key; its text is in this answer and nowhere else."""
-        await model_names.check(data.models or (), field="models")
-        await model_names.check_rules(data.limits)
-        text = new_key()
-        record = await changes.make(
-            lambda accounts: accounts.create_key(
-                data.tenant,
-                key_hash=hash_key(text),
-                name=data.name,
-                models=data.models,
-                rules=data.limits,
-                expires=data.expires,
-                bounds=KeyBounds(origins=data.origins, routes=data.routes),
-                actor=_ACTOR,
-            )
+        (created,) = await create_keys([data], changes, model_names, actor=operator.name)
+        return created
+
+    @post(
+        "/bulk",
+        opt={"role": Role.OPERATOR},
+        operation=_operation(
+            id="create_keys",
+            summary="Create many keys as one change",
+            errors=(NotFound, Conflict, DependencyUnavailable),
+            body=(
+                Content(
+                    example={
+                        "keys": [{"tenant": "acme", "name": "app"}, {"tenant": "beta"}],
+                        "new_tenants": True,
+                    }
+                ),
+            ),
+        ),
+    )
+    async def create_many(
+        self,
+        data: JSONBody[NewKeys],
+        changes: NamedDependency[AccountChanges],
+        model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
+    ) -> CreatedKeys:
+        """Create up to 10,000 keys, all or none; their texts are in this answer alone."""
+        found = await create_keys(
+            data.keys, changes, model_names, actor=operator.name, new_tenants=data.new_tenants
         )
-        return CreatedKey(**msgspec.structs.asdict(record), key=text)
+        return CreatedKeys(keys=found)
 
     @put(
         "/{key:str}/limits",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="set_key_limits",
             summary="Replace a key's limits",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example=_LIMITS),),
-            about={"key": _KEY},
+            about={"key": KEY},
         ),
     )
     async def limit(
@@ -246,19 +294,23 @@ class KeyController(Controller):
         data: JSONBody[tuple[Rule, ...]],
         changes: NamedDependency[AccountChanges],
         model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
     ) -> Key:
         """Replace a key's limits; an empty list means that the document's apply."""
         await model_names.check_rules(data)
-        return await changes.make(lambda accounts: accounts.set_key_limits(key, data, actor=_ACTOR))
+        return await changes.make(
+            lambda accounts: accounts.set_key_limits(key, data, actor=operator.name)
+        )
 
     @put(
         "/{key:str}/bounds",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="set_key_bounds",
             summary="Replace the origins and routes that a key is limited to",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example={"origins": ["https://app.example.com"]}),),
-            about={"key": _KEY},
+            about={"key": KEY},
         ),
     )
     async def bound(
@@ -266,20 +318,66 @@ class KeyController(Controller):
         key: FromPath[str],
         data: JSONBody[KeyBounds],
         changes: NamedDependency[AccountChanges],
+        operator: NamedDependency[Operator],
     ) -> Key:
         """Replace the origins and routes of a key; what is left out is no bound."""
-        return await changes.make(lambda accounts: accounts.set_key_bounds(key, data, actor=_ACTOR))
+        return await changes.make(
+            lambda accounts: accounts.set_key_bounds(key, data, actor=operator.name)
+        )
 
     @delete(
         "/{key:str}",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="revoke_key",
             summary="Revoke a key",
             errors=(NotFound, DependencyUnavailable),
-            about={"key": _KEY},
+            about={"key": KEY},
         ),
     )
-    async def revoke(self, key: FromPath[str], changes: NamedDependency[AccountChanges]) -> Key:
+    async def revoke(
+        self,
+        key: FromPath[str],
+        changes: NamedDependency[AccountChanges],
+        operator: NamedDependency[Operator],
+    ) -> Key:
         """Revoke a key for ever."""
-        return await changes.make(lambda accounts: accounts.revoke(key, actor=_ACTOR))
+        return await changes.make(lambda accounts: accounts.revoke(key, actor=operator.name))
+
+
+async def create_keys(
+    wanted: Sequence[NewKey],
+    changes: AccountChanges,
+    model_names: ModelNameValidator,
+    *,
+    actor: str,
+    new_tenants: bool = False,
+) -> list[CreatedKey]:
+    """Create keys, all or none; their texts are in what is returned alone."""
+    await model_names.check({name for key in wanted for name in key.models or ()}, field="models")
+    await model_names.check_rules({rule for key in wanted for rule in key.limits})
+    texts = await asyncio.to_thread(lambda: [new_key() for _ in wanted])
+    made = await changes.make(
+        lambda accounts: accounts.create_keys(
+            [_spec(key, text) for key, text in zip(wanted, texts, strict=True)],
+            new_tenants=new_tenants,
+            actor=actor,
+        )
+    )
+    return [
+        CreatedKey(**msgspec.structs.asdict(key), key=text)
+        for key, text in zip(made, texts, strict=True)
+    ]
+
+
+def _spec(key: NewKey, text: str) -> KeySpec:
+    return KeySpec(
+        tenant=key.tenant,
+        key_hash=hash_key(text),
+        name=key.name,
+        models=key.models,
+        rules=key.limits,
+        expires=key.expires,
+        bounds=KeyBounds(origins=key.origins, routes=key.routes),
+    )

@@ -1,12 +1,13 @@
 """Calls every backend of the active document, for operators' routes."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 
 import msgspec
 
 from backends.plans import PlanTrial
-from backends.protocol import PlanVerdict, ServingState
+from backends.protocol import PlanVerdict, ServingState, Task
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import reported_backends
 from gateway.dispatch.discovery import at
@@ -59,6 +60,22 @@ class BackendCalls:
             states={each: state for each, state in pairs if isinstance(state, ServingState)},
             away={each.backend: reason for each, reason in pairs if isinstance(reason, str)},
         )
+
+    async def labels(self, models: Iterable[str]) -> dict[str, list[str]]:
+        """Return the labels of those of `models` that some backend serves, none of no classifier.
+
+        Raises:
+            ConfigurationError, DependencyUnavailable: as for `states`.
+        """
+        states = (await self.states()).states.values()
+        served = [info for state in states for info in state.models]
+        found: dict[str, list[str]] = {}
+        for name in models:
+            infos = [info for info in served if info.name == name]
+            if infos:
+                each = [info.labels or [] for info in infos if Task.CLASSIFY in info.tasks]
+                found[name] = list(dict.fromkeys(chain.from_iterable(each)))
+        return found
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
         """Have a backend load what a plan would serve; a call that fails is a problem, too."""

@@ -12,10 +12,12 @@ from litestar.params import FromQuery, QueryParameter
 
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.openapi import TENANT
+from gateway.admin.operators import Role
 from gateway.api.openapi_parts import MOMENT, Content, Json, Operation
 from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger import rendering
+from gateway.ledger.audit import AuditFilter
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import AuditEntry, GroupBy, GroupUsage
@@ -55,6 +57,7 @@ class BillingController(Controller):
 
     @get(
         "/usage",
+        opt={"role": Role.VIEWER},
         operation=_operation(
             id="get_usage",
             summary="Usage of a tenant, or of all",
@@ -100,6 +103,7 @@ class BillingController(Controller):
 
     @get(
         "/invoices",
+        opt={"role": Role.BILLING},
         operation=_operation(
             id="get_invoice",
             summary="A tenant's invoice for a month",
@@ -125,6 +129,7 @@ class BillingController(Controller):
 
     @get(
         "/audit",
+        opt={"role": Role.VIEWER},
         operation=_operation(
             id="list_audit",
             summary="Who changed what, when",
@@ -132,21 +137,39 @@ class BillingController(Controller):
             about={
                 "limit": {"description": "So many entries at most."},
                 "before": {"description": "The number of the last entry that is known."},
+                "operator": {"description": "Who changed it.", "example": "admin"},
+                "kind": {"description": "An action, or the part before its point: `key`."},
+                "subject": {"description": "What was changed.", "example": "acme"},
+                "from": MOMENT,
+                "to": MOMENT | {"example": "2026-12-01T00:00:00Z"},
             },
         ),
     )
     async def audit(
         self,
+        *,
         request: Request[Any, Any, Any],
         ledger: NamedDependency[Ledger],
         limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
         before: FromQuery[int | None] = None,
+        author: Annotated[str, QueryParameter(name="operator")] = "",
+        kind: FromQuery[str] = "",
+        subject: FromQuery[str] = "",
+        since: Annotated[str, QueryParameter(name="from")] = "",
+        until: Annotated[str, QueryParameter(name="to")] = "",
     ) -> AuditPage:
         """Return who changed what, when."""
         if before is None and "before" in request.query_params:
             # Litestar reads `null` as if nothing was given.
             raise InvalidRequest("`before` must be the number of an entry")
-        entries = await asyncio.to_thread(ledger.audit.entries, limit=limit, before=before)
+        of = AuditFilter(
+            actor=author,
+            kind=kind,
+            subject=subject,
+            since=parse_moment("from", since or None),
+            until=parse_moment("to", until or None),
+        )
+        entries = await asyncio.to_thread(ledger.audit.entries, limit=limit, before=before, of=of)
         return AuditPage(entries=entries)
 
 

@@ -10,7 +10,9 @@ from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, HeaderParameter
 
-from gateway.admin.publishing import CheckedDocument, PublishedChange, Publisher, etag
+from gateway.admin.generations import etag
+from gateway.admin.operators import Operator, Role
+from gateway.admin.publishing import CheckedDocument, PublishedChange, Publisher
 from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.config.document import Document
 from gateway.config.load import load_sources
@@ -27,7 +29,6 @@ from gateway.errors import (
 from gateway.runtime.control import Control, Published, Topic
 from gateway.settings import Settings
 
-_AUTHOR = "admin"
 _ETAG: Json = {"description": "The `ETag` of the document to be replaced.", "example": "*"}
 _BACKENDS = [{"id": "eu-1", "url": "http://10.0.0.7:8100"}]
 _DOCUMENT = {
@@ -86,6 +87,7 @@ class ConfigController(Controller):
 
     @get(
         "/",
+        opt={"role": Role.VIEWER},
         operation=_operation(
             id="get_config",
             summary="What is active, and its history",
@@ -115,6 +117,7 @@ class ConfigController(Controller):
 
     @put(
         "/",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="replace_config",
             summary="Publish a document in place of everything",
@@ -130,7 +133,9 @@ class ConfigController(Controller):
             headers=("ETag",),
             about={
                 "if-match": _ETAG,
-                "dry_run": {"description": "Check the document, and publish nothing."},
+                "dry_run": {
+                    "description": "Check the document, say what it changes, and publish nothing."
+                },
             },
         ),
     )
@@ -138,17 +143,21 @@ class ConfigController(Controller):
         self,
         request: Request[Any, Any, Any],
         publisher: NamedDependency[Publisher],
+        operator: NamedDependency[Operator],
         if_match: Annotated[str, HeaderParameter(name="if-match")] = "",
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PublishedChange | CheckedDocument]:
         """Publish the posted YAML (or JSON) document in place of everything."""
-        text = await _text(request)
+        text, may_price = await _text(request), operator.may(Role.BILLING)
         if dry_run:
-            return Response(await publisher.check(text, if_match=if_match))
-        return _answer(await publisher.put(text, if_match=if_match, author=_AUTHOR))
+            return Response(await publisher.check(text, if_match=if_match, may_price=may_price))
+        return _answer(
+            await publisher.put(text, if_match=if_match, author=operator.name, may_price=may_price)
+        )
 
     @post(
         "/reload",
+        opt={"role": Role.OPERATOR, "without_certificate": Role.ADMIN},
         operation=_operation(
             id="reload_config",
             summary="Publish the configuration folder",
@@ -158,13 +167,16 @@ class ConfigController(Controller):
         ),
     )
     async def reload(
-        self, publisher: NamedDependency[Publisher]
+        self, publisher: NamedDependency[Publisher], operator: NamedDependency[Operator]
     ) -> Response[PublishedChange | CheckedDocument]:
         """Publish the configuration folder; 200 when live everywhere, 202 when not yet."""
-        return _answer(await publisher.reload(author=_AUTHOR))
+        return _answer(
+            await publisher.reload(author=operator.name, may_price=operator.may(Role.BILLING))
+        )
 
     @post(
         "/rollback",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             id="roll_back_config",
             summary="Publish an earlier document again",
@@ -176,7 +188,10 @@ class ConfigController(Controller):
         ),
     )
     async def rollback(
-        self, request: Request[Any, Any, Any], publisher: NamedDependency[Publisher]
+        self,
+        request: Request[Any, Any, Any],
+        publisher: NamedDependency[Publisher],
+        operator: NamedDependency[Operator],
     ) -> Response[PublishedChange | CheckedDocument]:
         """Publish an earlier document again."""
         body = await request.body() or b"{}"
@@ -184,7 +199,11 @@ class ConfigController(Controller):
             wanted = msgspec.json.decode(body, type=Rollback)
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"the body does not fit: {error}") from error
-        return _answer(await publisher.rollback(wanted.generation, author=_AUTHOR))
+        return _answer(
+            await publisher.rollback(
+                wanted.generation, author=operator.name, may_price=operator.may(Role.BILLING)
+            )
+        )
 
 
 def _answer(change: PublishedChange) -> Response[PublishedChange | CheckedDocument]:

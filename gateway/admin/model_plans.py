@@ -1,6 +1,5 @@
 """Serves the operators' routes of revisions: their shares, shadows, rollbacks and what each did."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -8,10 +7,17 @@ from litestar import Controller, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backends.plans import Revision, Serving, Shadow, Weight
+from backends.plans import Revision, Shadow, Weight
 from gateway.admin.arms import ArmReader, ModelArms
 from gateway.admin.openapi import DONE, PENDING
-from gateway.admin.plan_changes import ROLLBACK, PlanChanges, PlanResult
+from gateway.admin.operators import Operator, Role
+from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges, PlanResult
+from gateway.admin.plan_steps import (
+    as_before,
+    mirror_to,
+    split_by,
+    without_shadow,
+)
 from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.errors import (
     ConfigurationError,
@@ -21,7 +27,6 @@ from gateway.errors import (
     PlanRefused,
     UpstreamUnavailable,
 )
-from gateway.ledger.types import StoredPlan
 
 _ABOUT: dict[str, Schema] = {
     "model": {"description": "The name of a model.", "example": "sentiment"},
@@ -60,6 +65,7 @@ class PlansController(Controller):
 
     @get(
         "/arms",
+        opt={"role": Role.VIEWER},
         operation=Operation(
             id="get_model_arms",
             summary="What each revision of a model did",
@@ -75,6 +81,7 @@ class PlansController(Controller):
 
     @put(
         "/split",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             "split_model",
             "Share the items of a model between revisions",
@@ -86,37 +93,48 @@ class PlansController(Controller):
         model: FromPath[str],
         data: JSONBody[SplitChange],
         plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
         """Share items by weight, once every backend has checked the revisions.
 
         A shadow that answers from now on is none any more.
         """
-
-        def derive(now: Serving, _: StoredPlan) -> Serving:
-            shadow = now.shadow
-            if shadow is not None and shadow.revision in data.revisions:
-                shadow = None
-            return _plan(now, dict(data.revisions), shadow)
-
-        return await _answer(plan_changes, model, derive, "models.split", dry_run=dry_run)
+        return await _answer(
+            plan_changes,
+            model,
+            split_by(data.revisions),
+            "models.split",
+            actor=operator.name,
+            dry_run=dry_run,
+        )
 
     @delete(
         "/split",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=_operation("reset_model", "Serve a model as its folder says"),
     )
     async def reset(
         self,
         model: FromPath[str],
         plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
         """Serve a model as its folder says: by `serving.yaml`, or its newest revision."""
-        return await _answer(plan_changes, model, lambda *_: None, "models.reset", dry_run=dry_run)
+        return await _answer(
+            plan_changes,
+            model,
+            lambda *_: None,
+            "models.reset",
+            actor=operator.name,
+            dry_run=dry_run,
+        )
 
     @put(
         "/shadow",
+        opt={"role": Role.OPERATOR},
         operation=_operation(
             "shadow_model",
             "Mirror items of a model to a revision",
@@ -128,76 +146,77 @@ class PlansController(Controller):
         model: FromPath[str],
         data: JSONBody[Shadow],
         plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
         """Mirror a share of the items to a revision, and compare the answers."""
-
-        def derive(now: Serving, _: StoredPlan) -> Serving:
-            return _plan(now, now.revisions, data)
-
-        return await _answer(plan_changes, model, derive, "models.shadow", dry_run=dry_run)
+        return await _answer(
+            plan_changes,
+            model,
+            mirror_to(data),
+            "models.shadow",
+            actor=operator.name,
+            dry_run=dry_run,
+        )
 
     @delete(
         "/shadow",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=_operation("end_shadow", "Mirror items of a model no more"),
     )
     async def end_shadow(
         self,
         model: FromPath[str],
         plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
         """Mirror items no more."""
-        return await _answer(plan_changes, model, _no_shadow, "models.shadow", dry_run=dry_run)
+        return await _answer(
+            plan_changes,
+            model,
+            without_shadow,
+            "models.shadow",
+            actor=operator.name,
+            dry_run=dry_run,
+        )
 
     @post(
         "/rollback",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=_operation("roll_back_model", "Serve a model as before the last change"),
     )
     async def rollback(
         self,
         model: FromPath[str],
         plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
         dry_run: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
     ) -> Response[PlanResult]:
         """Serve a model as before the last change of its revisions; a second time changes nothing.
 
         A shadow that was added since is mirrored to no more.
         """
-
-        def derive(_: Serving, stored: StoredPlan) -> Serving | None:
-            if not stored.version:
-                raise NotFound(f"no change of `{model}` can be rolled back: there was none")
-            return stored.previous
-
-        return await _answer(plan_changes, model, derive, ROLLBACK, dry_run=dry_run)
+        return await _answer(
+            plan_changes,
+            model,
+            as_before(model),
+            ROLLBACK,
+            actor=operator.name,
+            dry_run=dry_run,
+        )
 
 
 async def _answer(
     plan_changes: PlanChanges,
     model: str,
-    derive: Callable[[Serving, StoredPlan], Serving | None],
+    derive: Derive,
     action: str,
     *,
+    actor: str,
     dry_run: bool,
 ) -> Response[PlanResult]:
-    result = await plan_changes.change(model, derive, action=action, dry_run=dry_run)
+    result = await plan_changes.change(model, derive, action=action, actor=actor, dry_run=dry_run)
     return Response(result, status_code=200 if result.live or dry_run else 202)
-
-
-def _plan(now: Serving, revisions: dict[str, int] | None, shadow: Shadow | None) -> Serving:
-    """Return a plan; what was kept warm stays so unless it answers now or is the shadow."""
-    named = {*(revisions or {}), *([shadow.revision] if shadow is not None else [])}
-    return Serving(
-        revisions=revisions,
-        preload=[number for number in now.preload if number not in named],
-        shadow=shadow,
-    )
-
-
-def _no_shadow(now: Serving, stored: StoredPlan) -> Serving | None:
-    if now.shadow is None:
-        return stored.plan
-    return msgspec.structs.replace(now, shadow=None)

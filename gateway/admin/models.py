@@ -10,6 +10,7 @@ from litestar.di import NamedDependency
 
 from gateway.admin.fleet_view import BackendView, reported_backends
 from gateway.admin.openapi import DONE, PENDING
+from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import PROBLEM_JSON, Content, Operation
 from gateway.errors import DependencyUnavailable, ModelsBroken
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
@@ -60,6 +61,7 @@ class ModelsController(Controller):
     @post(
         "/reload",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=Operation(
             id="reload_models",
             summary="Have backends read their repositories",
@@ -83,6 +85,7 @@ class ModelsController(Controller):
         request: Request[Any, Any, Any],
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
+        operator: NamedDependency[Operator],
     ) -> Response[ReloadResult | dict[str, Any]]:
         """Have backends read their repositories; 200 when every worker knows the new revisions.
 
@@ -91,7 +94,7 @@ class ModelsController(Controller):
         """
         before = await reported_backends(control)
         # First: no change without an entry in the audit log.
-        await asyncio.to_thread(ledger.audit, "admin", "models.reload", "")
+        await asyncio.to_thread(ledger.audit, operator.name, "models.reload", "")
         version = await control.touch(Topic.MODELS)
         workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))

@@ -7,10 +7,12 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.openapi_parts import Content, Json
+from gateway.errors import AuthenticationFailed, DependencyUnavailable, PermissionDenied
 
 TAGS = {
     "configuration": "The document that workers follow.",
     "accounts": "Tenants, their keys and limits.",
+    "operators": "Who operates the gateway, and may do what.",
     "billing": "Usage, invoices, and who changed what.",
     "operations": "Caches, models, regions and metrics.",
     "health": "Probes for balancers and orchestrators.",
@@ -31,6 +33,7 @@ def operators_document(
         title="Sluicegate for operators",
         version=version("sluicegate"),
         description="Configuration, tenants and keys, usage and invoices, caches and regions.",
-        key="The admin key: `SLUICEGATE_ADMIN_KEY`.",
+        key="The key of an operator, or a token of the identity provider.",
         tags=TAGS,
+        of_keys=(AuthenticationFailed, PermissionDenied, DependencyUnavailable),
     )

@@ -7,12 +7,14 @@ import msgspec
 from litestar import Controller, Request, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody, SkipValidation
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
+from gateway.admin.authorization import OPERATOR
 from gateway.admin.fleet_view import Json, reported, reported_backends
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.openapi import SOON
+from gateway.admin.operators import Operator, Role
 from gateway.api.health import Liveness
 from gateway.api.openapi_parts import Content, Operation
 from gateway.cache.base import CacheStatistics
@@ -23,10 +25,11 @@ from gateway.redis.connect import PipelinedClient
 from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control, Topic
 from gateway.settings import Settings
-from gateway.telemetry.metric_files import files_held
-from gateway.telemetry.restarts_collector import RestartsCollector
+from gateway.telemetry.exemplars import with_exemplars
+from gateway.telemetry.metrics_page import ReadMetrics, read_metrics
 
 _WORKERS_TIMEOUT = 5.0
+_OPEN_METRICS = "application/openmetrics-text"
 
 
 class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +73,7 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Ready when nothing is `missing`; `degraded` names what is down and not needed for changes.
 
-    Requests with the admin key also get the problems of `backends`.
+    Requests of operators also get the problems of `backends`.
     """
 
     ready: bool
@@ -86,6 +89,7 @@ class CacheController(Controller):
 
     @get(
         "/",
+        opt={"role": Role.VIEWER},
         operation=Operation(
             id="get_cache",
             summary="Sizes and counts of the result cache",
@@ -101,11 +105,12 @@ class CacheController(Controller):
     ) -> Json:
         """Return sizes and counts of the Redis tier, and of each worker's."""
         workers = await reported(control, "cache")
-        return {"redis": await _redis_statistics(cache_redis), "workers": workers}
+        return {"redis": await redis_statistics(cache_redis), "workers": workers}
 
     @post(
         "/purge",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=Operation(
             id="purge_cache",
             summary="Forget cached answers",
@@ -121,6 +126,7 @@ class CacheController(Controller):
         control: NamedDependency[Control],
         ledger: NamedDependency[Ledger],
         model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
     ) -> Response[PurgeResult]:
         """Forget cached answers; 200 when every worker has, 202 when not yet."""
         if (data.tenant is None) == (data.model is None):
@@ -131,7 +137,7 @@ class CacheController(Controller):
             await model_names.check([data.model], field="model")
         name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
         # First: no change without an entry in the audit log.
-        await asyncio.to_thread(ledger.audit, "admin", "cache.purge", name)
+        await asyncio.to_thread(ledger.audit, operator.name, "cache.purge", name)
         version = await control.raise_epoch(name)
         workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
         live = all(outcome == "ok" for outcome in workers.values())
@@ -141,6 +147,7 @@ class CacheController(Controller):
 
 @get(
     "/metrics",
+    opt={"role": Role.METRICS, "without_certificate": Role.METRICS},
     operation=Operation(
         id="get_metrics",
         summary="The metrics of all workers",
@@ -156,10 +163,13 @@ class CacheController(Controller):
         },
     ),
 )
-async def metrics(settings: NamedDependency[Settings]) -> Response[bytes]:
+async def metrics(
+    request: Request[Any, Any, Any], settings: NamedDependency[Settings]
+) -> Response[bytes]:
     """Return the metrics of all workers together, as Prometheus reads them."""
-    text = await asyncio.to_thread(_collect, settings)
-    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+    accept = request.headers.get("accept", "")
+    page, media = await asyncio.to_thread(render_metrics, settings, accept)
+    return Response(page, headers={"content-type": media})
 
 
 @get(
@@ -196,15 +206,16 @@ async def ready(
     missing = [DRAINING] if draining.is_announced else []
     for name, question in (
         ("state_redis", control.versions()),
-        ("ledger", asyncio.to_thread(ledger.accounts.version)),
+        ("ledger", asyncio.to_thread(ledger.principals.version)),
     ):
         try:
             await question
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
     degraded = [] if await responds_to_ping(cache_redis) else ["cache_redis: cannot be reached"]
-    is_admin = request.scope["state"]["is_admin"]
-    backends = (await _backend_problems(control) or msgspec.UNSET) if is_admin else msgspec.UNSET
+    operator = request.scope["state"][OPERATOR]
+    may_know = operator is not None and operator.may(Role.VIEWER)
+    backends = (await _backend_problems(control) or msgspec.UNSET) if may_know else msgspec.UNSET
     readiness = OperatorsReadiness(
         ready=not missing, missing=missing, degraded=degraded, backends=backends
     )
@@ -224,17 +235,19 @@ async def _backend_problems(control: Control) -> dict[str, list[str]]:
     return {name: lines[name] for name in lines if lines[name]}
 
 
-def _collect(settings: Settings) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(RestartsCollector(settings.data_dir))
+def render_metrics(settings: Settings, accept: str) -> tuple[bytes, str]:
+    """Return the metrics in the format that `accept` asks for, and its media type."""
     folder = settings.metrics_dir
-    with files_held(folder, exclusive=False):
-        folder.mkdir(parents=True, exist_ok=True)
-        MultiProcessCollector(registry, path=str(folder))  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+    found = read_metrics(folder, data_dir=settings.data_dir)
+    encode, media = choose_encoder(accept)
+    if media.startswith(_OPEN_METRICS):
+        found = with_exemplars(found, folder)
+    registry = CollectorRegistry()
+    registry.register(ReadMetrics(found))
+    return encode(registry), media
 
 
-async def _redis_statistics(redis: PipelinedClient) -> Json | None:
+async def redis_statistics(redis: PipelinedClient) -> dict[str, int] | None:
     """Return statistics of Redis; of a cluster, those of one node."""
     try:
         info, keys = await redis.execute([("INFO",), ("DBSIZE",)])

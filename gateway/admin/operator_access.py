@@ -28,16 +28,21 @@ class OperatorAccess(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     key_digest: str
+    certificate: str = ""
+    """The file of the listener's certificate, which is trusted here whatever it is for."""
 
     def takes(self, key: str) -> bool:
         """Return whether `key` is the listener's."""
         return _digest(key) == self.key_digest
 
 
-def access_to(host: str, port: int, key: str) -> OperatorAccess:
+def access_to(host: str, port: int, key: str, *, certificate: Path | None = None) -> OperatorAccess:
     """Return how the listener on `host` and `port` is reached from this machine."""
     host = _WILDCARD_HOSTS.get(host, f"[{host}]" if ":" in host else host)
-    return OperatorAccess(url=f"http://{host}:{port}", key_digest=_digest(key))
+    scheme, file = ("http", "") if certificate is None else ("https", str(certificate.absolute()))
+    return OperatorAccess(
+        url=f"{scheme}://{host}:{port}", key_digest=_digest(key), certificate=file
+    )
 
 
 @contextlib.contextmanager

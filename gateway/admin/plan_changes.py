@@ -48,7 +48,9 @@ class PlanChanges:
         self._control = control
         self._ledger = ledger
 
-    async def change(self, model: str, derive: Derive, *, action: str, dry_run: bool) -> PlanResult:
+    async def change(
+        self, model: str, derive: Derive, *, action: str, actor: str, dry_run: bool
+    ) -> PlanResult:
         """Have every backend check a plan, then store it and have all follow it.
 
         Raises:
@@ -80,7 +82,7 @@ class PlanChanges:
                 self._ledger.plans.change,
                 model,
                 wanted,
-                actor="admin",
+                actor=actor,
                 action=action,
                 detail={"from": _shown(stored.plan), "to": _shown(plan)},
             )

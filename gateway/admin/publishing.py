@@ -4,19 +4,24 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from gateway.admin.document_difference import DocumentDifference, describe_difference
+from gateway.admin.fleet_view import reported_backends
+from gateway.admin.generations import check_match, rollback_target
 from gateway.admin.model_names import explain_unknown_model, valid_model_names
 from gateway.admin.price_publishing import PricePublisher
 from gateway.config.document import Document
 from gateway.config.load import (
     ParsedDocument,
+    check_labels,
     check_memory,
     check_models,
+    check_pools,
     explain,
     load_sources,
     parse_sources,
@@ -28,8 +33,7 @@ from gateway.errors import (
     Conflict,
     DependencyUnavailable,
     GatewayError,
-    NotFound,
-    PreconditionFailed,
+    PermissionDenied,
 )
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Published, Topic
@@ -40,6 +44,17 @@ _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
 _RETRY = 1.0
 _TRIES = 3
+# Seconds by which a document is later than the one before where clocks differ: backends follow the
+# models of the latest one.
+_LATER = 0.002
+
+
+LabelReader = Callable[[Iterable[str]], Awaitable[Mapping[str, Collection[str]]]]
+
+
+async def no_labels(_models: Iterable[str]) -> Mapping[str, Collection[str]]:
+    """Return nothing: no backend is asked."""
+    return {}
 
 
 class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,17 +73,19 @@ class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that would be accepted."""
+    """A document that would be accepted, and what it would change."""
 
     valid: bool = True
     digest: str
+    difference: DocumentDifference
 
 
 class Publisher:
     """Publishes documents; a refused document changes nothing.
 
     `clock` is the wall clock. A change waits up to `workers_timeout` seconds for the workers.
-    `recovery` runs first: it publishes again what the state Redis has lost.
+    `recovery` runs first: it publishes again what the state Redis has lost. `labels` returns those
+    of the given models that are served.
     """
 
     def __init__(
@@ -79,6 +96,7 @@ class Publisher:
         settings: Settings,
         clock: Callable[[], float],
         recovery: Recovery = NOTHING_RECORDED,
+        labels: LabelReader = no_labels,
         workers_timeout: float = 5.0,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -87,6 +105,7 @@ class Publisher:
         self._settings = settings
         self._clock = clock
         self._recovery = recovery
+        self._labels = labels
         self._workers_timeout = workers_timeout
         self._chance = chance
         self.prices = PricePublisher(control=control, ledger_prices=ledger.prices)
@@ -109,51 +128,72 @@ class Publisher:
             else:
                 return
 
-    async def reload(self, *, author: str) -> PublishedChange:
+    async def reload(self, *, author: str, may_price: bool = True) -> PublishedChange:
         """Publish the configuration folder.
 
         Raises:
+            PermissionDenied: prices would change, and the author may not change them.
             ConfigurationError: it is not valid, or not the one that was edited; nothing changed.
         """
         for _ in range(_TRIES - 1):
             # The folder wins over whatever was published meanwhile.
             with contextlib.suppress(Conflict):
-                return await self._reload(author)
-        return await self._reload(author)
+                return await self._reload(author, may_price=may_price)
+        return await self._reload(author, may_price=may_price)
 
-    async def put(self, text: str, *, if_match: str, author: str) -> PublishedChange:
+    async def put(
+        self, text: str, *, if_match: str, author: str, may_price: bool = True
+    ) -> PublishedChange:
         """Replace the active document with `text`, if `if_match` names its version.
 
         Raises:
+            PermissionDenied: prices would change, and the author may not change them.
             ConfigurationError: it is invalid, or would change the price of past usage; nothing
                 changed.
             PreconditionFailed: another version is active.
         """
         active, wanted = await self._validate_posted(text, if_match, self._active)
+        await self._check_author(wanted, active, may_price=may_price)
         return await self._publish(active, wanted, author=author, reason="put")
 
-    async def check(self, text: str, *, if_match: str) -> CheckedDocument:
+    async def check(self, text: str, *, if_match: str, may_price: bool = True) -> CheckedDocument:
         """Validate as `put` does, without changing anything."""
-        _, wanted = await self._validate_posted(text, if_match, self._control.active)
-        return CheckedDocument(digest=wanted.digest)
+        active, wanted = await self._validate_posted(text, if_match, self._control.active)
+        await self._check_author(wanted, active, may_price=may_price)
+        difference = await describe_difference(
+            self._placed(await _document_of(active) or Document()),
+            self._placed(wanted.document),
+            self._ledger.affected_tenants,
+        )
+        return CheckedDocument(digest=wanted.digest, difference=difference)
 
-    async def rollback(self, generation: int | None, *, author: str) -> PublishedChange:
+    async def rollback(
+        self, generation: int | None, *, author: str, may_price: bool = True
+    ) -> PublishedChange:
         """Publish an earlier generation's document again; by default the one before the active.
 
         Raises:
+            PermissionDenied: prices would change, and the author may not change them.
             NotFound: there is none.
         """
         active = await self._active()
         history = await self._control.history()
-        target = _rollback_target(history, active, generation)
+        target = rollback_target(history, active, generation)
         wanted = await self._validate(target.sources)
+        await self._check_author(wanted, active, may_price=may_price)
         await self._check_change(wanted, active)
         reason = f"rollback to generation {target.origin}"
         return await self._publish(
             active, wanted, author=author, reason=reason, origin=target.origin
         )
 
-    async def _reload(self, author: str) -> PublishedChange:
+    def _placed(self, document: Document) -> Document:
+        """Return a document without its regions, where another file has those that are used."""
+        if self._settings.placement is None:
+            return document
+        return msgspec.structs.replace(document, regions=())
+
+    async def _reload(self, author: str, *, may_price: bool) -> PublishedChange:
         folder = self._settings.config
         await asyncio.to_thread(check_mounts, folder)
         sources = await asyncio.to_thread(read_folder, folder)
@@ -162,6 +202,7 @@ class Publisher:
         if active is not None and active.sources == sources:
             same = await self._wait_for_workers(active, changed=False)
             return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
+        await self._check_author(wanted, active, may_price=may_price)
         await self._check_models(wanted, active)
         await self._check_change(wanted, active)
         return await self._publish(
@@ -199,7 +240,7 @@ class Publisher:
         """Return the active document, and the posted one that may replace it."""
         wanted = await self._validate((DocumentSource(name=_POSTED, text=text),))
         active = await read_active()
-        _match(if_match, active)
+        check_match(if_match, active)
         await self._check_models(wanted, active)
         await self._check_change(wanted, active)
         return active, wanted
@@ -216,14 +257,32 @@ class Publisher:
         return await asyncio.to_thread(validate)
 
     async def _check_models(self, wanted: ParsedDocument, active: Published | None) -> None:
-        """Validate the model names in a document; a start and a rollback skip this.
+        """Validate models and labels that a document names; a start and a rollback skip this.
 
         Raises:
-            ConfigurationError: one is neither served, nor named in what is active, nor planned.
+            ConfigurationError: a model is neither served, nor named in what is active, nor
+                planned, or one that is served would lose its backends or has no such label.
         """
         names = await valid_model_names(self._control, await _document_of(active))
         if names is not None:
             check_models(wanted, names, partial(explain_unknown_model, allowed=names))
+            views = (await reported_backends(self._control)).values()
+            check_pools(wanted, {name for view in views for name in view.models})
+        moderating = [name for name, entry in wanted.document.models.items() if entry.moderation]
+        if moderating:
+            check_labels(wanted, await self._labels(moderating))
+
+    async def _check_author(
+        self, wanted: ParsedDocument, active: Published | None, *, may_price: bool
+    ) -> None:
+        if may_price:
+            return
+        former = Document() if active is None else await _document_of(active)
+        # Which prices an unreadable document has is not known.
+        if former is None or wanted.document.prices != former.prices:
+            raise PermissionDenied(
+                "the document changes prices, for which the role `billing` is needed, too"
+            )
 
     async def _check_change(self, wanted: ParsedDocument, active: Published | None) -> None:
         """Check that a document is not empty and keeps the price of past usage.
@@ -260,6 +319,7 @@ class Publisher:
         replaced = await _document_of(active)
         generation = 1 if active is None else active.generation + 1
         former_digest = "" if active is None else active.folder_digest
+        now = self._clock()
         published = Published(
             generation=generation,
             origin=origin or generation,
@@ -267,7 +327,7 @@ class Publisher:
             sources=wanted.sources,
             author=author,
             reason=reason,
-            time=self._clock(),
+            time=now if active is None else max(now, active.time + _LATER),
             folder_digest=folder_digest or former_digest,
         )
         # First: no change without an entry in the audit log.
@@ -334,30 +394,3 @@ def _unchanged(folder: Path) -> str:
         f"nothing changed since the last load; mounted as single files: `{'`, `'.join(mounted)}`:"
         " an editor that writes a new file is not seen through such a mount, so mount the folder"
     )
-
-
-def etag(published: Published) -> str:
-    """Return the entity tag of a published document."""
-    return f'"{published.generation}-{published.digest}"'
-
-
-def _match(if_match: str, active: Published | None) -> None:
-    wanted = {tag.strip() for tag in if_match.split(",") if tag.strip()}
-    if not wanted or (active is not None and wanted & {"*", etag(active)}):
-        return
-    current = "nothing" if active is None else f"`{etag(active)}`"
-    raise PreconditionFailed(f"`If-Match` names another version; {current} is active")
-
-
-def _rollback_target(
-    history: Sequence[Published], active: Published | None, generation: int | None
-) -> Published:
-    """Return the entry of `history` (the newest first) to go back to."""
-    if generation is not None:
-        found = [entry for entry in history if entry.generation == generation]
-    else:
-        origin = 0 if active is None else active.origin
-        found = [entry for entry in history if entry.generation == entry.origin < origin]
-    if not found:
-        raise NotFound("there is no such earlier document; `GET /admin/config` lists them")
-    return found[0]

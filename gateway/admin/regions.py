@@ -12,6 +12,7 @@ from litestar.params import FromPath, FromQuery
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import Json, reported
 from gateway.admin.openapi import SOON, TENANT
+from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.config.document import BackendConfig
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError, NotFound
@@ -82,7 +83,9 @@ class BackendChanges(NamedTuple):
     ledger: Ledger
     recovery: Recovery
 
-    async def change(self, region: str, backend: str, *, drained: bool) -> Response[DrainResult]:
+    async def change(
+        self, region: str, backend: str, *, drained: bool, actor: str
+    ) -> Response[DrainResult]:
         """Drain a backend, or restore it.
 
         Raises:
@@ -91,7 +94,7 @@ class BackendChanges(NamedTuple):
         await self._check(region, backend)
         await self.recovery.reconcile()
         action = "backend.drain" if drained else "backend.restore"
-        await asyncio.to_thread(self.ledger.audit, "admin", action, backend)
+        await asyncio.to_thread(self.ledger.audit, actor, action, backend)
         change = self.control.drain if drained else self.control.restore
         version = await change(backend)
         with contextlib.suppress(GatewayError):  # `Recovery.follow` tries again
@@ -130,6 +133,7 @@ class RegionsController(Controller):
 
     @get(
         "/",
+        opt={"role": Role.VIEWER},
         operation=Operation(
             id="list_regions",
             summary="The backends of each region",
@@ -169,6 +173,7 @@ class RegionsController(Controller):
 
     @get(
         "/shares",
+        opt={"role": Role.VIEWER},
         operation=Operation(
             id="list_shares",
             summary="What gateway regions may use of limits",
@@ -190,6 +195,7 @@ class RegionsController(Controller):
     @post(
         "/{region:str}/backends/{backend:str}/drain",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=Operation(
             id="drain_backend",
             summary="Give a backend no more work",
@@ -204,16 +210,18 @@ class RegionsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
         backends: NamedDependency[BackendChanges],
+        operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
         """Give a backend no more work; what it has is finished. 200 when every worker knows.
 
         The id of an entry with a DNS name is that of all its backends.
         """
-        return await backends.change(region, backend, drained=True)
+        return await backends.change(region, backend, drained=True, actor=operator.name)
 
     @post(
         "/{region:str}/backends/{backend:str}/restore",
         status_code=200,
+        opt={"role": Role.OPERATOR},
         operation=Operation(
             id="restore_backend",
             summary="Give a drained backend work again",
@@ -228,9 +236,10 @@ class RegionsController(Controller):
         region: FromPath[str],
         backend: FromPath[str],
         backends: NamedDependency[BackendChanges],
+        operator: NamedDependency[Operator],
     ) -> Response[DrainResult]:
         """Give a drained backend work again, little at first. 200 when every worker knows."""
-        return await backends.change(region, backend, drained=False)
+        return await backends.change(region, backend, drained=False, actor=operator.name)
 
 
 def _backends_of(backend: BackendConfig, seen: Json) -> list[tuple[str, str]]:

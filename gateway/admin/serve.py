@@ -2,71 +2,82 @@
 
 import asyncio
 import contextlib
+import socket
 import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 
-from gateway.admin.app import build_admin, new_id
-from gateway.admin.operator_access import access_to, publish_access
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import Metric
+from redis.asyncio import Redis
+
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.app import build_admin
+from gateway.admin.authorization import new_id
+from gateway.admin.backend_calls import BackendCalls
+from gateway.admin.extension import Extend, no_extension
+from gateway.admin.identity_provider import open_identity_provider
+from gateway.admin.machine_figures import MachineFigures
+from gateway.admin.operator_access import OperatorAccess, access_to, publish_access
+from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
+from gateway.admin.operator_keys import OperatorKeys
 from gateway.admin.publishing import Publisher
 from gateway.api.inference_router import HeadAsGet
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
+from gateway.http.edge import operators_edge
 from gateway.http.server import open_listener, serve
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
-from gateway.redis.connect import open_client
+from gateway.redis.connect import PipelinedClient, open_client
 from gateway.runtime.control import CONTROL_KEYS, Control
+from gateway.runtime.follower import identity
 from gateway.runtime.recovery import LedgerRecovery
-from gateway.settings import Settings
+from gateway.settings import Settings, process_environment
+from gateway.telemetry.edge_metrics import EdgeMetrics
+from gateway.telemetry.instruments import Instruments
+from gateway.telemetry.metric_files import counted_since
+from gateway.telemetry.metric_push import MetricPush, push_from
+from gateway.telemetry.metrics_page import read_metrics
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import client_tls
 
 _TIMEOUT = 2.0
 
 
-async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Serve operators until `stop`.
+async def serve_admin(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    registry: CollectorRegistry = REGISTRY,
+    extend: Extend = no_extension,
+) -> None:
+    """Serve operators until `stop`, with what `extend` makes beside the listener's own routes.
 
     Raises:
-        ConfigurationError: there is no admin key, or the address cannot be bound.
+        ConfigurationError: there is no admin key, it is the metrics key, too, or the address cannot
+            be bound.
     """
-    if not settings.admin_key:
-        raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
-    listener = open_listener(
-        settings.admin_host,
-        settings.admin_port,
-        settings.listen_fd,
-        setting="SLUICEGATE_ADMIN_PORT",
-    )
+    _check_keys(settings)
+    push = _open_push(settings)
+    edge = operators_edge(settings, EdgeMetrics(registry, listener="operators"))
+    listener, access = _listen(settings)
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
-    access = access_to(settings.admin_host, listener.getsockname()[1], settings.admin_key)
     async with contextlib.AsyncExitStack() as stack:
         stack.enter_context(listener)
         stack.enter_context(publish_access(settings.data_dir, access))
-        keepalive = settings.tcp_keepalive
-        state = connect(settings.state_url, key=CONTROL_KEYS, timeout=_TIMEOUT, keepalive=keepalive)
-        stack.push_async_callback(state.aclose)
-        cache = open_client(
-            settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive
-        )
-        stack.push_async_callback(cache.aclose)
+        state, cache = _connect(settings, stack)
         ledger = stack.enter_context(Ledger(settings.ledger))
         control = Control(state)
         recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
-        publisher = Publisher(
-            control=control,
-            recovery=recovery,
-            ledger=ledger,
-            settings=settings,
-            clock=time.time,  # noqa: TID251 - shown to operators
-        )
-        backend_client = await stack.enter_async_context(
-            HttpBackendClient(
-                token=settings.backend_token, tls=client_tls(settings), tcp_keepalive=keepalive
-            )
-        )
+        backend_client = await stack.enter_async_context(_backend_client(settings))
+        publisher = _publisher(settings, control, recovery, ledger, backend_client)
+        providers = await stack.enter_async_context(open_identity_provider(settings))
+        operator_keys = await stack.enter_async_context(OperatorKeys(store=ledger.operators))
+        directory = _directory(settings, [operator_keys, *providers])
+        extension = extend(directory)
         app = build_admin(
             settings=settings,
             control=control,
@@ -75,18 +86,106 @@ async def serve_admin(settings: Settings, *, stop: asyncio.Event) -> None:
             publisher=publisher,
             recovery=recovery,
             backend_client=backend_client,
+            operator_keys=operator_keys,
+            directory=directory,
             draining=draining,
+            extensions=extension.routers,
         )
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(push.run(partial(_metrics, settings), stop))
+            tasks.create_task(_figures(settings, ledger, cache, registry).follow(stop))
             tasks.create_task(publisher.start(stop))
             tasks.create_task(publisher.prices.follow(stop))
             tasks.create_task(recovery.follow(stop))
-            protocol = partial(WriteCoalescingProtocol, new_id=new_id)
+            tasks.create_task(extension.run(stop))
             await serve(
                 HeadAsGet(app),
                 listener,
                 drain=settings.drain,
                 stop=stop,
-                protocol=protocol,
+                protocol=partial(WriteCoalescingProtocol, new_id=new_id),
                 draining=draining,
+                edge=edge,
             )
+
+
+def _open_push(settings: Settings) -> MetricPush:
+    since = counted_since(settings.metrics_dir)
+    return push_from(process_environment(), instance=identity(settings), counted_since=since)
+
+
+def _check_keys(settings: Settings) -> None:
+    if not settings.admin_key:
+        raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
+    if settings.metrics_key == settings.admin_key:
+        raise ConfigurationError(
+            "`SLUICEGATE_METRICS_KEY` is the admin key, which may do everything; choose another"
+        )
+
+
+def _backend_client(settings: Settings) -> HttpBackendClient:
+    return HttpBackendClient(
+        token=settings.backend_token,
+        tls=client_tls(settings),
+        tcp_keepalive=settings.tcp_keepalive,
+    )
+
+
+def _directory(
+    settings: Settings, authenticators: Sequence[OperatorAuthenticator]
+) -> OperatorDirectory:
+    return OperatorDirectory(
+        admin_key=settings.admin_key,
+        metrics_key=settings.metrics_key,
+        authenticators=authenticators,
+    )
+
+
+def _connect(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Redis, PipelinedClient]:
+    """Return clients of the state's and the cache's Redis, which `stack` closes."""
+    keepalive = settings.tcp_keepalive
+    state = connect(settings.state_url, key=CONTROL_KEYS, timeout=_TIMEOUT, keepalive=keepalive)
+    stack.push_async_callback(state.aclose)
+    cache = open_client(settings.cache_url, timeout=_TIMEOUT, slow=_TIMEOUT, keepalive=keepalive)
+    stack.push_async_callback(cache.aclose)
+    return state, cache
+
+
+def _listen(settings: Settings) -> tuple[socket.socket, OperatorAccess]:
+    """Return the listener's socket, and how commands of this machine reach it."""
+    host = settings.admin_host
+    listener = open_listener(
+        host, settings.admin_port, settings.listen_fd, setting="SLUICEGATE_ADMIN_PORT"
+    )
+    port, certificate = listener.getsockname()[1], settings.admin_tls_certificate
+    return listener, access_to(host, port, settings.admin_key, certificate=certificate)
+
+
+async def _metrics(settings: Settings) -> Iterable[Metric]:
+    return await asyncio.to_thread(read_metrics, settings.metrics_dir, data_dir=settings.data_dir)
+
+
+def _figures(
+    settings: Settings, ledger: Ledger, cache: PipelinedClient, registry: CollectorRegistry
+) -> MachineFigures:
+    return MachineFigures(
+        settings=settings, ledger=ledger, cache_redis=cache, instruments=Instruments(registry)
+    )
+
+
+def _publisher(
+    settings: Settings,
+    control: Control,
+    recovery: LedgerRecovery,
+    ledger: Ledger,
+    client: HttpBackendClient,
+) -> Publisher:
+    active = ActiveDocumentReader(control=control, settings=settings)
+    return Publisher(
+        control=control,
+        recovery=recovery,
+        labels=BackendCalls(control=control, active=active, client=client).labels,
+        ledger=ledger,
+        settings=settings,
+        clock=time.time,  # noqa: TID251 - shown to operators
+    )

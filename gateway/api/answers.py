@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.api.schemas import Body, InferBody, RerankBody
-from gateway.errors import GatewayError
+from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from gateway.types import (
     Answer,
     ArmUsage,
@@ -29,6 +29,8 @@ _encode = msgspec.json.encode
 _HIT, _COLLAPSED, _COMPUTED = Source.HIT, Source.COLLAPSED, Source.COMPUTED
 _UNPROCESSABLE = 422
 _CANCELLED = "cancelled"
+_FIRST_FAULT = 500
+_NO_FAULTS = frozenset({_CANCELLED, Overloaded.code, DeadlineExceeded.code})
 _NOT_STALE = Stale.NO
 
 
@@ -66,6 +68,31 @@ def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
         tokens=tokens,
         truncated=truncated,
     )
+
+
+def is_refusal(failure: ItemFailure | GatewayError) -> bool:
+    """Tell whether it failed for what was sent, for lack of room or time, not by a fault."""
+    return failure.status < _FIRST_FAULT or failure.code in _NO_FAULTS
+
+
+def count_refused(outcomes: Sequence[ItemOutcome]) -> int:
+    """Return how many items failed, and by no fault."""
+    return sum(outcome.failure is not None and is_refusal(outcome.failure) for outcome in outcomes)
+
+
+def all_hits(outcomes: Sequence[ItemOutcome]) -> bool:
+    """Tell whether the cache had all items."""
+    return all(outcome.source is _HIT for outcome in outcomes)
+
+
+def count_hits(outcomes: Sequence[ItemOutcome]) -> tuple[tuple[str, int], ...]:
+    """Return counts of the hits by what metrics call their source."""
+    counts: dict[str, int] = {}
+    for outcome in outcomes:
+        if outcome.source is _HIT:
+            source = "stale" if outcome.stale else f"{outcome.tier}_hit"
+            counts[source] = counts.get(source, 0) + 1
+    return tuple(counts.items())
 
 
 def count_arms(outcomes: Sequence[ItemOutcome]) -> tuple[ArmUsage, ...]:
@@ -112,11 +139,10 @@ def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | 
     return failure.error(index)
 
 
-def may_be_mended(answer: Answer) -> bool:
-    """Return whether items failed for another reason than what they are."""
-    return any(
-        o.failure is not None and o.failure.status != _UNPROCESSABLE for o in answer.outcomes
-    )
+def passing_failures(answer: Answer) -> frozenset[int]:
+    """Return the statuses of items that failed for another reason than what they are."""
+    failures = [outcome.failure for outcome in answer.outcomes if outcome.failure is not None]
+    return frozenset(each.status for each in failures if each.status != _UNPROCESSABLE)
 
 
 def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
@@ -239,3 +265,10 @@ def _ranked(body: RerankBody, outcomes: Sequence[ItemOutcome]) -> list[bytes]:
 
 def _shown(failure: ItemFailure) -> dict[str, str]:
     return {"code": failure.code, "detail": failure.detail}
+
+
+def timing_line(admission: float, total: float) -> bytes:
+    """Return the header line of an answer that says how long it took."""
+    steps = {"admission": admission, "inference": total - admission, "total": total}
+    value = ", ".join(f"{name};dur={seconds * 1000:.2f}" for name, seconds in steps.items())
+    return b"server-timing: %b\r\n" % value.encode()

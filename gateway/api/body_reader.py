@@ -1,16 +1,17 @@
 """Decodes and validates request bodies, and caches the results of small ones."""
 
 import asyncio
-from collections.abc import Sized
 
 import msgspec
 
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
+from gateway.api.error_handling import more_about
 from gateway.api.inference_route import BodySource, InferenceRoute
-from gateway.api.json_bounds import check_json_size
+from gateway.api.json_bounds import check_item_count, check_json_size
+from gateway.api.recent_cache import RecentCache
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.errors import InvalidRequest, PayloadTooLarge
+from gateway.errors import InvalidRequest
 from gateway.inference.interfaces import ModelTable
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import charges_for
@@ -32,7 +33,7 @@ class BodyReader:
         self._models = models
         self._large_lock = asyncio.Lock()
         self._runtime: Runtime | None = None
-        self._cache: dict[_Name, ParsedBody] = {}
+        self._cache: RecentCache[_Name, ParsedBody] = RecentCache(_MAX_CACHED)
 
     def read(self, state: RequestState, raw: bytes) -> ParsedBody:
         """Return the parsed body; equal bytes of one caller are parsed once.
@@ -50,9 +51,7 @@ class BodyReader:
         if parsed is None:
             parsed = self._decode(state, raw)
             if len(raw) <= _MAX_CACHED_BYTES and not route.reads_models:
-                if len(self._cache) >= _MAX_CACHED:
-                    self._cache.clear()
-                self._cache[name] = parsed
+                self._cache.put(name, parsed)
         return parsed
 
     async def read_large(self, state: RequestState, raw: bytes) -> ParsedBody:
@@ -76,7 +75,7 @@ class BodyReader:
         source = BodySource(raw, parameters, state.fields, document, self._models, caller)
         try:
             body = route.decode(source)
-            _check_items(body.items(), bounds.max_items)
+            check_item_count(body.items(), bounds.max_items)
             request = body.request(parameters.get("model", ""))
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
@@ -85,6 +84,7 @@ class BodyReader:
             body=body,
             request=request,
             charges=self._charges(state, request),
+            length=len(raw),
             failed=failed_usage(len(request.items)),
             is_slow_to_encode=route.conversions(body) > _MOST_CONVERSIONS,
         )
@@ -107,20 +107,13 @@ def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
     """Return the error of a body that the decoder, or the encoder of items, refused."""
     if raw.startswith(_GZIP):
         return InvalidRequest("The body is compressed; say so with `Content-Encoding`: `gzip`.")
+    if not raw.strip():
+        return InvalidRequest("The body is empty; send JSON.")
     is_misfit = isinstance(error, msgspec.ValidationError)
     # For these errors the decoder names a byte offset at most.
     is_unnamed = not is_misfit or "out of range" in str(error)
     if is_unnamed and (clause := explain_decode_error(raw)) is not None:
         return InvalidRequest(f"The body cannot be read: {clause}.")
     if is_misfit:
-        return InvalidRequest(f"The body does not fit the route: {error}.")
+        return InvalidRequest(f"The body does not fit the route: {error}.{more_about(str(error))}")
     return InvalidRequest(f"The body is not valid JSON: {error}.")
-
-
-def _check_items(items: Sized, maximum: int) -> None:
-    if not items:
-        raise InvalidRequest("The input is empty; send at least one item.")
-    if len(items) > maximum:
-        raise PayloadTooLarge(
-            f"{len(items)} items are more than {maximum}; send them in several requests."
-        )

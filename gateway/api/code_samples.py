@@ -15,7 +15,9 @@ from gateway.api.openapi_parts import Json
 
 OWN_TAGS = frozenset({"inference", "metadata", "health"})
 """Tags of the operations that the client `sluicegate` has a method for, by their ids."""
-_JSON = "application/json"
+_JSON, _FORM = "application/json", "multipart/form-data"
+# The file of a form, and the parameter that names what a page follows: an example names nothing.
+_FILE, _CURSOR = "file", "after"
 # The client takes these in their places; it names the others as the API does, but for two.
 _PLACES = ("model", "input", "query", "documents", "inputs")
 _RENAMED = {"from": "since", "to": "until"}
@@ -31,19 +33,25 @@ class _Example(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Any]
     """Of parameters and body, by name."""
     body: Any
+    is_form: bool
 
 
 def code_samples(method: str, path: str, operation: Json) -> list[Json]:
-    """Return the value of `x-codeSamples`; empty where the body's example is not JSON."""
+    """Return the value of `x-codeSamples`; empty where the body is neither JSON nor a form."""
     content = operation.get("requestBody", {}).get("content", {_JSON: {}})
-    if _JSON not in content:
+    media = next((each for each in (_JSON, _FORM) if each in content), "")
+    if not media:
         return []
     parameters = operation.get("parameters", [])
     places, query = (
-        {one["name"]: one["example"] for one in parameters if one["in"] == place}
+        {
+            one["name"]: one["example"]
+            for one in parameters
+            if one["in"] == place and one["name"] != _CURSOR
+        }
         for place in ("path", "query")
     )
-    (body, *_) = [e["value"] for e in content[_JSON].get("examples", {}).values()] or [None]
+    (body, *_) = [e["value"] for e in content[media].get("examples", {}).values()] or [None]
     target = path.format(**{name: quote(value, safe="") for name, value in places.items()})
     example = _Example(
         id=operation["operationId"],
@@ -52,6 +60,7 @@ def code_samples(method: str, path: str, operation: Json) -> list[Json]:
         is_public=operation.get("security") == [],
         values=places | query | (body if isinstance(body, dict) else {}),
         body=body,
+        is_form=media == _FORM,
     )
     python = _own_client if OWN_TAGS & set(operation["tags"]) else _httpx
     return [
@@ -66,7 +75,10 @@ def _curl(example: _Example) -> str:
     if example.method != ("GET" if example.body is None else "POST"):
         lines.append(f"-X {example.method}")
     lines += [f'-H "{name}: {value}"' for name, value in _headers(example, "$SLUICEGATE_KEY")]
-    if example.body is not None:
+    if example.is_form:
+        lines += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in _fields(example)]
+        lines.append(f"-F 'file=@-;filename=lines.jsonl' <<'END'\n{example.body[_FILE]}\nEND")
+    elif example.body is not None:
         lines.append(f"-d {shlex.quote(_json(example.body))}")
     return " \\\n  ".join(lines) + "\n"
 
@@ -92,6 +104,9 @@ def _httpx(example: _Example) -> str:
         for name, value in _headers(example, "{os.environ['SLUICEGATE_KEY']}")
     )
     body = "" if example.body is None else f"    json={example.body!r},\n"
+    if example.is_form:
+        file = ("lines.jsonl", example.body[_FILE])
+        body = f"    data={dict(_fields(example))!r},\n    files={{'file': {file!r}}},\n"
     return (
         "import os\n\nimport httpx\n\n"
         f"headers = {{\n{headers}}}\n"
@@ -110,8 +125,17 @@ def _fetch(example: _Example) -> str:
         for name, value in _headers(example, "${process.env.SLUICEGATE_KEY}")
     )
     headers += "\n  " if headers else ""
-    body = f"  body: JSON.stringify({_json(example.body)}),\n" if example.body is not None else ""
-    return (
+    form, body = "", ""
+    if example.is_form:
+        form = "const form = new FormData();\n" + "".join(
+            f"form.append({_json(name)}, {_json(value)});\n" for name, value in _fields(example)
+        )
+        text = _json(example.body[_FILE])
+        form += f'form.append("file", new Blob([{text}]), "lines.jsonl");\n'
+        body = "  body: form,\n"
+    elif example.body is not None:
+        body = f"  body: JSON.stringify({_json(example.body)}),\n"
+    return form + (
         f"const response = await fetch(`${{process.env.SLUICEGATE_URL}}{example.target}`, {{\n"
         f"  method: {_json(example.method)},\n"
         f"  headers: {{{headers}}},\n{body}"
@@ -123,8 +147,13 @@ def _fetch(example: _Example) -> str:
 def _headers(example: _Example, key: str) -> Iterator[tuple[str, str]]:
     if not example.is_public:
         yield "Authorization", f"Bearer {key}"
-    if example.body is not None:
+    if example.body is not None and not example.is_form:
         yield "Content-Type", _JSON
+
+
+def _fields(example: _Example) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a form, without its file."""
+    return ((name, value) for name, value in example.body.items() if name != _FILE)
 
 
 def _json(value: Any) -> str:

@@ -1,4 +1,7 @@
-"""Compresses and inflates bodies by gzip, and by zstd where its library is installed."""
+"""Compresses and inflates bodies by gzip, and by zstd where its library is installed.
+
+Requests may be in `deflate`, too, which is the zlib format (RFC 9110, 8.4.1.2).
+"""
 
 import asyncio
 import zlib
@@ -14,11 +17,11 @@ VARY: Final = b"vary: Accept-Encoding\r\n"
 """The header line of answers that are as large, compressed or not."""
 HAS_ZSTD: Final = find_spec("zstandard") is not None
 CODINGS: Final = ("zstd", "gzip") if HAS_ZSTD else ("gzip",)
-"""What is understood, the best first."""
+"""What is understood both ways, the best first."""
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _LARGEST_WINDOW: Final = 8 * 1024 * 1024
 # A slice of gzip makes a thousand times its size at most, a block of zstd (128 KiB) is of 4 bytes.
-_SLICES: Final = {"gzip": 2048, "zstd": 128}
+_SLICES: Final = {"gzip": 2048, "deflate": 2048, "zstd": 128}
 _MOST_MEMBERS: Final = 1000
 
 
@@ -70,12 +73,12 @@ def inflate(body: bytes, coding: str, *, limit: int) -> bytes:
         PayloadTooLarge: it is longer.
         InvalidRequest: it is damaged.
     """
-    if coding not in (*CODINGS, "x-gzip"):
+    if coding not in (*CODINGS, "x-gzip", "deflate"):
         raise UnsupportedContentCoding(
             f"Bodies may be compressed by {' or '.join(CODINGS)}; send it so, or as it is."
         )
     try:
-        inflated = _inflated(body, "zstd" if coding == "zstd" else "gzip", limit + 1)
+        inflated = _inflated(body, coding.removeprefix("x-"), limit + 1)
     except _errors() as error:
         raise InvalidRequest(
             f"The body is damaged: it is not what `Content-Encoding: {coding}` says."
@@ -111,7 +114,7 @@ def _inflater(coding: str) -> _Inflater:
         import zstandard  # noqa: PLC0415 - may be absent
 
         return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
-    return zlib.decompressobj(_GZIP_WINDOW)
+    return zlib.decompressobj(_GZIP_WINDOW if coding == "gzip" else zlib.MAX_WBITS)
 
 
 def _inflated(body: bytes, coding: str, most: int) -> bytes:

@@ -20,6 +20,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Its inference routes, and what the OpenAPI document says of each; `None`: it is left out."""
     handlers: Sequence[ControllerRouterHandler] = ()
     """Its other routes, which Litestar answers."""
+    operations: Mapping[tuple[str, str], Operation] = {}
+    """What the OpenAPI document says, by method and path, of handlers that are not in it."""
     errors: ErrorFormat = PROBLEMS
     """How errors of `handlers` and of `paths` are written."""
     paths: tuple[str, ...] = ()

@@ -10,8 +10,10 @@ _STATIC = files("gateway.api").joinpath("static")
 # What the page may load: itself, its script, and inline styles that the viewer makes.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self';"
-    " img-src 'self' data:"
+    " img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+PAGE_HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
+"""The headers of pages, beside those of all answers."""
 
 
 def provide_document(build: Callable[[], bytes]) -> Provide:
@@ -32,7 +34,7 @@ async def openapi_document(openapi: NamedDependency[bytes]) -> bytes:
 async def docs_page() -> Response[bytes]:
     """Return the page."""
     page = _STATIC.joinpath("docs.html").read_bytes()
-    return Response(page, headers={"Content-Security-Policy": POLICY})
+    return Response(page, headers=PAGE_HEADERS)
 
 
 @get("/docs/rapidoc.js", opt={"public": True}, include_in_schema=False)

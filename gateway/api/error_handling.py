@@ -1,5 +1,6 @@
 """Answers requests to Litestar routes that failed, with a problem document; for both listeners."""
 
+import asyncio
 import logging
 from collections.abc import Mapping
 
@@ -14,10 +15,13 @@ from gateway.errors import (
     MethodNotAllowed,
     NotFound,
     PayloadTooLarge,
+    UpstreamUnavailable,
 )
 from gateway.http.problem_details import problem_headers
 
 _log = logging.getLogger(__name__)
+# What Litestar says of a request without the body that a handler takes.
+_NO_BODY = ("data", "'data'")
 NO_ROUTE = "There is no such route; GET /docs shows those there are."
 
 
@@ -47,15 +51,31 @@ def gateway_error(error: BaseException, request_id: str) -> GatewayError:
             return MethodNotAllowed("The route answers other methods; GET /docs shows which.")
         if error.status_code == PayloadTooLarge.status:
             return PayloadTooLarge("The body is larger than this route takes.")
-        return InvalidRequest(f"The request does not fit the route: {_reason(error)}.")
+        reason = _reason(error)
+        return InvalidRequest(f"The request does not fit the route: {reason}.{more_about(reason)}")
     _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
     return InternalError("The gateway failed; report it with the `request_id`, which its log has.")
+
+
+def request_error(error: BaseException, request_id: str) -> GatewayError:
+    """Return the error that ended a request to an inference route, which may be cancelled."""
+    if isinstance(error, asyncio.CancelledError):
+        # Only the server cancels a request: its time to let them end is over.
+        return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
+    return gateway_error(error, request_id)
+
+
+def more_about(reason: str) -> str:
+    """Return a sentence that says where the values of a field are listed, if one is no such."""
+    return " GET /docs shows which there are." if "Invalid enum value" in reason else ""
 
 
 def _reason(error: HTTPException) -> str:
     """Return the cause, with the names of the parameters or fields where they are known."""
     extra = error.extra if isinstance(error.extra, list) else []
     named = [each for each in extra if isinstance(each, dict) and "key" in each]
+    if [(each["key"], each["message"]) for each in named] == [_NO_BODY]:
+        return "the body is empty; send JSON"
     return "; ".join(f"{_field(e['key'])}: {e['message']}" for e in named) or error.detail
 
 

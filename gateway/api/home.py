@@ -5,7 +5,7 @@ from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
-from gateway.api.docs import POLICY
+from gateway.api.docs import PAGE_HEADERS
 
 _LINKS = {
     "documentation": "/docs",
@@ -37,7 +37,6 @@ async def home_page(request: Request[Any, Any, Any]) -> Response[Any]:
     if "text/html" in request.headers.get("accept", ""):
         links = "".join(f'<li><a href="{path}">{name}</a></li>' for name, path in _LINKS.items())
         page = _PAGE % (_ABOUT, number, links)
-        headers["Content-Security-Policy"] = POLICY
-        return Response(page, media_type=MediaType.HTML, headers=headers)
+        return Response(page, media_type=MediaType.HTML, headers=headers | PAGE_HEADERS)
     about = {"name": "Sluicegate", "description": _ABOUT, "version": number}
     return Response(about | {"links": _LINKS}, headers=headers)

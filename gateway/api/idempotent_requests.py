@@ -5,7 +5,7 @@ fast path hands such requests to the application; without the header nothing is 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -64,10 +64,9 @@ _KEPT: Final = frozenset(
 )
 _LARGEST_ANSWER: Final = 64 * 1024
 _LARGEST_INFLATED: Final = 128 * _LARGEST_ANSWER
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _FIRST_FAULT: Final = 500
 # What another try may mend, by waiting or by what an operator does, beside the faults.
-_PASSING: Final = frozenset({401, 403, 404, 408, 409, 425, 429})
+_PASSING: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
 
 
 class StoredAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -84,7 +83,11 @@ _decode = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
 class IdempotentRequests:
-    """Passes requests to `app`, those with a key once; `new_id` names what it answers itself."""
+    """Passes requests to `app`, those with a key once; `new_id` names what it answers itself.
+
+    `has_route` tells whether a method and path are answered; what is not has 405 or 404, whatever
+    its key.
+    """
 
     def __init__(
         self,
@@ -97,8 +100,10 @@ class IdempotentRequests:
         errors_of: Callable[[str], ErrorFormat],
         body_budget: BodyMemoryBudget,
         new_id: Callable[[], RequestId],
+        has_route: Callable[[str, str], bool],
     ) -> None:
         self._app = app
+        self._has_route = has_route
         self._store = store
         self._keys = keys
         self._limiter = limiter
@@ -110,7 +115,7 @@ class IdempotentRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] != ScopeType.HTTP or not _is_keyed(scope):
+        if scope["type"] != ScopeType.HTTP or not self._is_keyed(scope):
             await self._app(scope, receive, send)
             return
         principal = self._keys.find(find_bearer_token(scope["headers"]))
@@ -124,6 +129,11 @@ class IdempotentRequests:
             return
         finally:
             self._body_budget.release(body)
+
+    def _is_keyed(self, scope: HTTPScope) -> bool:
+        if scope["method"] == "GET" or HEADER not in [name for name, _ in scope["headers"]]:
+            return False
+        return self._has_route(scope["method"], scope["path"])
 
     async def _answer(
         self, principal: Principal, scope: HTTPScope, body: BufferedBody, send: Send
@@ -217,13 +227,6 @@ class _Recorder:
         except PayloadTooLarge:
             return b""  # a retry that cannot read it compressed could not be answered
         return _encode(answer)
-
-
-def _is_keyed(scope: HTTPScope) -> bool:
-    if scope["method"] in _SAFE:
-        return False
-    names: Sequence[bytes] = [name for name, _ in scope["headers"]]
-    return HEADER in names
 
 
 def _fingerprint(principal: Principal, scope: HTTPScope, body: BufferedBody) -> bytes:

@@ -1,7 +1,6 @@
 """Describes the inference routes for the OpenAPI document; others stand beside their handlers."""
 
 from gateway.api.openapi_parts import (
-    IDEMPOTENCY_HEADER,
     TIMEOUT_HEADER,
     Content,
     Json,
@@ -11,12 +10,11 @@ from gateway.api.openapi_parts import (
 )
 from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody
 from gateway.errors import (
+    BudgetExhausted,
     DeadlineExceeded,
     DependencyUnavailable,
     EventLogUnavailable,
     GatewayError,
-    IdempotencyKeyInUse,
-    IdempotencyKeyReused,
     InvalidItem,
     ModelNotFound,
     NotCached,
@@ -33,12 +31,11 @@ from gateway.types import Criticality, Usage
 
 INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     TaskNotSupported,
+    BudgetExhausted,
     PermissionDenied,
     ModelNotFound,
     PayloadTooLarge,
     UnsupportedContentCoding,
-    IdempotencyKeyInUse,
-    IdempotencyKeyReused,
     InvalidItem,
     RateLimited,
     UpstreamFailed,
@@ -50,7 +47,6 @@ INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
 )
 INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
-    IDEMPOTENCY_HEADER,
     request_header(
         "Sluicegate-Criticality",
         "What is refused first while backends are full.",
@@ -112,7 +108,7 @@ def _operation(body: type[Body]) -> Operation:
                 *([_VECTORS] if body is EmbedBody else []),
             )
         },
-        headers=("Idempotency-Replayed", *(["Sluicegate-Vectors"] if body is EmbedBody else [])),
+        headers=("Sluicegate-Vectors",) if body is EmbedBody else (),
         parameters=(*INFERENCE_HEADERS, _MODEL) if is_named else INFERENCE_HEADERS,
     )
 

@@ -83,16 +83,20 @@ class InferenceRoute:
     """Paths that it matches have routes of other methods, too, which Litestar answers."""
     reads_models = False
     """The served models decide what a body means: equal bodies are decoded anew."""
+    takes_json = True
+    """Bodies are JSON, so that lines of batches may have them."""
 
     def __init__(self) -> None:
         self.names = tuple([name for name, _ in _PARAMETER.findall(self.path)])
         self.template = _PARAMETER.sub(r"{\1}", self.path)
+        self.metric_name = self.template
+        """What metrics call it."""
         self.span_name = f"POST {self.template}"
         self.attributes = {"http.request.method": "POST", "http.route": self.template}
 
     def answers(self, path: str) -> bool:
         """Tell whether a decoded path is its own."""
-        return re.fullmatch(_pattern(self.path), path) is not None
+        return re.fullmatch(path_pattern(self.path), path) is not None
 
     def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
         """Return what of a body is JSON: its values are counted before any is made."""
@@ -144,7 +148,7 @@ class InferenceRoutes:
             route.path: RouteMatch(route) for route in self.routes if "{" not in route.path
         }
         self._patterns = [
-            (re.compile(_pattern(route.path)), route)
+            (re.compile(path_pattern(route.path)), route)
             for route in self.routes
             if route.path not in self._exact
         ]
@@ -164,15 +168,18 @@ class InferenceRoutes:
         return self.find(path) if _PLAIN_PATH.fullmatch(path) else None
 
 
-def _pattern(path: str) -> str:
-    """Return the regular expression of a path with parameters."""
+def path_pattern(path: str) -> str:
+    """Return the regular expression of a path with parameters, which may end with a slash.
+
+    So may paths without any, which Litestar then routes.
+    """
     parts: list[str] = []
     end = 0
     for match in _PARAMETER.finditer(path):
         name, is_path = match.groups()
         parts += [
             re.escape(path[end : match.start()]),
-            f"(?P<{name}>{'.+' if is_path else '[^/]+'})",
+            f"(?P<{name}>{'.+?' if is_path else '[^/]+'})",
         ]
         end = match.end()
-    return "".join([*parts, re.escape(path[end:])])
+    return "".join([*parts, re.escape(path[end:]), "/?"])

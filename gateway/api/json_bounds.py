@@ -1,9 +1,11 @@
-"""Bounds the number of JSON values in a body before it is decoded.
+"""Bounds the number of JSON values in a body before it is decoded, and of items after that.
 
 An empty list is three bytes of text and more than a hundred of memory, and a number such as
 `5e-324` takes the decoder 5 µs, three hundred times as long as `5`. The checks are a few passes at
 memory speed.
 """
+
+from collections.abc import Sized
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
@@ -70,3 +72,18 @@ def _without_strings(raw: bytes, max_values: int) -> bytes | None:
     most = 4 * max_values + 1
     parts = raw.split(b'"', most)
     return None if len(parts) > most else b"".join(parts[::2])
+
+
+def check_item_count(items: Sized, maximum: int) -> None:
+    """Check that a request has items, and no more than `maximum`.
+
+    Raises:
+        InvalidRequest: it has none.
+        PayloadTooLarge: it has more.
+    """
+    if not items:
+        raise InvalidRequest("The input is empty; send at least one item.")
+    if len(items) > maximum:
+        raise PayloadTooLarge(
+            f"{len(items)} items are more than {maximum}; send them in several requests."
+        )

@@ -1,7 +1,10 @@
 """Tells what a key may do: which routes it may be used for, and which models it may know of."""
 
+import time
+from collections.abc import Callable
+
 from gateway.config.document import Document, ModelConfig
-from gateway.errors import PermissionDenied
+from gateway.errors import BudgetExhausted, PermissionDenied
 from gateway.types import Principal, ServedModel
 
 _DEFAULT_ENTRY = ModelConfig()
@@ -10,6 +13,18 @@ _DEFAULT_ENTRY = ModelConfig()
 def covers(route: str, path: str) -> bool:
     """Tell whether a route of a key, all below it where it ends in `/*`, is that of `path`."""
     return path.startswith(route[:-1]) if route.endswith("/*") else path == route
+
+
+def check_budget(principal: Principal, wall: Callable[[], int] = time.time_ns) -> None:
+    """Check that the tenant of a key may spend more; a clock is read for those that may not.
+
+    Raises:
+        BudgetExhausted: its budget of the month is used up.
+    """
+    if principal.exhausted_until is not None and wall() < principal.exhausted_until:
+        raise BudgetExhausted(
+            "The budget of this month is used up: ask for a higher one, or wait for the next month."
+        )
 
 
 def check_model(principal: Principal, name: str) -> None:

@@ -1,6 +1,5 @@
 """Serves the route by which the owner of a key gives it another text."""
 
-import asyncio
 from datetime import datetime
 from typing import Annotated, Any, Protocol
 
@@ -10,14 +9,14 @@ from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
 from gateway.api.http import NOT_REPLAYED
+from gateway.api.json_body import read_json
 from gateway.api.openapi_parts import Content, Kind, Operation
 from gateway.auth.bearer import find_bearer_token
-from gateway.errors import DependencyUnavailable, InvalidRequest, RateLimited, RequestTimeout
+from gateway.errors import DependencyUnavailable, RateLimited
 from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal
 
 _DAY = 86_400.0
-_BODY_TIMEOUT = 30.0
 
 
 class RotationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,20 +37,6 @@ class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):
     """Until when the text that the request came with is valid."""
 
 
-async def _read(request: Request[Any, Any, Any]) -> RotationRequest:
-    try:
-        async with asyncio.timeout(_BODY_TIMEOUT):
-            raw = await request.body()
-    except TimeoutError as error:
-        raise RequestTimeout("The body did not arrive in time; send it faster.") from error
-    try:
-        return msgspec.json.decode(raw or b"{}", type=RotationRequest)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise InvalidRequest(
-            f"The body does not fit: {error}; send `former_valid_for`, or nothing."
-        ) from error
-
-
 class KeyRotation(Protocol):
     """Gives keys other texts."""
 
@@ -59,7 +44,8 @@ class KeyRotation(Protocol):
         """Give the caller's key another text; `former`, its own, stays valid for `keep` seconds.
 
         Raises:
-            DependencyUnavailable: the ledger cannot be reached; nothing has changed.
+            DependencyUnavailable: the ledger cannot be reached; whether the text has changed is
+                unknown where the confirmation of a commit was lost.
         """
         ...
 
@@ -91,7 +77,7 @@ class KeyRotationController(Controller):
     ) -> RotatedKey:
         """Return the key's new text, which is shown this once."""
         request.scope["state"][NOT_REPLAYED] = True
-        data = await _read(request)
+        data = await read_json(request, RotationRequest, empty=b"{}")
         return await rotation.rotate(
             request.scope["state"][PRINCIPAL],
             former=find_bearer_token(request.scope["headers"]),

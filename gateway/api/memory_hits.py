@@ -13,6 +13,7 @@ from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE, count_usage
 from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
+from gateway.api.recent_cache import RecentCache
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import HitReplay, ParsedBody, RequestState
 from gateway.cache.entry import CacheHit
@@ -22,6 +23,7 @@ from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.phases import PhaseDurations
 from gateway.types import (
     Answer,
     ArmUsage,
@@ -34,10 +36,12 @@ from gateway.types import (
 
 _NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096
+_MEASURED_ONE_OF = 64
+"""Of so many replayed hits the phases of one are measured."""
 _OK = 200
 _RESULT = b"\0"
 """Stands for a result: JSON has no such byte."""
-_RunKey = tuple[Principal, Task, str, str, bool, tuple[ArmUsage, ...]]
+_RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[ArmUsage, ...]]
 _StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
@@ -65,16 +69,19 @@ class MemoryHits:
         inference: Inference,
         limiter: RateLimiter,
         events: RequestEvents,
+        phases: PhaseDurations,
     ) -> None:
         self.events = events
         self._runtimes = runtimes
         self._inference = inference
         self._wall = inference.wall
         self._limiter = limiter
+        self._phases = phases
+        self._until_measured = _MEASURED_ONE_OF
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
-        self._runs: dict[_RunKey, HitRun] = {}
-        self._stored: dict[_StoredKey, _StoredAnswers] = {}
+        self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST_RUNS)
+        self._stored: RecentCache[_StoredKey, _StoredAnswers] = RecentCache(_MOST_RUNS)
 
     def replay(
         self, parsed: ParsedBody, head: bytes, times: list[int] | None = None
@@ -89,6 +96,9 @@ class MemoryHits:
         replay = parsed.replay
         if replay is None:
             return None
+        self._until_measured -= 1
+        if self._until_measured <= 0 and times is None:
+            return self._replay_measured(parsed, head)
         run = replay.run
         if run.count == run.max_count and not self.events.join(run):
             return None
@@ -107,6 +117,17 @@ class MemoryHits:
             replay.tail,
         )
 
+    def _replay_measured(self, parsed: ParsedBody, head: bytes) -> bytes | None:
+        """Replay a hit, and count its phases for all those that are not measured."""
+        times = [time_ns()]
+        answer = self.replay(parsed, head, times)
+        self._until_measured = _MEASURED_ONE_OF
+        if answer is not None:
+            began, found, charged = times
+            self._phases.add("cache", (found - began) / 1e9, _MEASURED_ONE_OF)
+            self._phases.add("admission", (charged - found) / 1e9, _MEASURED_ONE_OF)
+        return answer
+
     def answer(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
         """Return the body of the answer, its event published; the headers are noted in `state`.
 
@@ -121,7 +142,7 @@ class MemoryHits:
         age, state.limit_lines = hit
         state.admitted = self.events.now()
         state.prepared = parsed.prepared
-        self.events.publish_hit(replay.run, state.id, state.started)
+        self.events.publish_hit(replay.run, state.id, state.started, state.began)
         state.model, state.revision, state.usage = replay.model, replay.revision, replay.usage
         state.lines, state.content = b"%b%d\r\n" % (HIT, age), replay.content
         return replay.body
@@ -148,6 +169,7 @@ class MemoryHits:
         if run.count == run.max_count and not self.events.join(run):
             return None
         run.started = min(run.started, state.started)
+        run.began = min(run.began, state.began)
         state.id = self.events.ids.numbered(run.add())
         info = plan.model.info
         state.model, state.revision, state.usage = info.name, info.revision, answers.usage
@@ -165,8 +187,7 @@ class MemoryHits:
             return
         if answer.outcomes[0].source is not Source.HIT:
             return
-        directives = state.options.directives
-        entry = self._inference.read_hit(prepared, prepared.keys[0], self._wall(), directives)
+        entry = self._inference.entry_of(prepared.keys[0])  # each replay checks it
         run = self._run(state)
         if entry is None or run is None:
             return
@@ -232,11 +253,9 @@ class MemoryHits:
             if event is None:
                 return None
             lines = b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
-            if len(self._stored) >= _MOST_RUNS:
-                self._stored.clear()
-            found = self._stored[name] = _StoredAnswers(
-                HitRun(event), usage, start, end, lines, content
-            )
+            run = HitRun(event, route=state.route.metric_name, source=f"{tier}_hit")
+            found = _StoredAnswers(run, usage, start, end, lines, content)
+            self._stored.put(name, found)
         return found
 
     def _forget_former_runtime(self, state: RequestState) -> None:
@@ -250,14 +269,16 @@ class MemoryHits:
         principal, _ = state.caller_and_body()
         # Hits of texts that were cut are counted as such.
         is_truncated = state.usage.truncated > 0
-        name = (principal, state.task, state.model, state.revision, is_truncated, state.arms)
+        name = (
+            *(principal, state.route, state.task, state.model),
+            *(state.revision, is_truncated, state.arms),
+        )
         self._forget_former_runtime(state)
         run = self._runs.get(name)
         if run is None:
             event = self.events.event_of(state)
             if event is None:
                 return None
-            if len(self._runs) >= _MOST_RUNS:
-                self._runs.clear()
-            run = self._runs[name] = HitRun(event)
+            run = HitRun(event, route=state.route.metric_name)
+            self._runs.put(name, run)
         return run

@@ -31,6 +31,7 @@ from gateway.errors import (
     NotFound,
     RateLimited,
 )
+from gateway.ledger.types import BudgetReport
 from gateway.middleware.admission import PRINCIPAL
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
@@ -141,6 +142,8 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     """The moment it ends before."""
     data: list[UsageLine]
     """A line for each group."""
+    budget: BudgetReport | msgspec.UnsetType = msgspec.UNSET
+    """The tenant's budget, where it has one, and the key may use all models."""
 
 
 class ModelCatalog(Protocol):
@@ -164,6 +167,14 @@ class UsageSource(Protocol):
         """Return the usage of the caller's tenant, a line per group.
 
         Of a key that is limited to models it is the usage of those.
+
+        Raises:
+            DependencyUnavailable: the ledger cannot be reached.
+        """
+        ...
+
+    async def budget(self, caller: Principal) -> BudgetReport | None:
+        """Return the budget of the caller's tenant, `None` for a key that is limited to models.
 
         Raises:
             DependencyUnavailable: the ledger cannot be reached.
@@ -282,11 +293,14 @@ class MetadataController(Controller):
         try:
             async with asyncio.timeout(parse_timeout(header, runtimes.current.document.deadline)):
                 lines = await usage.report(principal_of(request), start, end, groups)
+                budget = await usage.budget(principal_of(request))
         except TimeoutError as error:
             raise DependencyUnavailable(
                 "The ledger did not answer in time; try again, or ask for less.", retry_after=1.0
             ) from error
-        return UsageReport(since=_shown(start), until=_shown(end), data=lines)
+        return UsageReport(
+            since=_shown(start), until=_shown(end), data=lines, budget=budget or msgspec.UNSET
+        )
 
 
 def principal_of(request: AnyRequest) -> Principal:

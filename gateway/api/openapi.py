@@ -20,6 +20,7 @@ from litestar.types import ControllerRouterHandler
 from gateway.api.application import Application
 from gateway.api.code_samples import code_samples
 from gateway.api.openapi_parts import (
+    IDEMPOTENCY_HEADER,
     ON_EVERY_ROUTE,
     PROBLEM,
     PROBLEM_JSON,
@@ -32,7 +33,13 @@ from gateway.api.openapi_parts import (
     problem_responses,
 )
 from gateway.api.openapi_schemas import BOUNDS, Schemas
-from gateway.errors import AuthenticationFailed, PayloadTooLarge
+from gateway.errors import (
+    AuthenticationFailed,
+    GatewayError,
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
+    PayloadTooLarge,
+)
 from gateway.http.problem_details import Problem
 
 _SECURITY = "key"
@@ -50,20 +57,26 @@ def build_document(
     key: str,
     tags: Mapping[str, str],
     has_samples: bool = False,
+    takes_idempotency_keys: bool = False,
+    of_keys: Sequence[type[GatewayError]] = (AuthenticationFailed,),
 ) -> bytes:
     """Return the document as JSON.
 
     `application` has the handlers, and Litestar's own description of them; `key` describes the
-    bearer token. With `has_samples` each operation has programs that send its example.
+    bearer token. With `has_samples` each operation has programs that send its example. With
+    `takes_idempotency_keys` every request that changes something may carry one. `of_keys` are the
+    errors of every route that needs a key.
     """
     routes = list(_routes(application, operations))
+    if takes_idempotency_keys:
+        routes = [_with_idempotency_key(route) for route in routes]
     schemas = Schemas([Problem, *_types(routes)], BOUNDS)
     schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
     paths: Json = {}
     responses: Json = {}
     for route in routes:
         method, path = route.name
-        operation = _operation(route, schemas, responses)
+        operation = _operation(route, schemas, responses, of_keys)
         if has_samples and (samples := code_samples(method, path, operation)):
             operation["x-codeSamples"] = samples
         paths.setdefault(path, {})[method] = operation
@@ -153,6 +166,20 @@ def _routes(application: Litestar, operations: Mapping[Name, Operation]) -> Iter
         yield _Route(name, operations[name], None, {})
 
 
+def _with_idempotency_key(route: _Route) -> _Route:
+    """Return a route that takes an `Idempotency-Key`, unless it changes nothing."""
+    operation = route.operation
+    if route.name[0] == "get":
+        return route
+    changed = msgspec.structs.replace(
+        operation,
+        parameters=(*operation.parameters, IDEMPOTENCY_HEADER),
+        errors=(*operation.errors, IdempotencyKeyInUse, IdempotencyKeyReused),
+        headers=(*operation.headers, "Idempotency-Replayed"),
+    )
+    return route._replace(operation=changed)
+
+
 def _typed(content: Content, annotation: Any) -> Content:
     """Return `content` with the handler's type, where it has none and is not empty."""
     if content.type is not None or content.schema is not None or not content.media:
@@ -167,7 +194,9 @@ def _types(routes: list[_Route]) -> Iterator[Any]:
             yield from (one.type for one in contents if one.type is not None)
 
 
-def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
+def _operation(
+    route: _Route, schemas: Schemas, responses: Json, of_keys: Sequence[type[GatewayError]]
+) -> Json:
     operation = route.operation
     found: Json = {
         "operationId": operation.id,
@@ -176,6 +205,8 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
     }
     if route.handler is not None and route.handler.fn.__doc__:
         found["description"] = inspect.cleandoc(route.handler.fn.__doc__)
+    if route.handler is not None and (role := route.handler.opt.get("role")):
+        found["x-required-role"] = str(role)
     parameters = [*_own_parameters(route), *operation.parameters]
     if parameters:
         found["parameters"] = parameters
@@ -185,10 +216,10 @@ def _operation(route: _Route, schemas: Schemas, responses: Json) -> Json:
     errors = [*ON_EVERY_ROUTE, *operation.errors]
     if route.bodies:
         errors.append(PayloadTooLarge)
-    if route.handler is not None and route.handler.opt.get("public"):
+    if operation.is_public or (route.handler and route.handler.opt.get("public")):
         found["security"] = []
     else:
-        errors.append(AuthenticationFailed)
+        errors += of_keys
     written = operation.error_format
     schema = schemas.reference(written.type)
     references, problems = problem_responses(errors, operation.kind, written, schema)

@@ -72,6 +72,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters that are not in the signature of the handler."""
     about: Mapping[str, Json] = {}
     """Bounds, descriptions and examples of the parameters in the signature."""
+    is_public: bool = False
+    """No key is needed; a handler says it by its own `public`."""
 
 
 def request_header(name: str, description: str, schema: Json, example: object = None) -> Json:

@@ -7,14 +7,14 @@ log before any of their answers is written: the write coalescer calls `commit` f
 import time
 from collections.abc import Callable
 
+from gateway.api.request_lines import RequestLines
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.errors import EventLogUnavailable
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import ArmUsage, RequestEvent, RequestId, Source
+from gateway.types import ArmUsage, RequestEvent, RequestId
 
-_SOURCES = (Source.HIT, Source.COLLAPSED, Source.COMPUTED, Source.FAILED)
 _FEWEST_IDS, _MOST_IDS = 4, 4096
 """That are reserved at once for a run."""
 
@@ -29,6 +29,7 @@ class RequestEvents:
         events: EventPublisher,
         metrics: GatewayMetrics,
         loop_time: Callable[[], float],
+        lines: RequestLines,
         wall: Callable[[], int] = time.time_ns,
         region: str = "",
     ) -> None:
@@ -37,16 +38,21 @@ class RequestEvents:
         self._events = events
         self._metrics = metrics
         self._region = region
+        self._lines = lines
         self._wall = wall
         self._runs: list[HitRun] = []
         self._time = 0
         self.started = 0.0
         """The loop's time of the iteration's first hit."""
+        self.clock = metrics.phases.clock
+        """Finer than the loop's."""
+        self._began = 0.0
 
     def join(self, run: HitRun) -> bool:
         """Reserve room in `run` for hits of this iteration; `False` where the log has none."""
         if not self._runs:
             self.started = self.now()
+            self._began = self.clock()
             self._time = self._wall()
         elif run.max_count:
             self._runs.remove(run)
@@ -62,6 +68,7 @@ class RequestEvents:
             run.reserved_ids = run.ids_at_once
         run.max_count = run.reserved_ids
         run.started = self.started
+        run.began = self._began
         self._runs.append(run)
         return True
 
@@ -86,14 +93,13 @@ class RequestEvents:
         event = state.event(wall=self._wall, now=now, region=self._region)
         if event is not None:
             self._events.publish(event)
-        self._metrics.request(state.task, state.status, now - state.started)
+        self.count_request(state)
         usage = state.usage
         if not state.model:
             return
-        counts = usage.hit, usage.collapsed, usage.computed, usage.failed
-        for source, count in zip(_SOURCES, counts, strict=True):
+        for source, count in state.sources():
             if count:
-                self._metrics.items(state.model, source, count)
+                self._metrics.items(state.model, state.revision, source, count)
         for arm in state.arms:
             self._metrics.arm_items(state.model, arm)
         if usage.rows:
@@ -101,16 +107,25 @@ class RequestEvents:
 
     def count_request(self, state: RequestState) -> None:
         """Count a request by its status, without its items."""
-        self._metrics.request(state.task, state.status, self.now() - state.started)
+        self._lines.add(state, self.now() - state.started)
+        route, model, took = state.route.metric_name, state.model, self.clock() - state.began
+        self._metrics.request(route, model, took, status=state.status, code=state.code)
+        if state.span.is_recorded:
+            parent = state.span.traceparent
+            self._metrics.exemplar(route, model, took, parent, status=state.status, code=state.code)
 
-    def publish_hit(self, run: HitRun, id_: RequestId, started: float) -> None:
+    def sampled_hit(self, run: HitRun, duration: float, traceparent: str) -> None:
+        """Keep a replayed hit that is recorded under `traceparent`."""
+        self._metrics.exemplar(run.route, run.model, duration, traceparent)
+
+    def publish_hit(self, run: HitRun, id_: RequestId, started: float, began: float) -> None:
         """Publish the event of one hit like those of `run`, with an id of its own, at once.
 
         Raises:
             EventLogUnavailable: the log has no room.
         """
         self._events.reserve_bytes(run.event.size)
-        self._publish(run, id_, self._wall(), self.now() - started, 1)
+        self._publish(run, id_, self._wall(), self.now() - started, began, 1)
 
     def _keep(self, run: HitRun) -> None:
         count = run.count
@@ -119,16 +134,18 @@ class RequestEvents:
             run.max_count = 0
             return
         id_ = self.ids.numbered(run.first)
-        self._publish(run, id_, self._time, self.now() - run.started, count)
+        duration = self.now() - run.started
+        self._publish(run, id_, self._time, duration, run.began, count)
+        self._lines.add_hits(run, self.ids.prefix, count, duration)
         run.first += count
         run.reserved_ids -= count
         run.count = run.max_count = 0
 
     def _publish(
-        self, run: HitRun, id_: RequestId, time_: int, duration: float, count: int
+        self, run: HitRun, id_: RequestId, time_: int, duration: float, began: float, count: int
     ) -> None:
         self._events.publish_encoded(run.event.payload(id_, time_, duration, count))
-        self._metrics.request(run.task, 200, duration, count)
-        self._metrics.items(run.model, Source.HIT, count)
+        self._metrics.request(run.route, run.model, self.clock() - began, count)
+        self._metrics.items(run.model, run.revision, run.source, count)
         if run.arm:
             self._metrics.arm_items(run.model, ArmUsage(arm=run.arm, hit=count))

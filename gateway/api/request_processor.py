@@ -11,23 +11,27 @@ from collections.abc import Callable, Mapping
 
 from gateway.api.answers import (
     PRIVATE,
+    all_hits,
     cache_lines,
     count_arms,
+    count_hits,
+    count_refused,
     count_usage,
     failed_usage,
     first_failure,
-    may_be_mended,
+    passing_failures,
     row_lines,
+    timing_line,
 )
 from gateway.api.body_reader import BodyReader
 from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
-from gateway.api.error_handling import gateway_error
+from gateway.api.error_handling import request_error
 from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
-from gateway.api.key_rights import check_model
+from gateway.api.key_rights import check_budget, check_model
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_headers import parse_request_options
+from gateway.api.request_headers import OptionsParser, parse_request_options
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.api.slow_answers import SlowAnswers
 from gateway.auth.bearer import bearer_token
@@ -37,7 +41,6 @@ from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     MethodNotAllowed,
-    UpstreamUnavailable,
 )
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
@@ -72,6 +75,7 @@ class RequestProcessor:
         events: RequestEvents,
         metrics: GatewayMetrics,
         tracer: Tracer,
+        parse_options: OptionsParser = parse_request_options,
     ) -> None:
         self._runtimes = runtimes
         self._keys = keys
@@ -79,14 +83,20 @@ class RequestProcessor:
         self._inference = inference
         self._events = events
         self._metrics = metrics
+        self._phases = metrics.phases
         self.tracer = tracer
+        self._parse_options = parse_options
         self._now = events.now
         self._bodies = BodyReader(models)
         self._slow_answers = SlowAnswers()
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
-            runtimes=runtimes, inference=inference, limiter=limiter, events=events
+            runtimes=runtimes,
+            inference=inference,
+            limiter=limiter,
+            events=events,
+            phases=metrics.phases,
         )
 
     def new_state(self, match: RouteMatch) -> RequestState:
@@ -96,6 +106,7 @@ class RequestProcessor:
             route=match.route,
             runtime=self._runtimes.current,
             started=self._now(),
+            began=self._phases.clock(),
         )
         if match.parameters:
             state.parameters = match.parameters
@@ -120,12 +131,13 @@ class RequestProcessor:
         state.principal = self._keys.find(key)
         if state.principal is None:
             raise self._keys.refusal(key)
+        check_budget(state.principal)
         if client_id := parse_client_id(headers):
             state.name(client_id)
         if REQUEST_ID_FIELD in headers:
             state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
-        state.options = parse_request_options(headers, document.deadline)
+        state.options = self._parse_options(headers, document.deadline)
         state.coding = accepted_coding(headers.get(b"accept-encoding", b""))
         if state.route.headers:
             state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
@@ -173,6 +185,8 @@ class RequestProcessor:
             with state.span.child("cache lookup", MEMORY) as span:
                 answer = self._inference.from_memory(prepared, state.options.directives)
                 span.set("sluicegate.cache.hit", answer is not None)
+            if answer is not None:
+                state.phase_began = self._phases.end("cache", state.phase_began)
             return None if answer is None else self._hit(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
@@ -195,6 +209,7 @@ class RequestProcessor:
         def found(entries: list[CacheHit | None]) -> None:
             reply = None
             try:
+                state.phase_began = self._phases.end("cache", state.phase_began)
                 describe_lookup(span, entries)
                 span.end()
                 reply = self._found(state, prepared, entries)
@@ -216,6 +231,7 @@ class RequestProcessor:
 
     def reply(self, state: RequestState, answer: Answer) -> HttpReply:
         """Return the whole answer to a request that was computed."""
+        self._phases.end("wait", state.phase_began)
         try:
             return self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - as above
@@ -230,6 +246,8 @@ class RequestProcessor:
                     decision = await self._ask_limiter(state)
                     prepared = state.prepared = self._admitted(state, decision)
             answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
+            is_found = state.outcomes is None and all_hits(answer.outcomes)
+            self._phases.end("cache" if is_found else "wait", state.phase_began)
             await self._slow_answers.encode(state, answer)
             return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
@@ -237,7 +255,7 @@ class RequestProcessor:
 
     def failed(self, state: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that `error` is; failures are events too, and cost nothing."""
-        known = _as_gateway_error(state, error)
+        known = request_error(error, state.id)
         if state.prepared is not None:
             state.model = state.prepared.plan.model.info.name
         state.fail(known, failed_usage(state.usage.items))
@@ -283,6 +301,7 @@ class RequestProcessor:
     def _prepared(self, state: RequestState, limit_lines: bytes) -> PreparedRequest:
         """Return the work of a request that is within its limits, and its key's rights."""
         state.admitted = self._now()
+        state.phase_began = self._phases.end("admission", state.phase_began)
         state.limit_lines = limit_lines
         principal, parsed = state.caller_and_body()
         prepared = parsed.prepared
@@ -304,12 +323,15 @@ class RequestProcessor:
             raise failure
         state.usage = count_usage(answer.outcomes)
         state.arms = count_arms(answer.outcomes)
-        if state.usage.failed and may_be_mended(answer):
-            state.record_alone()
+        if state.usage.hit:
+            state.hit_sources = count_hits(answer.outcomes)
+        if state.usage.failed:
+            state.fail_some(count_refused(answer.outcomes), passing_failures(answer))
         lines = cache_lines(answer, state.options.directives) + row_lines(answer)
         content, body = state.rendered or parsed.route.encode(
             parsed.body, answer, state.usage, state.id
         )
+        state.answer_length = len(body)
         # Last: what fails before has an event of its own.
         self._events.publish(state)
         state.lines, state.content = lines, content
@@ -356,7 +378,8 @@ class RequestProcessor:
         if state.own_lines:
             lines += state.own_lines
         if state.wants_timing:
-            lines += _server_timing(state, self._now())
+            now = self._now()
+            lines += timing_line(state.admitted - state.started, now - state.started)
         if state.span.is_recorded or state.is_fault:
             self._end_span(state)
         return HttpReply(state.status, lines, body)
@@ -375,19 +398,3 @@ class RequestProcessor:
         if state.code:
             span.fail(state.code)
         span.end()
-
-
-def _as_gateway_error(state: RequestState, error: BaseException) -> GatewayError:
-    """Return `error` in the gateway's terms; a fault of ours is logged with the request's id."""
-    if isinstance(error, asyncio.CancelledError):
-        # Only the server cancels a request: its time to let them end is over.
-        return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
-    return gateway_error(error, state.id)
-
-
-def _server_timing(state: RequestState, now: float) -> bytes:
-    admission = (state.admitted - state.started) * 1000
-    total = (now - state.started) * 1000
-    steps = {"admission": admission, "inference": total - admission, "total": total}
-    value = ", ".join(f"{name};dur={duration:.2f}" for name, duration in steps.items())
-    return b"server-timing: %b\r\n" % value.encode()

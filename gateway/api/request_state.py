@@ -5,12 +5,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from gateway.api.answers import is_refusal
 from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
 from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
+from gateway.http.client_id import echo_line
 from gateway.inference.outcomes import PASSING_REFUSALS
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Charge, RepeatedCharge
@@ -60,6 +62,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     body: RequestBody
     request: InferenceRequest
     charges: tuple[Charge, ...]
+    length: int = 0
+    """The bytes of the body."""
     failed: Usage
     """The usage to report where the request fails as a whole."""
     is_slow_to_encode: bool = False
@@ -124,6 +128,8 @@ class RequestState:
     """Set once the request is within its limits and its key's rights."""
     outcomes: list[ItemOutcome | None] | None = None
     """The outcomes of items found in the cache, once it was read."""
+    passing: frozenset[int] = frozenset()
+    """The statuses of items that another try may answer, in an answer with others."""
     model = ""
     revision = ""
     status = 200
@@ -134,8 +140,14 @@ class RequestState:
     """It ended with an error that another try may mend, whatever its status."""
     code = ""
     usage = _NOTHING
+    refused_items = 0
+    """Of those that failed, how many did so by no fault."""
     arms: tuple[ArmUsage, ...] = ()
+    hit_sources: tuple[tuple[str, int], ...] = ()
+    """Counts of hits by what metrics call their source."""
     lines = b""
+    answer_length = 0
+    """The bytes of the answer's body."""
     rendered: Rendered | None = None
     """The answer, where it was encoded in a thread."""
     content = JSON
@@ -146,13 +158,21 @@ class RequestState:
     """The values of the route's `headers`."""
 
     def __init__(
-        self, request_id: RequestId, *, route: InferenceRoute, runtime: Runtime, started: float
+        self,
+        request_id: RequestId,
+        *,
+        route: InferenceRoute,
+        runtime: Runtime,
+        started: float,
+        began: float = 0.0,
     ) -> None:
         self.id = request_id
         self.route = route
         self.task = route.task
         self.runtime = runtime
         self.started = self.admitted = self.deadline = started
+        self.began = self.phase_began = began
+        """When it and its present phase began, on a finer clock than the loop's."""
 
     def on_head_read(self) -> None:
         """Note that the head was read: set the deadline, and stop expecting `100 Continue`."""
@@ -188,7 +208,7 @@ class RequestState:
     def name(self, client_id: str) -> None:
         """Note what the caller names the request by, which its answer repeats."""
         self.client_id = client_id
-        self.own_lines = b"x-client-request-id: %b\r\n" % client_id.encode()
+        self.own_lines = echo_line(client_id)
 
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
@@ -199,7 +219,26 @@ class RequestState:
             isinstance(error, InvalidItem) and error.item_code in PASSING_REFUSALS
         )
         self.code = error.code
-        self.usage = usage
+        self.usage, self.hit_sources = usage, ()
+        self.refused_items = usage.failed if is_refusal(error) else 0
+
+    def fail_some(self, refused: int, passing: frozenset[int]) -> None:
+        """Note that some items failed: how many by no fault, and what another try may mend."""
+        self.refused_items = refused
+        if passing:
+            self.passing = passing
+            self.record_alone()
+
+    def sources(self) -> tuple[tuple[str, int], ...]:
+        """Return counts of the items by what metrics call their source."""
+        usage = self.usage
+        return (
+            *self.hit_sources,
+            ("collapsed", usage.collapsed),
+            ("computed", usage.computed),
+            ("refused", self.refused_items),
+            ("failed", usage.failed - self.refused_items),
+        )
 
     def event(
         self, *, wall: Callable[[], int], now: float, region: str = ""

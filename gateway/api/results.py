@@ -192,6 +192,54 @@ class EmbedAnswer(InferenceAnswer, frozen=True, kw_only=True):
     example: ClassVar = [{"embedding": [0.0676, 0.0635, 0.0487]}]
 
 
+class TokensResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The tokens of a text; `ids`, `tokens` and `offsets` are left out with `counts_only`."""
+
+    count: int
+    """How many there are."""
+    fits: bool
+    """Whether the model reads all of the text at once; a longer one is cut, or read in windows."""
+    windows: int
+    """How many windows the text is; 0 where it is empty."""
+    ids: list[int] | None = None
+    """Their numbers in the model's vocabulary."""
+    tokens: list[str] | None = None
+    """How the vocabulary writes them."""
+    offsets: list[tuple[int, int] | None] | None = None
+    """The first character of each in the text, and the one after its last; of one that the
+    tokenizer adds, `null`."""
+
+
+class TextResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of tokens."""
+
+    text: str
+    """As the tokenizer joins them; a model that lower-cases texts has no capitals to give back."""
+
+
+class TokenizeAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The tokens of each text."""
+
+    each_result: ClassVar = (TokensResult, FailedResult)
+    example: ClassVar = [
+        {
+            "count": 4,
+            "fits": True,
+            "windows": 1,
+            "ids": [101, 1037, 6251, 102],
+            "tokens": ["[CLS]", "a", "sentence", "[SEP]"],
+            "offsets": [None, [0, 1], [2, 10], None],
+        }
+    ]
+
+
+class DetokenizeAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The text of each list of tokens."""
+
+    each_result: ClassVar = (TextResult, FailedResult)
+    example: ClassVar = [{"text": "a sentence"}]
+
+
 class InferAnswer(InferenceAnswer, frozen=True, kw_only=True):
     """Results of the model's algorithm: any JSON value, or a `FailedResult`."""
 

@@ -1,7 +1,9 @@
 """Builds the Litestar application of the customers' API."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from litestar import Litestar, Request, Response
@@ -9,6 +11,7 @@ from litestar.di import Provide
 from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
 from litestar.handlers import ASGIRouteHandler
+from litestar.routes import HTTPRoute
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from gateway.api.application import Application
@@ -25,9 +28,15 @@ from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
 from gateway.api.native_routes import INFER, NATIVE_ROUTES
 from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.past_requests import PastRequestController, RequestSource
+from gateway.api.request_lines import RequestLines
 from gateway.batches.batch_access import BatchParts
-from gateway.errors import NotFound
-from gateway.middleware.admission import REQUEST_ID, AdmissionMiddleware, response_headers
+from gateway.errors import InternalError, NotFound
+from gateway.middleware.admission import (
+    PRINCIPAL,
+    REQUEST_ID,
+    AdmissionMiddleware,
+    response_headers,
+)
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
@@ -58,6 +67,7 @@ def build_api(
     rotation: KeyRotation,
     health: ReadinessSource,
     batches: BatchParts,
+    request_lines: RequestLines,
     dialects: Sequence[Dialect] = (),
 ) -> Litestar:
     """Return the application; objects are made and owned by the caller."""
@@ -68,7 +78,9 @@ def build_api(
             state[REQUEST_ID] = new_id()
         errors = error_format(dialects, request.scope["path"])
         headers = response_headers(request.scope)
-        return problem_response(error, str(state[REQUEST_ID]), headers, errors)
+        response = problem_response(error, str(state[REQUEST_ID]), headers, errors)
+        _log_failure(request_lines, request.scope, response.status_code, error)
+        return response
 
     provided: dict[str, object] = {
         "models": models,
@@ -79,9 +91,7 @@ def build_api(
         "health": health,
         "files": batches.files,
         "batches": batches.batches,
-        "endpoints": InferenceRoutes(
-            [*NATIVE_ROUTES, *(route for one in dialects for route in one.routes)]
-        ),
+        "endpoints": _all_inference_routes(dialects),
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
     document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
@@ -105,10 +115,57 @@ def build_api(
     )
 
 
+def _log_failure(
+    lines: RequestLines, scope: HTTPScope, status: int | None, error: Exception
+) -> None:
+    state = scope["state"]
+    lines.add_failure(
+        str(state[REQUEST_ID]),
+        scope.get("path_template", ""),
+        state.get(PRINCIPAL),
+        status=status or InternalError.status,
+        code=getattr(error, "code", InternalError.code),
+    )
+
+
 def inference_routes(dialects: Sequence[Dialect]) -> InferenceRoutes:
     """Return the routes that are answered past Litestar and on the fast path."""
     native = [route for route in NATIVE_ROUTES if route is not INFER]
     return InferenceRoutes([*native, *(route for one in dialects for route in one.routes)])
+
+
+def changing_routes(
+    application: Litestar, dialects: Sequence[Dialect]
+) -> Callable[[str, str], bool]:
+    """Return what tells whether a method other than `GET` is answered at a decoded path."""
+    inference = _all_inference_routes(dialects)
+    others: dict[str, list[str]] = {}
+    for route in application.routes:
+        if isinstance(route, HTTPRoute):
+            path = "".join([_pattern_of(part) for part in route.path_components])
+            for method in {*route.methods} - {"GET", "HEAD", "OPTIONS"}:
+                others.setdefault(method, []).append(path)
+    patterns = {method: re.compile("|".join(paths)) for method, paths in others.items()}
+
+    def answers(method: str, path: str) -> bool:
+        path = path.rstrip("/")
+        if method == "POST" and inference.find(path) is not None:
+            return True
+        pattern = patterns.get(method)
+        return pattern is not None and pattern.fullmatch(path) is not None
+
+    return answers
+
+
+def _all_inference_routes(dialects: Sequence[Dialect]) -> InferenceRoutes:
+    return InferenceRoutes([*NATIVE_ROUTES, *(route for one in dialects for route in one.routes)])
+
+
+def _pattern_of(part: Any) -> str:
+    """Return the regular expression of a part of a path, after a slash."""
+    if isinstance(part, str):
+        return "/" + re.escape(part)
+    return "/.+" if part.type is Path else "/[^/]+"
 
 
 @cache
@@ -128,6 +185,8 @@ def customers_document(
         for route, operation in dialect.routes.items()
         if operation is not None
     }
+    for dialect in dialects:
+        described |= dialect.operations
     return build_document(
         described_by_litestar([*CONTROLLERS, *handlers], dependencies),
         INFERENCE_OPERATIONS | described,
@@ -137,6 +196,7 @@ def customers_document(
         key="An API key, which an operator creates.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
         has_samples=True,
+        takes_idempotency_keys=True,
     )
 
 

@@ -14,12 +14,15 @@ from backends.protocol import (
     ChooseItem,
     ChooseParameters,
     ClassifyParameters,
+    DetokenizeParameters,
     EmbedParameters,
     EntitiesParameters,
     InferParameters,
     Parameters,
     RerankParameters,
     Task,
+    TokenId,
+    TokenizeParameters,
     ZeroShotParameters,
 )
 from gateway.api import results
@@ -228,6 +231,54 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
         return EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
 
 
+class TokenizeBody(InputBody, frozen=True, kw_only=True):
+    """Count and show the tokens of texts; no model is run."""
+
+    task: ClassVar = Task.TOKENIZE
+    answer: ClassVar = results.TokenizeAnswer
+    summary: ClassVar = "Count and show the tokens of texts"
+    example: ClassVar = {"model": "minilm", "input": ["a sentence"]}
+    truncate: bool = True
+    """Is ignored: tokens are of the whole text."""
+    counts_only: bool = False
+    """Whether to leave out the tokens themselves."""
+    add_special_tokens: bool = True
+    """Whether tokens are shown and counted that the tokenizer adds to every text."""
+    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+    """Tokens that each of the counted windows shares with the one before."""
+
+    @override
+    def task_parameters(self) -> Parameters:
+        return TokenizeParameters(
+            counts_only=self.counts_only,
+            add_special_tokens=self.add_special_tokens,
+            overlap=self.overlap,
+        )
+
+
+class DetokenizeBody(TaskBody, frozen=True, kw_only=True):
+    """Turn tokens into texts; no model is run."""
+
+    task: ClassVar = Task.DETOKENIZE
+    answer: ClassVar = results.DetokenizeAnswer
+    summary: ClassVar = "Turn tokens into texts"
+    example: ClassVar = {"model": "minilm", "ids": [[101, 1037, 6251, 102]]}
+    truncate: bool = True
+    """Is ignored: nothing is left out."""
+    ids: list[TokenId | list[TokenId]]
+    """The tokens of a text, as numbers of the model's vocabulary, or a list of such lists."""
+    skip_special_tokens: bool = True
+    """Whether to leave out tokens that the tokenizer adds to every text."""
+
+    @override
+    def items(self) -> list[Any]:
+        return texts_in_tokens(self.ids, "ids")
+
+    @override
+    def task_parameters(self) -> Parameters:
+        return DetokenizeParameters(skip_special_tokens=self.skip_special_tokens)
+
+
 class InferBody(Body, frozen=True, kw_only=True):
     """Run a model's own algorithm over JSON items; the model is named in the path."""
 
@@ -249,6 +300,20 @@ class InferBody(Body, frozen=True, kw_only=True):
         return InferParameters(parameters=self.parameters)
 
 
+def texts_in_tokens(values: list[Any], field: str) -> list[Any]:
+    """Return the tokens of each text: `values` are those of one, or lists of them.
+
+    Raises:
+        InvalidRequest: they are neither.
+    """
+    lists = [value for value in values if isinstance(value, list)]
+    if len(lists) == len(values):
+        return lists
+    if lists or not all(isinstance(value, int) for value in values):
+        raise InvalidRequest(f"`{field}` takes tokens of one text, or a list of lists of them.")
+    return [values]
+
+
 TASK_BODIES: tuple[type[TaskBody], ...] = (
     ClassifyBody,
     ZeroShotBody,
@@ -256,6 +321,8 @@ TASK_BODIES: tuple[type[TaskBody], ...] = (
     RerankBody,
     EntitiesBody,
     EmbedBody,
+    TokenizeBody,
+    DetokenizeBody,
 )
 BODIES: tuple[type[Body], ...] = (*TASK_BODIES, InferBody)
 """The body of each inference route; the routes are made of them."""

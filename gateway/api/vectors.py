@@ -73,6 +73,14 @@ def as_all(result: bytes, kinds: Sequence[JsonForm]) -> list[bytes | memoryview]
     ]
 
 
+def float32_bytes(values: Sequence[float]) -> bytes:
+    """Return numbers as float32, little-endian; those that are too large become infinite."""
+    numbers = array("f", values)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
 def _json(values: Sequence[float], kind: NumberType) -> bytes:
     packed = _PACKERS[kind](values)
     if kind == "float16":
@@ -82,13 +90,6 @@ def _json(values: Sequence[float], kind: NumberType) -> bytes:
 
 def _base64(values: Sequence[float], kind: NumberType) -> bytes:
     return b'"%b"' % binascii.b2a_base64(_PACKERS[kind](values), newline=False)
-
-
-def _float32(values: Sequence[float]) -> bytes:
-    numbers = array("f", values)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
 
 
 def _float16(values: Sequence[float]) -> bytes:
@@ -121,7 +122,7 @@ def _binary(values: Sequence[float]) -> bytes:
 
 
 _PACKERS: dict[NumberType, Callable[[Sequence[float]], bytes]] = {
-    "float": _float32,
+    "float": float32_bytes,
     "float16": _float16,
     "int8": _int8,
     "uint8": _uint8,

@@ -6,7 +6,8 @@ from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, n
 from typing import Self
 
 from backends.plans import ServingPlans
-from backends.protocol import CALL_PATH
+from backends.protocol import CALL_PATH, ServingState
+from gateway.dispatch.assignments import ModelAssigner
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.plans import PlanFollower
@@ -15,6 +16,7 @@ from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
+from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.spans import Attributes
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint
@@ -30,6 +32,10 @@ class CallSpans:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
+
+    def records(self, traceparent: str) -> bool:
+        """See `CallTracer.records`."""
+        return self._tracer.records(traceparent)
 
     def on_call(
         self, endpoint: Endpoint, *, items: int, traceparent: str
@@ -69,6 +75,7 @@ class BackendAccess:
         clock: Callable[[], float],
         tracer: Tracer,
         load_plans: Callable[[], ServingPlans],
+        phases: PhaseDurations | None = None,
     ) -> None:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
         self._runtimes = runtimes
@@ -78,8 +85,9 @@ class BackendAccess:
             resolver=resolver, random=chooser, changed=self._take_resolved_names
         )
         self.plans = PlanFollower(load=load_plans, client=client)
+        self.assigner = ModelAssigner(fleet=self.fleet, client=client, clock=clock)
         self.prober = Prober(
-            fleet=self.fleet, client=client, random=chooser, bring_up=self.plans.bring_up
+            fleet=self.fleet, client=client, random=chooser, bring_up=self._bring_up
         )
         self.plans.on_change(self.prober.probe_all)
         self.reloader = ModelReloader(
@@ -92,6 +100,7 @@ class BackendAccess:
             clock=clock,
             tracer=CallSpans(tracer),
             drain=BACKGROUND_DRAIN,
+            phases=phases,
         )
         self._stack = AsyncExitStack()
         self._configure(runtimes.current)
@@ -106,6 +115,11 @@ class BackendAccess:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._stack.aclose()
 
+    async def _bring_up(self, endpoint: Endpoint, state: ServingState) -> ServingState:
+        """Return the state of a backend that follows its assignment and operators' plans."""
+        state = await self.assigner.bring_up(endpoint, state)
+        return await self.plans.bring_up(endpoint, state)
+
     async def _prepare(self, runtime: Runtime) -> None:
         await self.discovery.prepare(runtime.endpoints, runtime.document.routing)
         await self.prober.probe_new(self.discovery.expand(runtime.endpoints))
@@ -119,6 +133,8 @@ class BackendAccess:
         self.discovery.configure(runtime.endpoints, routing)
         endpoints = self.discovery.expand(runtime.endpoints)
         self.fleet.configure(endpoints, routing)
+        unresolved = self.discovery.unresolved(runtime.endpoints)
+        self.assigner.configure(endpoints, runtime.published, unresolved=unresolved)
         self.client.configure(endpoints, routing)
 
     async def _take_resolved_names(self) -> None:

@@ -6,32 +6,52 @@ id, by which it is billed once, is given.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import msgspec
-from litestar.types import ASGIApp, Message
+from litestar.types import ASGIApp
 from typing_extensions import override
 
+from gateway.api.http import Headers
+from gateway.api.in_process import ApplicationRequest, call_application
 from gateway.api.request_events import RequestEvents
+from gateway.api.request_headers import RequestOptions, parse_request_options
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.app.entry_points import WorkerOptions
 from gateway.app.worker import open_worker
 from gateway.auth.key_ring import KeyRing
 from gateway.batches.answering import BUSY, Reply
+from gateway.config.document import DeadlineConfig
+from gateway.errors import EventLogUnavailable
 from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.http.draining import Draining
-from gateway.ledger.batch_types import RequestBatch
+from gateway.ledger.batch_types import FAILED, RequestBatch
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.types import Principal, RequestEvent, RequestId, Rule
+from gateway.types import KeyId, Principal, RequestEvent, RequestId, Rule
 
 _ERROR = 400
-_request_id: ContextVar[str] = ContextVar("batch_request_id", default="")
+_MOST_DOUBLINGS = 16
+
+
+class _LineRequest(msgspec.Struct, kw_only=True):
+    """A request that is under way: its id, how long it may take, and what became of it."""
+
+    id: str
+    late: int
+    left: float
+    passing: frozenset[int] = frozenset()
+    publish: Callable[[], None] | None = None
+    """Publishes its event, which is withheld."""
+
+
+_line: ContextVar[_LineRequest] = ContextVar("batch_line")
 # Applies to no model: without any rule of its own a tenant would have those of the document.
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
@@ -42,63 +62,59 @@ class ApplicationRunner:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+    async def ask(
+        self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
+    ) -> Reply:
         """Return the answer to a line; see `LineRunner`."""
-        _request_id.set(request_id)
-        status, headers, chunks = 500, list[tuple[bytes, bytes]](), list[bytes]()
-        waiting = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Any:
-            # Nobody disconnects.
-            return waiting.pop() if waiting else await asyncio.Future()
-
-        async def send(message: Message) -> None:
-            nonlocal status, headers
-            if message["type"] == "http.response.start":
-                status, headers = message["status"], list(message["headers"])
-            elif message["type"] == "http.response.body":
-                chunks.append(message["body"])
-
-        await self._app(_scope(batch, body), receive, send)
+        line = _LineRequest(id=request_id, late=late, left=left)
+        _line.set(line)
+        request = ApplicationRequest("POST", batch.endpoint, body)
+        reply = await call_application(self._app, request, _headers(batch))
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise asyncio.CancelledError  # the application answers requests that are cancelled
-        named = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in headers}
-        return Reply(status=status, headers=named, body=b"".join(chunks))
+        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
+        return Reply(
+            status=reply.status,
+            headers=named,
+            body=reply.body,
+            passing=line.passing,
+            publish=partial(_publish_withheld, line),
+        )
 
 
-def _scope(batch: RequestBatch, body: bytes) -> Any:
-    headers = [
+def _publish_withheld(line: _LineRequest) -> bool:
+    """Publish the event of an answer that is taken although items have none."""
+    try:
+        if line.publish is not None:
+            line.publish()
+    except EventLogUnavailable:
+        return False
+    return True
+
+
+def _options_of_line(headers: Mapping[bytes, bytes], deadline: DeadlineConfig) -> RequestOptions:
+    """Return the options of a line, which has more time after each time that it was late."""
+    line = _line.get()
+    longest = min(deadline.maximum * 2 ** min(line.late, _MOST_DOUBLINGS), max(line.left, 1.0))
+    return parse_request_options(headers, msgspec.structs.replace(deadline, maximum=longest))
+
+
+def _headers(batch: RequestBatch) -> Headers:
+    return [
         (b"host", b"batches"),
         (b"authorization", b"Bearer " + batch.key.encode()),
         (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
         (b"sluicegate-criticality", b"sheddable"),
-        # As long as the document allows.
+        # As long as the line may take.
         (b"x-request-timeout", b"1e9"),
     ]
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": batch.endpoint,
-        "raw_path": batch.endpoint.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": None,
-        "server": None,
-        "state": {},
-        "extensions": {},
-    }
 
 
 async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
     """Start a worker for batches, to be closed with `stack`, once backends are ready."""
     keys = PrincipalsById()
-    options = WorkerOptions(keys, BatchIds(), BatchEvents, is_bulk=True)
+    options = WorkerOptions(keys, BatchIds(), BatchEvents, _options_of_line, is_bulk=True)
     worker = await open_worker(stack, settings, options=options)
     keys.runtimes = worker.runtimes
     return ApplicationRunner((await worker.start(stack, Draining())).app)
@@ -114,7 +130,7 @@ class PrincipalsById(KeyRing):
     def __init__(self) -> None:
         super().__init__()
         self.runtimes: RuntimeStore | None = None
-        self._limited: dict[str, Principal] = {}
+        self._limited: dict[KeyId, Principal] = {}
         self._limited_under: tuple[int, Runtime | None] = (-1, None)
 
     @override
@@ -122,8 +138,12 @@ class PrincipalsById(KeyRing):
         runtime = None if self.runtimes is None else self.runtimes.current
         if self._limited_under != (self.generation, runtime):
             self._limited_under = (self.generation, runtime)
-            self._limited = {one.key: _limited(one, runtime) for one in self._principals.values()}
-        return self._limited.get(key.decode("latin-1"))
+            self._limited.clear()
+        name = KeyId(key.decode("latin-1"))
+        limited = self._limited.get(name)
+        if limited is None and (found := self.find_by_id(name)) is not None:
+            limited = self._limited[name] = _limited(found, runtime)
+        return limited
 
 
 def _limited(principal: Principal, runtime: Runtime | None) -> Principal:
@@ -145,13 +165,15 @@ class BatchIds(RequestIds):
 
     @override
     def new(self) -> RequestId:
-        return RequestId(_request_id.get()) or super().new()
+        line = _line.get(None)
+        return super().new() if line is None else RequestId(line.id)
 
 
 class BatchEvents(RequestEvents):
     """Publishes each request of a batch as an event of its own, under the id of its line.
 
-    A line that fails at first and is answered later has two events, of which one is billed.
+    A line that fails at first and is answered later has two events, of which one is billed. That of
+    an answer without some items is withheld: the line is asked again.
     """
 
     def __init__(
@@ -166,6 +188,12 @@ class BatchEvents(RequestEvents):
     @override
     def join(self, run: HitRun) -> bool:
         return False  # the ids of a run are not those of lines
+
+    @override
+    def publish(self, state: RequestState) -> None:
+        if state.status < _ERROR:
+            _line.get().passing = state.passing
+        super().publish(state)
 
     @override
     def event_of(self, state: RequestState) -> RequestEvent | None:
@@ -184,10 +212,13 @@ class _BatchPublisher:
 
     def publish(self, event: RequestEvent) -> None:
         """Record an event; see `EventPublisher`. A request that is made again has none yet."""
-        if event.status not in BUSY:
+        line = _line.get(None)
+        if line is not None and line.passing:
+            line.publish = partial(self._events.publish, _of_batch(event))
+        elif event.status not in BUSY:
             self._events.publish(_of_batch(event))
 
 
 def _of_batch(event: RequestEvent) -> RequestEvent:
-    suffix = "f" if event.status >= _ERROR else ""
+    suffix = FAILED if event.status >= _ERROR else ""
     return msgspec.structs.replace(event, id=RequestId(event.id + suffix), batch=1)

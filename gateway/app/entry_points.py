@@ -1,7 +1,7 @@
 """Builds the entry points of a worker: its application, and the fast path before it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
@@ -10,25 +10,29 @@ from litestar.types import ASGIApp
 
 from gateway.api.compressed_requests import CompressedRequests
 from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
-from gateway.api.dialect import error_format
+from gateway.api.dialect import Dialect, error_format
+from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.protocol import FastPath, FastPathProtocol
+from gateway.api.fast_path.protocol import FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
+from gateway.api.load_shedding import LoadShedder, SheddingRequests
 from gateway.api.request_events import RequestEvents
+from gateway.api.request_headers import OptionsParser, parse_request_options
+from gateway.api.request_lines import RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.routes import build_api, inference_routes
+from gateway.api.routes import build_api, changing_routes, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage, OwnKeys
 from gateway.auth.key_ring import KeyRing
 from gateway.batches.batch_access import BatchParts, open_batch_parts
-from gateway.dialects.registry import DIALECTS
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
+from gateway.http.loop_iterations import LoopIterations
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
@@ -53,6 +57,7 @@ class WorkerOptions(NamedTuple):
     keys: KeyRing
     ids: RequestIds
     make_events: Callable[..., RequestEvents] = RequestEvents
+    parse_options: OptionsParser = parse_request_options
     is_bulk: bool = False
 
 
@@ -66,6 +71,7 @@ class EntryPointParts(NamedTuple):
 
     stores: Stores
     options: WorkerOptions
+    dialects: Sequence[Dialect]
     limiter: RedisRateLimiter
     idempotency: IdempotencyStore
     fleet: Fleet
@@ -74,6 +80,7 @@ class EntryPointParts(NamedTuple):
     metrics: GatewayMetrics
     tracer: Tracer
     clock: Callable[[], float]
+    request_lines: RequestLines
 
 
 def build_listeners(
@@ -98,23 +105,35 @@ def build_listeners(
             metrics=parts.metrics,
             loop_time=parts.clock,
             region=settings.region,
+            lines=parts.request_lines,
         ),
         metrics=parts.metrics,
         tracer=parts.tracer,
+        parse_options=options.parse_options,
     )
     batches = open_batch_parts(settings, parts.stores.ledger)
     rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)
-    application = _build_application(parts, processor, ids, readiness, batches)
+    shedder = LoadShedder(
+        # What runs in bulk waits for itself.
+        iterations=LoopIterations(target=0.0 if options.is_bulk else settings.max_loop_delay),
+        metrics=parts.metrics,
+        new_id=ids.new,
+    )
     app = CrossOriginRequests(
-        application,
+        SheddingRequests(
+            _build_application(parts, processor, ids, readiness, batches),
+            shedder=shedder,
+            routes=inference_routes(parts.dialects),
+            runtimes=parts.stores.runtimes,
+        ),
         rules=rules,
         keys=parts.options.keys,
-        errors_of=partial(error_format, DIALECTS),
+        errors_of=partial(error_format, parts.dialects),
         new_id=ids.new,
     )
     if not settings.fast_lane:
         return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(parts, processor, draining, rules)
+    fast_path = _build_fast_path(parts, processor, draining, rules, shedder)
     return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
 
 
@@ -142,37 +161,43 @@ def _build_application(
         rotation=OwnKeys(parts.stores),
         health=readiness,
         batches=batches,
-        dialects=DIALECTS,
+        request_lines=parts.request_lines,
+        dialects=parts.dialects,
     )
     idempotent = IdempotentRequests(
-        InferenceRouter(api, handler, inference_routes(DIALECTS)),
+        InferenceRouter(api, handler, inference_routes(parts.dialects)),
         store=parts.idempotency,
         keys=parts.options.keys,
         limiter=parts.limiter,
         runtimes=runtimes,
-        errors_of=partial(error_format, DIALECTS),
+        errors_of=partial(error_format, parts.dialects),
         body_budget=handler.body_budget,
         new_id=ids.new,
+        has_route=changing_routes(api, parts.dialects),
     )
     return CompressedRequests(
         idempotent,
         keys=parts.options.keys,
         runtimes=runtimes,
         body_budget=handler.body_budget,
-        errors_of=partial(error_format, DIALECTS),
+        errors_of=partial(error_format, parts.dialects),
         new_id=ids.new,
     )
 
 
 def _build_fast_path(
-    parts: EntryPointParts, processor: RequestProcessor, draining: Draining, rules: CrossOrigin
+    parts: EntryPointParts,
+    processor: RequestProcessor,
+    draining: Draining,
+    rules: CrossOrigin,
+    shedder: LoadShedder,
 ) -> FastPath:
     heads = RequestHeadCache(
         processor=processor,
         keys=parts.options.keys,
         runtimes=parts.stores.runtimes,
-        routes=inference_routes(DIALECTS),
+        routes=inference_routes(parts.dialects),
         cross_origin=rules,
     )
     draining.on_close(heads.close)
-    return build_fast_path(processor, heads)
+    return build_fast_path(processor, heads, shedder)

@@ -49,6 +49,7 @@ class InferencePath:
             monotonic=clock,
             random=random.random,
             keepalive=settings.tcp_keepalive,
+            batch=dispatcher.batch,
         )
         self.tasks = TaskScope(drain=BACKGROUND_DRAIN)
         self.flights = Flights()
@@ -74,6 +75,7 @@ class InferencePath:
             flights=self.flights,
             runner=BulkRunner(self._runner) if is_bulk else self._runner,
             tracer=tracer,
+            batch=dispatcher.batch,
         )
         runtimes.on_swap(self._apply)
 

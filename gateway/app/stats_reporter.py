@@ -1,6 +1,6 @@
-"""Reports numbers without labels, of a worker's parts, to its metrics and the admin process."""
+"""Reports the statistics of a worker's parts to its metrics and the admin process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
 import msgspec
@@ -12,15 +12,25 @@ Source = Callable[[], msgspec.Struct]
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of the whole worker: `tasks` of its event loop."""
+    """Statistics of the whole worker: `tasks` of its event loop, and whether Redis answers.
+
+    `generation` is that of its document, `reloads` count those that it took.
+    """
 
     tasks: int
+    generation: int
+    reloads: int
+    failed_reloads: int
+    state_redis: bool
+    cache_redis: bool
 
 
 class StatsReporter:
     """Reads `sources` (a part's name and its `statistics`) each `interval` seconds.
 
-    Flushes the metrics as often, and once more at the end.
+    Those in `labelled` have labels of their own, and are for the metrics alone; `details` are for
+    the admin process alone. `publish` are called as often. Flushes the metrics as often, and once
+    more at the end.
     """
 
     def __init__(
@@ -29,11 +39,15 @@ class StatsReporter:
         metrics: GatewayMetrics,
         sources: Mapping[str, Source],
         details: Mapping[str, Callable[[], object]],
+        labelled: Mapping[str, Source] | None = None,
+        publish: Sequence[Callable[[], None]] = (),
         interval: float = 1.0,
     ) -> None:
         self._metrics = metrics
         self._sources = sources
         self._details = details
+        self._labelled = labelled or {}
+        self._publish = publish
         self._reporting = PeriodicTask(
             self._update_metrics, interval=interval, failure="the metrics were not updated"
         )
@@ -55,5 +69,7 @@ class StatsReporter:
 
     async def _update_metrics(self) -> None:
         self._metrics.flush()
-        for part, source in self._sources.items():
+        for part, source in (*self._sources.items(), *self._labelled.items()):
             self._metrics.statistics(part, source())
+        for publish in self._publish:
+            publish()

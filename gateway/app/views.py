@@ -20,7 +20,7 @@ from gateway.auth.keys import digest_of_key, hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy, GroupUsage, RecordedRequest
+from gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, RecordedRequest
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.control import Control, Topic
@@ -61,6 +61,14 @@ class LedgerUsage:
         rows = await asyncio.get_running_loop().run_in_executor(self._threads, ask)
         return [_line(row, groups) for row in rows]
 
+    async def budget(self, caller: Principal) -> BudgetReport | None:
+        """Return the budget of the caller's tenant, if the key may use all models."""
+        if caller.models is not None:
+            return None
+        prices = self._runtimes.current.document.prices
+        ask = partial(self._ledger.budgets.status, caller.tenant, prices)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+
     async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
         """Return a request of the caller's tenant, and of its key's models."""
         ask = partial(self._ledger.request, caller.tenant, request_id, models=caller.models)
@@ -68,9 +76,10 @@ class LedgerUsage:
 
 
 class OwnKeys:
-    """Rotates keys in the ledger, and notifies the workers."""
+    """Rotates keys in the ledger, in threads of its own, and notifies the workers."""
 
     def __init__(self, stores: Stores) -> None:
+        self._threads = ThreadPoolExecutor(_QUERIES, thread_name_prefix="keys")
         self._accounts = stores.ledger.accounts
         self._control = Control(stores.state)
 
@@ -85,7 +94,7 @@ class OwnKeys:
             keep=keep,
             actor=f"key {caller.key}",
         )
-        key = await asyncio.to_thread(change)
+        key = await asyncio.get_running_loop().run_in_executor(self._threads, change)
         with contextlib.suppress(DependencyUnavailable):
             version = await self._control.touch(Topic.ACCOUNTS)
             await self._control.wait_for_workers(Topic.ACCOUNTS, version, within=_WORKERS_TIMEOUT)
@@ -94,6 +103,8 @@ class OwnKeys:
 
 class WorkerReadiness:
     """Computes readiness: keys were loaded, a backend is ready, and events can be stored.
+
+    Without the ledger it is degraded, not unready: keys that were loaded stay in force.
 
     A worker that drains is not ready. `refusal_reason` says why events cannot be stored, nothing
     where they can; `redis` by role whether each Redis is reached: a worker serves without.
@@ -126,6 +137,7 @@ class WorkerReadiness:
         if trouble := self._refusal_reason():
             missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
+        degraded += [] if self._principals.is_reached else [AWAY % "ledger"]
         degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"
             for one in statistics

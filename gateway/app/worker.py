@@ -6,10 +6,14 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 
+from litestar.types import ASGIApp
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from gateway.api.request_lines import RequestLines
 from gateway.app.backends import BackendAccess
+from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.app.entry_points import (
     EntryPointParts,
     Listeners,
@@ -19,12 +23,15 @@ from gateway.app.entry_points import (
 )
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
+from gateway.app.rpc import dialects_of, open_rpc_listener
 from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
+from gateway.http.edge import customers_edge
+from gateway.http.listener_tls import ListenerTls
 from gateway.http.server import open_listener, serve
 from gateway.idempotency.store import IdempotencyStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
@@ -36,6 +43,7 @@ from gateway.runtime.follower import RuntimeFollower, identity
 from gateway.runtime.models import ModelsFollower
 from gateway.runtime.runtime import Runtime
 from gateway.settings import Settings, process_environment
+from gateway.telemetry.edge_metrics import EdgeMetrics
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.opening import tracer_from
 from gateway.upstream.http import HttpBackendClient
@@ -58,9 +66,11 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
+    edge = customers_edge(settings, EdgeMetrics(REGISTRY))
     async with AsyncExitStack() as stack:
         worker = await open_worker(stack, settings)
         app, protocol = await worker.start(stack, draining)
+        await stack.enter_async_context(worker.rpc_listener(app, draining, stop, edge.tls))
         tune_gc()
         await serve(
             app,
@@ -75,6 +85,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             ),
             draining=draining,
             siblings=siblings,
+            edge=edge,
         )
 
 
@@ -124,15 +135,20 @@ class Worker:
         self._stores = stores
         self.runtimes = stores.runtimes
         self._metrics = metrics
+        metrics.exemplars.folder = settings.metrics_dir
         self._clock = asyncio.get_running_loop().time
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
         self._options = options
-        self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.accounts)
+        self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.principals)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
+        self._request_lines = RequestLines(
+            share=settings.log_requests, per_second=settings.log_requests_per_second
+        )
         self._region_limits = self._limits_of_region()
+        self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
             redis=stores.limits,
             # A successor's leases are its own: the name differs at every start.
@@ -154,6 +170,7 @@ class Worker:
             clock=self._clock,
             tracer=self._tracer,
             load_plans=stores.ledger.plans.load,
+            phases=metrics.phases,
         )
         self.path = InferencePath(
             settings,
@@ -190,19 +207,20 @@ class Worker:
 
         A part is entered before those that use it, and exited by `stack` after them.
         """
-        reporter = self._stats_reporter()
+        cache_watch = self._cache_watch()
+        reporter = self._stats_reporter(cache_watch)
         models = ModelsFollower(
             control=Control(self._stores.state),
             worker=identity(self._settings),
             reload=self.backends.reloader.reload,
             report=reporter.report,
         )
-        follower = self._runtime_follower(reporter, models)
-        cache_watch = self._cache_watch()
+        follower = self._follower = self._runtime_follower(reporter, models)
         stack.push_async_callback(asyncio.to_thread, self._tracer.close)
         stack.enter_context(self._events)
         parts: tuple[AbstractAsyncContextManager[object], ...] = (
             self.path.cache,
+            self._request_lines,
             self._region_limits.follower,
             self.limiter,
             self.idempotency,
@@ -222,6 +240,27 @@ class Worker:
             state_redis=lambda: follower.is_reached,
             # The document may switch the cache's Redis on and off.
             cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
+        )
+
+    def rpc_listener(
+        self,
+        app: ASGIApp,
+        draining: Draining,
+        stop: asyncio.Event,
+        tls: ListenerTls | None = None,
+    ) -> AbstractAsyncContextManager[None]:
+        """Return what listens for gRPC until `stop` is set, to be entered once `app` is there.
+
+        `tls` is that of the HTTP listener, whose files that renews.
+        """
+        return open_rpc_listener(
+            app,
+            self._settings,
+            keys=self._options.keys,
+            document=self.runtimes.current.document,
+            draining=draining,
+            stop=stop,
+            tls=tls,
         )
 
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:
@@ -250,7 +289,8 @@ class Worker:
     def _uses_cache_redis(self) -> bool:
         return self.runtimes.current.document.cache.redis_enabled
 
-    def _stats_reporter(self) -> StatsReporter:
+    def _stats_reporter(self, cache_watch: RedisHealthMonitor) -> StatsReporter:
+        endpoints = EndpointMetrics(self._metrics.instruments, self.backends.fleet.statistics)
         return StatsReporter(
             metrics=self._metrics,
             sources={
@@ -263,10 +303,23 @@ class Worker:
                 "discovery": self.backends.discovery.statistics,
                 "events": self._events.statistics,
                 "tracing": self._tracer.statistics,
-                "worker": lambda: WorkerStatistics(tasks=len(asyncio.all_tasks())),
+                "worker": partial(self._statistics, cache_watch),
                 **self._region_limits.figures,
             },
             details={"fleet": self.backends.fleet.statistics},
+            labelled={"endpoints": self.backends.dispatcher.endpoint_statistics},
+            publish=(endpoints.publish, self._metrics.exemplars.publish),
+        )
+
+    def _statistics(self, cache_watch: RedisHealthMonitor) -> WorkerStatistics:
+        follower = self._follower
+        return WorkerStatistics(
+            tasks=len(asyncio.all_tasks()),
+            generation=self.runtimes.current.generation,
+            reloads=0 if follower is None else follower.reloads,
+            failed_reloads=0 if follower is None else follower.failed_reloads,
+            state_redis=follower is None or follower.is_reached,
+            cache_redis=cache_watch.is_reachable or not self._uses_cache_redis(),
         )
 
     def _listeners(self, draining: Draining, **redis: Callable[[], bool]) -> Listeners:
@@ -280,6 +333,7 @@ class Worker:
         parts = EntryPointParts(
             stores=self._stores,
             options=self._options,
+            dialects=dialects_of(self._settings),
             limiter=self.limiter,
             idempotency=self.idempotency,
             fleet=self.backends.fleet,
@@ -288,5 +342,6 @@ class Worker:
             metrics=self._metrics,
             tracer=self._tracer,
             clock=self._clock,
+            request_lines=self._request_lines,
         )
         return build_listeners(self._settings, parts, readiness=readiness, draining=draining)

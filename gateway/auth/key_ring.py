@@ -1,10 +1,103 @@
 """Authenticates callers: finds the principal of a key in memory, by the key's hash."""
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from gateway.auth.keys import LONGEST, SHORTEST, digest_of_key
 from gateway.errors import AuthenticationFailed, DependencyUnavailable, GatewayError
-from gateway.types import Principal
+from gateway.types import KeyId, Principal
+
+_FEW = 1000
+
+
+class PrincipalTable:
+    """Holds principals by the digests of keys' texts, and which digests are those of a key."""
+
+    def __init__(self, principals: Iterable[tuple[bytes, Principal]] = ()) -> None:
+        self.by_digest: dict[bytes, Principal] = {}
+        self._digests: dict[KeyId, bytes] = {}
+        self._others: dict[KeyId, list[bytes]] = {}  # beside the first of a key: its former text
+        self._expiring: list[tuple[int, bytes]] = []  # a heap, also of some that are gone
+        self._bounded = 0
+        self._origins: dict[str, int] = {}  # and how many texts of keys are limited to each
+        for digest, principal in principals:
+            self._add(digest, principal)
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether some key is limited to origins or routes."""
+        return self._bounded > 0
+
+    @property
+    def origins(self) -> Collection[str]:
+        """The origins that keys are limited to, of all keys together; it changes with them."""
+        return self._origins.keys()
+
+    def of_key(self, key: KeyId) -> Principal | None:
+        """Return the principal of a key by the key's id, `None` if it is not valid."""
+        digest = self._digests.get(key)
+        return None if digest is None else self.by_digest.get(digest)
+
+    def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> bool:
+        """Have for each of `keys` exactly these principals; return whether one had others."""
+        had_others = False
+        for key, principals in keys.items():
+            had_others |= self._remove(key)
+            for digest, principal in principals:
+                self._add(digest, principal)
+        if len(self._expiring) > 2 * len(self.by_digest) + _FEW:
+            # Mostly of keys that were replaced.
+            self._expiring = [
+                (one.expires, digest)
+                for digest, one in self.by_digest.items()
+                if one.expires is not None
+            ]
+            heapq.heapify(self._expiring)
+        return had_others
+
+    def remove_expired(self, now: int) -> bool:
+        """Remove the texts that expired by `now`; return whether there were any."""
+        count = len(self.by_digest)
+        while self._expiring and self._expiring[0][0] <= now:
+            expires, digest = heapq.heappop(self._expiring)
+            principal = self.by_digest.get(digest)
+            if principal is not None and principal.expires == expires:
+                self._drop(digest)
+        return len(self.by_digest) < count
+
+    def _add(self, digest: bytes, principal: Principal) -> None:
+        other = self.by_digest.get(digest)
+        if other is not None and other.key != principal.key and other.expires is None:
+            return  # the former text of a key became that of another, which lasts
+        if other is not None:
+            self._drop(digest)
+        self.by_digest[digest] = principal
+        if self._digests.setdefault(principal.key, digest) != digest:
+            self._others.setdefault(principal.key, []).append(digest)
+        if principal.expires is not None:
+            heapq.heappush(self._expiring, (principal.expires, digest))
+        if principal.origins is not None or principal.routes is not None:
+            self._bounded += 1
+            for origin in principal.origins or ():
+                self._origins[origin] = self._origins.get(origin, 0) + 1
+
+    def _remove(self, key: KeyId) -> bool:
+        first = self._digests.pop(key, None)
+        if first is None:
+            return False
+        for digest in (first, *self._others.pop(key, ())):
+            if digest in self.by_digest and self.by_digest[digest].key == key:
+                self._drop(digest)
+        return True
+
+    def _drop(self, digest: bytes) -> None:
+        principal = self.by_digest.pop(digest)
+        if principal.origins is not None or principal.routes is not None:
+            self._bounded -= 1
+            for origin in principal.origins or ():
+                self._origins[origin] -= 1
+                if not self._origins[origin]:
+                    del self._origins[origin]
 
 
 class KeyRing:
@@ -12,29 +105,41 @@ class KeyRing:
 
     A lookup hashes the key that was sent (0.4 µs) and looks up the digest, so that its time reveals
     nothing about stored keys, and no key is held in memory. An unknown key is refused. While the
-    store of keys is down, the last principals stay. `generation` changes whenever they may have.
-    Principals carry the rules of their limits; `PrincipalsFollower` replaces them.
+    store of keys is down, the last principals stay. `generation` changes whenever a principal that
+    may have been found is another or none. Principals carry the rules of their limits;
+    `PrincipalsFollower` replaces them.
     """
 
     def __init__(self, principals: Mapping[str, Principal] | None = None) -> None:
-        self._principals: dict[bytes, Principal] = {}
+        self._table = PrincipalTable()
+        self._by_digest = self._table.by_digest
         self.generation = 0
-        self.origins: frozenset[str] = frozenset()
-        """The origins that keys are limited to, of all keys together."""
-        self.has_bounds = False
-        """Whether some key is limited to origins or routes."""
         self._loaded = False
         if principals is not None:
             self.replace(principals)
 
     def __len__(self) -> int:
-        return len(self._principals)
+        return len(self._by_digest)
+
+    @property
+    def origins(self) -> Collection[str]:
+        """The origins that keys are limited to, of all keys together; it changes with them."""
+        return self._table.origins
+
+    @property
+    def has_bounds(self) -> bool:
+        """Whether some key is limited to origins or routes."""
+        return self._table.has_bounds
 
     def find(self, key: bytes) -> Principal | None:
         """Return the principal of `key`, or `None` if it is unknown."""
         if not SHORTEST <= len(key) <= LONGEST:
             return None
-        return self._principals.get(digest_of_key(key))
+        return self._by_digest.get(digest_of_key(key))
+
+    def find_by_id(self, key: KeyId) -> Principal | None:
+        """Return the principal of a key by the key's id, or `None` if it is not valid."""
+        return self._table.of_key(key)
 
     def refusal(self, key: bytes) -> GatewayError:
         """Return the error for `key`, which was not found.
@@ -56,22 +161,21 @@ class KeyRing:
         Raises:
             ValueError: a hash is not hexadecimal; nothing has changed.
         """
-        self._principals = {bytes.fromhex(hash_): one for hash_, one in principals.items()}
-        bounded = [
-            one for one in principals.values() if one.origins is not None or one.routes is not None
-        ]
-        self.has_bounds = bool(bounded)
-        self.origins = frozenset(origin for one in bounded for origin in one.origins or ())
+        pairs = ((bytes.fromhex(hash_), one) for hash_, one in principals.items())
+        self.replace_table(PrincipalTable(pairs))
+
+    def replace_table(self, table: PrincipalTable) -> None:
+        """Replace all principals by those of `table`, which nobody else may change then."""
+        self._table, self._by_digest = table, table.by_digest
         self.generation += 1
         self._loaded = True
 
+    def replace_keys(self, keys: Mapping[KeyId, Sequence[tuple[bytes, Principal]]]) -> None:
+        """Replace the principals of `keys`, by digest; those without any are valid no more."""
+        if self._table.replace_keys(keys):
+            self.generation += 1
+
     def drop_expired(self, now: int) -> None:
         """Remove the keys that expired by `now` (nanoseconds since the epoch)."""
-        valid = {
-            digest: one
-            for digest, one in self._principals.items()
-            if one.expires is None or one.expires > now
-        }
-        if len(valid) < len(self._principals):
-            self._principals = valid
+        if self._table.remove_expired(now):
             self.generation += 1

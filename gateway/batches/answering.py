@@ -16,32 +16,55 @@ from gateway.batches.lines import (
     item_id,
 )
 from gateway.batches.window import CongestionWindow
+from gateway.errors import UpstreamFailed
 from gateway.ledger.batch_types import RequestBatch
 from gateway.workers.backoff import StoppableBackoff, pause
 
 _OK = 300
-BUSY = frozenset({429, 503, 504})
-"""The gateway has no room: fewer lines are sent at a time."""
-_MOST_ATTEMPTS = {500: 3, 502: 4, 504: 10}
-"""How often each failure may come that may never end; 429 and 503 are for the whole window."""
+LATE = 504
+BUSY = frozenset({402, 429, 503, LATE})
+"""There is no room, time or budget: fewer lines are sent at a time, for the whole window."""
+_MOST_ATTEMPTS = {500: 3, 502: 4}
+"""How often each failure may come that may never end."""
 _LONGEST_WAIT = 30.0
+_FAILED_DEPENDENCY = 424
+
+
+class _WithCode(msgspec.Struct, frozen=True):
+    code: str = ""
+
+
+_decode_code = msgspec.json.Decoder(_WithCode).decode
+
+
+def _has_event() -> bool:
+    return True
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's answer to a request; names of headers are in lower case."""
+    """The gateway's answer to a request; names of headers are in lower case.
+
+    `passing` has the statuses of items without an answer beside others, which another try may
+    answer. The event of such a reply is withheld until `publish`, which tells if it is in the log.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    passing: frozenset[int] = frozenset()
+    publish: Callable[[], bool] = _has_event
 
 
 class LineRunner(Protocol):
     """Answers requests of tenants as the gateway's own listener does, as bulk work."""
 
-    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+    async def ask(
+        self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
+    ) -> Reply:
         """Return the answer to `POST` to the batch's endpoint, for the key that made the batch.
 
-        Requests with one `request_id` are billed once.
+        Requests with one `request_id` are billed once. It may take twice as long for each time that
+        it was `late`, up to the seconds `left`.
         """
         ...
 
@@ -84,20 +107,22 @@ class LineAnswerer:
             return Result(line=failure_line(batch, line, line.failure))
         backoff = StoppableBackoff(longest=_LONGEST_WAIT)
         replies = Counter[int]()
+        partial: Reply | None = None
         while not halt.is_set():
             if self._wall() >= batch.expires:
+                if partial is not None and partial.publish():
+                    return _result(batch, line, partial)
                 failure = expired_failure(line)
                 return Result(line=failure_line(batch, line, failure), is_expired=True)
-            reply = await self._ask(batch, line, halt)
+            reply = await self._ask(batch, line, halt, late=replies[LATE])
             if reply is None:
                 break
-            wait = backoff.failed()
-            replies[reply.status] += 1
-            if _is_final(reply, replies[reply.status]):
-                media = reply.headers.get("content-type", "")
-                status = reply.status
-                output = answer_line(batch, line, status=status, body=reply.body, media=media)
-                return Result(line=output, is_success=status < _OK)
+            wait, failure_status = backoff.failed(), _failure_status(reply)
+            replies[failure_status] += 1
+            if _is_final(reply, failure_status, replies[failure_status]) and reply.publish():
+                return _result(batch, line, reply)
+            if reply.passing:
+                partial = reply
             left = max(0.0, batch.expires - self._wall())
             # Only the end of the whole batch cancels this wait; then no place is counted any more.
             places.release()
@@ -105,7 +130,9 @@ class LineAnswerer:
             await places.acquire()
         return None
 
-    async def _ask(self, batch: RequestBatch, line: Line, halt: asyncio.Event) -> Reply | None:
+    async def _ask(
+        self, batch: RequestBatch, line: Line, halt: asyncio.Event, *, late: int
+    ) -> Reply | None:
         window = self._windows[batch.tenant]
         await window.enter()
         is_refused = False
@@ -113,20 +140,46 @@ class LineAnswerer:
             async with self._places:
                 if halt.is_set():
                     return None
-                reply = await self._runner.ask(batch, item_id(batch, line), line.body)
-            is_refused = reply.status in BUSY
+                left = batch.expires - self._wall()
+                reply = await self._runner.ask(
+                    batch, item_id(batch, line), line.body, late=late, left=left
+                )
+            is_refused = _failure_status(reply) in BUSY
             return reply
         finally:
             window.leave(refused=is_refused)
 
 
-def _is_final(reply: Reply, times: int) -> bool:
+def _result(batch: RequestBatch, line: Line, reply: Reply) -> Result:
+    media = reply.headers.get("content-type", "")
+    output = answer_line(batch, line, status=reply.status, body=reply.body, media=media)
+    return Result(line=output, is_success=reply.status < _OK)
+
+
+def _is_final(reply: Reply, status: int, times: int) -> bool:
     """Tell whether an answer whose status came so many `times` stays however often it is asked."""
     if reply.headers.get("x-should-retry") == "false":
         return True
-    if reply.status in _MOST_ATTEMPTS:
-        return times >= _MOST_ATTEMPTS[reply.status]
-    return reply.status not in BUSY
+    if status in _MOST_ATTEMPTS:
+        return times >= _MOST_ATTEMPTS[status]
+    return status not in BUSY
+
+
+def _failure_status(reply: Reply) -> int:
+    """Return the status of an answer in the gateway's terms.
+
+    Of an answer without some items it is theirs, first what may be asked for the whole window.
+    On TEI's routes a backend's failure has the status of what no model answers.
+    """
+    if reply.passing:
+        return max(reply.passing, key=lambda status: (status in BUSY, status))
+    if reply.status == _FAILED_DEPENDENCY:
+        try:
+            if _decode_code(reply.body).code == UpstreamFailed.code:
+                return UpstreamFailed.status
+        except (msgspec.MsgspecError, UnicodeError):
+            return reply.status
+    return reply.status
 
 
 def _retry_after(reply: Reply) -> float:

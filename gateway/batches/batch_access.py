@@ -52,7 +52,7 @@ class BatchAccess:
             raise InvalidRequest(f"`completion_window` must be `{_WINDOW}`.")
         _check_metadata(metadata or {})
         if output_expires_after is not None:
-            self._files.check_life(output_expires_after)
+            self._files.check_life(output_expires_after, "output_expires_after")
         await self._files.get(caller, input_file)
         now = self._batches.now()
         batch = RequestBatch(

@@ -1,6 +1,7 @@
 """Reads the input lines of batches, and writes their output lines; both are JSON Lines."""
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +29,13 @@ class InputRefused(Exception):
         self.failure = failure
 
 
+class LinePosition(NamedTuple):
+    """Says where a line begins: its byte in the file, and its number."""
+
+    start: int
+    number: int
+
+
 class LinePositions(msgspec.Struct, frozen=True, kw_only=True):
     """Says where the parts of an input begin: the byte and the number of their first lines.
 
@@ -36,7 +44,7 @@ class LinePositions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     total: int
-    starts: tuple[tuple[int, int], ...]
+    starts: tuple[LinePosition, ...]
     repeated: frozenset[int]
 
 
@@ -95,14 +103,14 @@ def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LinePo
     Raises:
         InputRefused: there is no line, or more than `most`.
     """
-    starts: list[tuple[int, int]] = []
+    starts: list[LinePosition] = []
     seen: set[str] = set()
     repeated: set[int] = set()
     total = offset = 0
     for number, line in enumerate(lines, start=1):
         if line.strip():
             if total % part_lines == 0:
-                starts.append((offset, number))
+                starts.append(LinePosition(offset, number))
             total += 1
             custom_id = _custom_id(line, number)
             if custom_id in seen:
@@ -118,17 +126,28 @@ def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LinePo
     return LinePositions(total=total, starts=tuple(starts), repeated=frozenset(repeated))
 
 
-def read_part(
-    lines: Iterable[bytes], *, batch: RequestBatch, first: int, repeated: frozenset[int]
-) -> list[Line]:
-    """Return the lines of a part, of which `lines` begin with number `first`."""
-    part: list[Line] = []
-    for number, raw in enumerate(lines, start=first):
+def read_lines(
+    raw_lines: Iterable[bytes],
+    *,
+    endpoint: str,
+    begin: LinePosition,
+    repeated: frozenset[int],
+    most: int,
+    most_bytes: int,
+) -> tuple[list[Line], LinePosition]:
+    """Return up to `most` lines, and where they end; `raw_lines` has those from `begin` on.
+
+    There are fewer once they have `most_bytes`, so that few are in memory, but one at least.
+    """
+    lines: list[Line] = []
+    start, number = begin
+    for raw in raw_lines:
         if raw.strip():
-            part.append(read_line(raw, number, batch.endpoint, is_repeated=number in repeated))
-            if len(part) == batch.part_lines:
-                break
-    return part
+            lines.append(read_line(raw, number, endpoint, is_repeated=number in repeated))
+        start, number = start + len(raw), number + 1
+        if len(lines) == most or (lines and start - begin.start >= most_bytes):
+            break
+    return lines, LinePosition(start, number)
 
 
 def read_line(raw: bytes, number: int, endpoint: str, *, is_repeated: bool = False) -> Line:
@@ -164,7 +183,9 @@ def item_id(batch: RequestBatch, line: Line) -> str:
 
 def answer_line(batch: RequestBatch, line: Line, *, status: int, body: bytes, media: str) -> bytes:
     """Return the output line of a request that was answered, with an error or without."""
-    if "json" not in media:
+    if media.startswith("application/octet-stream"):
+        body = _encode(body)  # in base64
+    elif "json" not in media:
         body = _encode(body.decode(errors="replace"))
     elif b"\n" in body:
         body = msgspec.json.format(body, indent=-1)

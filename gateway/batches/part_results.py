@@ -1,14 +1,13 @@
 """Keeps the results of a part in a temporary file until its last line is answered."""
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from gateway.batches.answering import Result
-from gateway.batches.lines import Line
 from gateway.errors import DependencyUnavailable
 from gateway.storage.free_space import check_free_space
 
@@ -80,10 +79,10 @@ class PartResults:
             sum(place.is_expired for place in places),
         )
 
-    def content(self, lines: Sequence[Line], *, is_success: bool) -> Iterator[bytes]:
-        """Yield the results of `lines` that are successes, or those that are not, in order."""
-        for line in lines:
-            place = self._places.get(line.number)
+    def content(self, numbers: Iterable[int], *, is_success: bool) -> Iterator[bytes]:
+        """Yield the results of these lines that are successes, or those that are not, in order."""
+        for number in numbers:
+            place = self._places.get(number)
             if place is None or place.is_success is not is_success:
                 continue
             with self._lock:

@@ -18,10 +18,11 @@ from gateway.batches.answering import LineAnswerer
 from gateway.batches.lines import (
     InputRefused,
     Line,
+    LinePosition,
     LinePositions,
     index_lines,
     oversize_failure,
-    read_part,
+    read_lines,
     split_lines,
 )
 from gateway.batches.part_results import PartResults
@@ -34,6 +35,8 @@ from gateway.workers.backoff import StoppableBackoff
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+# So much of an input is in memory at a time, and a line more.
+_MOST_BYTES = 8 << 20
 
 
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,13 +107,26 @@ class BatchRun:
         if self.batch.status is BatchState.VALIDATING:
             await self._change(lambda batch: _begun(batch, index.total, self._batches.now()))
         while not self.halt.is_set() and len(self.batch.parts) < len(index.starts):
-            lines = await self._persistently(self._read, index, len(self.batch.parts))
             with await self._persistently(PartResults, self._results_folder) as results:
-                await self._answer(lines, results)
-                await self._keep(lines, results)
+                numbers = await self._answer_part(index, results)
+                await self._keep(numbers, results)
+
+    async def _answer_part(self, index: LinePositions, results: PartResults) -> list[int]:
+        """Add the results of a part, and return the numbers of its lines.
+
+        Long lines are read some at a time.
+        """
+        begin, numbers = index.starts[len(self.batch.parts)], list[int]()
+        while not self.halt.is_set() and (left := self.batch.part_lines - len(numbers)):
+            lines, begin = await self._persistently(self._read, begin, index.repeated, left)
+            if not lines:
+                break
+            await self._answer(lines, results)
+            numbers += [line.number for line in lines]
+        return numbers
 
     async def _answer(self, lines: Sequence[Line], results: PartResults) -> None:
-        """Add the results of a part, of fewer lines where it was halted."""
+        """Add the results of lines, of fewer where it was halted."""
         places = asyncio.Semaphore(self._bounds.in_flight)
         most = self._bounds.max_output_bytes - sum(part.size for part in self.batch.parts)
 
@@ -129,8 +145,8 @@ class BatchRun:
             for line in lines:
                 group.create_task(answer(line))
 
-    async def _keep(self, lines: Sequence[Line], results: PartResults) -> None:
-        """Store results, and then note them."""
+    async def _keep(self, numbers: Sequence[int], results: PartResults) -> None:
+        """Store the results of lines, and then note them."""
         total, completed, expired = results.counts()
         if not total:
             return
@@ -144,7 +160,7 @@ class BatchRun:
         for kind, is_success in (("output", True), ("error", False)):
             if part.counts(kind):
                 name = self._name(part, kind)
-                await self._persistently(self._write, name, lines, results, is_success)
+                await self._persistently(self._write, name, numbers, results, is_success)
         parts = (*self.batch.parts, part)
         await self._change(lambda batch: msgspec.structs.replace(batch, parts=parts))
 
@@ -200,21 +216,28 @@ class BatchRun:
         lines = split_lines(content, longest=self._bounds.max_line_bytes)
         return index_lines(lines, part_lines=self.batch.part_lines, most=self._bounds.max_lines)
 
-    def _read(self, index: LinePositions, part: int) -> list[Line]:
-        start, first = index.starts[part]
-        content = self._storage.read(file_object(self.batch.input_file), start)
-        lines = split_lines(content, longest=self._bounds.max_line_bytes)
-        return read_part(lines, batch=self.batch, first=first, repeated=index.repeated)
+    def _read(
+        self, begin: LinePosition, repeated: frozenset[int], most: int
+    ) -> tuple[list[Line], LinePosition]:
+        content = self._storage.read(file_object(self.batch.input_file), begin.start)
+        return read_lines(
+            split_lines(content, longest=self._bounds.max_line_bytes),
+            endpoint=self.batch.endpoint,
+            begin=begin,
+            repeated=repeated,
+            most=most,
+            most_bytes=_MOST_BYTES,
+        )
 
     def _write(
         self,
         name: str,
-        lines: Sequence[Line],
+        numbers: Sequence[int],
         results: PartResults,
         is_success: bool,  # noqa: FBT001 - `_persistently` passes no names
     ) -> None:
         with self._storage.writing(name) as write:
-            for chunk in results.content(lines, is_success=is_success):
+            for chunk in results.content(numbers, is_success=is_success):
                 write(chunk)
 
     def _assemble(self, kind: str) -> StoredFile | None:

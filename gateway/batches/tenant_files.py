@@ -134,15 +134,15 @@ class TenantFiles:
         await self._threads.run(self._files.finish, file.id, size=file.size, expires=file.expires)
         return file
 
-    def check_life(self, seconds: int) -> None:
-        """Check for how long a file is to be kept.
+    def check_life(self, seconds: int, field: str = "expires_after") -> None:
+        """Check for how long a file is to be kept, as `field` says.
 
         Raises:
             InvalidRequest: it is too short or too long.
         """
         if not _SHORTEST_LIFE <= seconds <= self.bounds.keep:
             raise InvalidRequest(
-                f"`expires_after` must be {_SHORTEST_LIFE} to {self.bounds.keep} seconds."
+                f"`{field}` must be {_SHORTEST_LIFE} to {self.bounds.keep} seconds."
             )
 
     async def get(self, caller: Principal, file: str) -> StoredFile:

@@ -10,6 +10,7 @@ import msgspec
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.cache.memory_tier import MemoryStatistics
+from gateway.tasks import log_failure
 
 LookupCallback = Callable[[list[CachedResult | None]], object]
 
@@ -20,7 +21,7 @@ class PendingLookup:
     `claims` tells that its caller computes what is not found, and shares that.
     """
 
-    __slots__ = ("claims", "keys", "on_done", "timer")
+    __slots__ = ("claims", "keys", "on_done")
 
     def __init__(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
@@ -28,20 +29,24 @@ class PendingLookup:
         self.keys = keys
         self.claims = claims
         self.on_done: LookupCallback | None = on_done
-        self.timer: asyncio.TimerHandle | None = None
 
     def cancel(self) -> None:
-        """Drop the callback and its timer."""
+        """Drop the callback."""
         self.on_done = None
-        if self.timer is not None:
-            self.timer.cancel()
+
+    def end(self, entries: list[CachedResult | None]) -> None:
+        """Call the callback, unless it was called or cancelled."""
+        on_done, self.on_done = self.on_done, None
+        if on_done is None:
+            return
+        try:
+            on_done(entries)
+        except Exception as bug:  # noqa: BLE001 - it must not keep other look-ups of its read waiting
+            log_failure(bug)
 
     def miss(self) -> None:
-        """Call the callback with a miss for each key, unless it was called or cancelled."""
-        on_done = self.on_done
-        if on_done is not None:
-            self.cancel()
-            on_done([None] * len(self.keys))
+        """Call the callback with a miss for each key."""
+        self.end([None] * len(self.keys))
 
 
 class RemoteStatistics(msgspec.Struct, kw_only=True):
@@ -100,8 +105,12 @@ class RemoteTier(Protocol):
         """Tell, once, whether a look-up has claimed all of `keys`."""
         ...
 
-    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        """Write `entry` soon, or drop it without an error."""
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """End claims that look-ups made on `keys`, and that `has_claimed` has told nobody of."""
+        ...
+
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
+        """Write each entry under its key soon, or drop it without an error."""
         ...
 
     async def claim(
@@ -167,8 +176,11 @@ class NullTier:
         asyncio.get_running_loop().call_soon(lookup.miss)
         return lookup
 
-    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Keep nothing."""
+
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """Do nothing."""
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Nobody else computes anything."""

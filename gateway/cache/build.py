@@ -1,5 +1,6 @@
 """Builds the result cache that the configuration document describes."""
 
+import secrets
 from collections.abc import Callable
 
 from gateway.cache.base import NullTier, RemoteTier
@@ -8,6 +9,7 @@ from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.connect import open_client
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from gateway.tasks import CallbackBatch
 
 _CONNECTION_TIMEOUT = 0.1
 """Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
@@ -21,11 +23,16 @@ def build_cache(
     monotonic: Callable[[], float],
     random: Callable[[], float],
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
+    batch: CallbackBatch | None = None,
 ) -> ResultCache:
     """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
 
+    What was found by one read of Redis is told within `batch`.
+
     `clock` is the wall clock, `random` a source of numbers from 0 to 1.
     """
+    # What this worker has claimed by one tier is its own in the next.
+    claimant = secrets.token_bytes(8)
 
     def make_remote(entry: CacheConfig) -> RemoteTier:
         if not entry.redis_enabled:
@@ -36,7 +43,7 @@ def build_cache(
             open_client(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)
             for _ in range(2)
         )
-        return RedisTier(
+        tier = RedisTier(
             reads=reads,
             writes=writes,
             timeout=entry.redis_timeout,
@@ -44,6 +51,10 @@ def build_cache(
             lease=entry.lease,
             monotonic=monotonic,
             random=random,
+            claimant=claimant,
         )
+        if batch is not None:
+            tier.batch = batch
+        return tier
 
     return ResultCache(entry, make_remote=make_remote, clock=clock)

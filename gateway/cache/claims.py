@@ -97,6 +97,7 @@ class Claims:
         lease: float,
         monotonic: Callable[[], float],
         tasks: TaskScope,
+        name: bytes | None = None,
     ) -> None:
         self._prefix = prefix
         self._client = client
@@ -105,7 +106,7 @@ class Claims:
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         # What it computed in vain, or for a refresh, it does not wait for itself.
-        self._name = secrets.token_bytes(8)
+        self._name = name or secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
         self._by_lookup: dict[CacheKey, float] = {}
         self._unsent: list[_Claimant] = []
@@ -136,12 +137,14 @@ class Claims:
     def read_replies(self, keys: Iterable[CacheKey], replies: Sequence[object]) -> None:
         """Remember which of `keys` were claimed by `commands`, that a look-up sent.
 
-        What nobody takes ends with its lease.
+        What nobody takes or releases ends with its lease.
         """
-        now = self._monotonic()
+        now, claimed = self._monotonic(), self._by_lookup
         for key, reply in zip(keys, replies, strict=False):  # none where the lease is 0
             if reply == b"OK":
-                _remember(self._by_lookup, key, now)
+                claimed[key] = now
+        while len(claimed) > _MOST_REMEMBERED:
+            del claimed[next(iter(claimed))]
 
     def take(self, keys: Sequence[CacheKey]) -> bool:
         """Tell, once, whether look-ups have claimed all of `keys`."""
@@ -152,6 +155,11 @@ class Claims:
         for key in keys:
             claimed.pop(key, None)
         return True
+
+    def take_each(self, keys: Sequence[CacheKey]) -> list[CacheKey]:
+        """Return, once, those of `keys` that look-ups have claimed."""
+        claimed = self._by_lookup
+        return [key for key in keys if claimed.pop(key, None) is not None] if claimed else []
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float

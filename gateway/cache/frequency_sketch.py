@@ -1,6 +1,7 @@
 """Estimates how often an address was seen lately, in a fixed number of bytes."""
 
 import struct
+from collections.abc import Sequence
 
 _COUNTER_MAXIMUM = 15
 _HALVES = bytes(value >> 1 for value in range(256))
@@ -25,20 +26,21 @@ class FrequencySketch:
         self._counted = 0
         self._halve_at = 10 * entries
 
-    def add_one(self, address: bytes) -> None:
-        """Count `address` once, as `add` does in twice the time."""
-        mask = self._mask
+    def add_each(self, addresses: Sequence[bytes]) -> None:
+        """Count each of `addresses` once, as `add` does in twice the time."""
+        mask, after, unpack = self._mask, _NEXT, _WORDS.unpack
         first, second, third, fourth = self._rows
         a: int
         b: int
         c: int
         d: int
-        a, b, c, d = _WORDS.unpack(address)
-        first[a & mask] = _NEXT[first[a & mask]]
-        second[b & mask] = _NEXT[second[b & mask]]
-        third[c & mask] = _NEXT[third[c & mask]]
-        fourth[d & mask] = _NEXT[fourth[d & mask]]
-        self._counted += 1
+        for address in addresses:
+            a, b, c, d = unpack(address)
+            first[a & mask] = after[first[a & mask]]
+            second[b & mask] = after[second[b & mask]]
+            third[c & mask] = after[third[c & mask]]
+            fourth[d & mask] = after[fourth[d & mask]]
+        self._counted += len(addresses)
         if self._counted >= self._halve_at:
             self._halve()
 

@@ -7,6 +7,7 @@ by. Decision 0004 says why it is no library.
 """
 
 from collections import deque
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -54,6 +55,8 @@ class MemoryTier:
         self._set_capacity(capacity_bytes)
         self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
         self._nodes: dict[bytes, _Node] = {}
+        self.has: Callable[[bytes], bool] = self._nodes.__contains__
+        """Tells whether something is at an address, without counting a read."""
         self._window: deque[_Node] = deque()
         self._main: deque[_Node] = deque()
         self._window_bytes = 0
@@ -77,25 +80,47 @@ class MemoryTier:
         self._hits += 1
         return entry
 
+    def entry_of(self, key: CacheKey) -> CachedResult | None:
+        """Return `key`'s entry, expired or not, without counting a read."""
+        node = self._nodes.get(key.address)
+        return node.entry if node is not None and node.tag == key.tag else None
+
+    def count_misses(self, count: int) -> None:
+        """Count keys that were not read since nothing is at their addresses."""
+        self._misses += count
+
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep `entry`, in place of what was at its address, if it is worth its bytes."""
-        cost = ENTRY_OVERHEAD_BYTES + len(entry.payload) + len(entry.detail)
-        if cost > self._main_capacity:
-            self._refused += 1
-            return
-        self._sketch.add_one(key.address)
-        node = self._nodes.get(key.address)
-        if node is None:
-            node = _Node(key.address, key.tag, entry, cost)
-            self._nodes[key.address] = node
-            self._window.append(node)
-            self._window_bytes += cost
-        else:
-            self._replace(node, key, entry, cost)
+        self.put_all([(key, entry)], now)
+
+    def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
+        """Keep those of `entries` that are worth their bytes, each under its key."""
+        nodes, largest = self._nodes, self._main_capacity
+        self._sketch.add_each([address for (address, _), _ in entries])
+        for key, entry in entries:
+            cost = ENTRY_OVERHEAD_BYTES + len(entry.payload) + len(entry.detail)
+            if cost > largest:
+                self._refused += 1
+                continue
+            address, tag = key
+            node = nodes.get(address)
+            if node is None:
+                node = nodes[address] = _Node(address, tag, entry, cost)
+                self._window.append(node)
+                self._window_bytes += cost
+            else:
+                self._replace(node, key, entry, cost)
+        self._shrink_window(now)
+
+    def _shrink_window(self, now: float) -> None:
+        """Have what leaves the window take a place in the main part, if it may."""
         while self._window_bytes > self._window_capacity:
             candidate = self._window.popleft()
             self._window_bytes -= candidate.cost
-            self._contest(candidate, now)
+            if self._main_bytes + candidate.cost > self._main_capacity:
+                self._contest(candidate, now)
+            else:
+                self._admit(candidate)
         if self._main_bytes > self._main_capacity:
             self._make_room(now)
 
@@ -115,9 +140,7 @@ class MemoryTier:
         while self._window_bytes > self._window_capacity:
             candidate = self._window.popleft()
             self._window_bytes -= candidate.cost
-            candidate.in_main = True
-            self._main.append(candidate)
-            self._main_bytes += candidate.cost
+            self._admit(candidate)
         self._make_room(now)
 
     def statistics(self) -> MemoryStatistics:
@@ -164,9 +187,12 @@ class MemoryTier:
                 return
         for victim in victims:
             self._evict(victim)
-        candidate.in_main = True
-        self._main.append(candidate)
-        self._main_bytes += candidate.cost
+        self._admit(candidate)
+
+    def _admit(self, node: _Node) -> None:
+        node.in_main = True
+        self._main.append(node)
+        self._main_bytes += node.cost
 
     def _make_room(self, now: float) -> None:
         """Evict until the main part fits again: an entry was replaced by a larger one."""

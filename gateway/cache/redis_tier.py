@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Self
 
@@ -24,7 +24,7 @@ from gateway.cache.key import CacheKey
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskScope
+from gateway.tasks import CallbackBatch, TaskScope
 
 KEY_PREFIX = b"sg:r:"
 _MOST_READS = 1
@@ -39,11 +39,11 @@ _GRACE = 0.001
 before it reads what has long arrived."""
 _PER_KEY = 20e-6
 """Seconds that each key adds to the time a call may take: 2,048 vectors are no slow Redis."""
+_MANY_KEYS = 64  # a look-up of more has its own timer: others are not late with it
 _MOST_KEYS = 2048
 _MOST_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
-
 
 _Write = tuple[bytes, bytes, int]
 """The name, the value and the milliseconds that it lives."""
@@ -56,7 +56,7 @@ class RedisTier:
     `timeout`; a call that takes longer counts as failed, and after five in a row the circuit
     breaker opens until Redis has answered a `PING` in time. No request waits for that. `random`
     (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address of the answer
-    to come, for `lease` seconds.
+    to come, for `lease` seconds, and names `claimant`: tiers of one worker share that name.
     """
 
     name = "redis"
@@ -72,6 +72,7 @@ class RedisTier:
         monotonic: Callable[[], float],
         random: Callable[[], float],
         breaker: CircuitBreaker | None = None,
+        claimant: bytes | None = None,
     ) -> None:
         self._read_client = reads
         self._write_client = writes
@@ -80,12 +81,24 @@ class RedisTier:
         self._monotonic = monotonic
         self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
+        self.batch = CallbackBatch()
+        """What one read found is told within it."""
         self._pending: deque[PendingLookup] = deque()
+        self._timeless: list[PendingLookup] = []
+        """Look-ups of this event-loop iteration: their time-out has not begun."""
+        self._timed: deque[tuple[float, list[PendingLookup]]] = deque()
+        """Look-ups by the time when they are late, ended ones included."""
+        self._timer: asyncio.TimerHandle | None = None
         self._writes: deque[_Write] = deque()
         self._write_bytes = 0
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
-            prefix=KEY_PREFIX, client=writes, lease=lease, monotonic=monotonic, tasks=self._tasks
+            prefix=KEY_PREFIX,
+            client=writes,
+            lease=lease,
+            monotonic=monotonic,
+            tasks=self._tasks,
+            name=claimant,
         )
         self._scheduled = False
         self._finds_little = False
@@ -105,8 +118,7 @@ class RedisTier:
             await self._tasks.__aexit__(None, None, None)
         finally:
             pending, self._pending = self._pending, deque()
-            for lookup in pending:
-                self._loop.call_soon(self._time_out, lookup)
+            self._loop.call_soon(self._time_out, pending)
             await self._read_client.aclose()
             await self._write_client.aclose()
 
@@ -118,30 +130,29 @@ class RedisTier:
         While most keys are not found, the same round trip claims them.
         """
         lookup = PendingLookup(keys, on_done, claims=claims and self._finds_little)
-        loop = self._loop
         if self._is_usable():
-            late = self._timeout + _PER_KEY * len(keys)
-            lookup.timer = loop.call_later(late, loop.call_later, _GRACE, self._time_out, lookup)
             self._pending.append(lookup)
+            self._timeless.append(lookup)
             self._schedule()
         else:
             self._counts.skipped += len(keys)
-            loop.call_soon(lookup.miss)
+            self._loop.call_soon(lookup.miss)
         return lookup
 
-    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        """Queue `entry` to be written with what is left of its life, shortened by the jitter."""
-        life = (entry.expires_at - now) * (1 - self._ttl_jitter * self._random())
-        milliseconds = int(life * 1000)
-        if milliseconds < 1:
-            return
-        value = encode_entry(key, entry)
-        if len(self._writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
-            self._counts.dropped += 1
-            return
-        self._writes.append((KEY_PREFIX + key.address, value, milliseconds))
-        self._write_bytes += len(value)
-        if not self._writing:
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
+        """Queue entries to be written with what is left of their lives, less the jitter."""
+        writes, jitter = self._writes, 1000.0 * self._ttl_jitter
+        for key, entry in entries:
+            milliseconds = int((entry.expires_at - now) * (1000.0 - jitter * self._random()))
+            if milliseconds < 1:
+                continue
+            value = encode_entry(key, entry)
+            if len(writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
+                self._counts.dropped += 1
+                continue
+            writes.append((KEY_PREFIX + key[0], value, milliseconds))
+            self._write_bytes += len(value)
+        if writes and not self._writing:
             self._writing = True
             self._tasks.start(self._write())
 
@@ -157,6 +168,11 @@ class RedisTier:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)
         return await self._claims.claim(keys, is_current, within=within)
+
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """End claims that look-ups made on `keys`, and that nobody has taken."""
+        if unused := self._claims.take_each(keys):
+            self.release(unused)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Let the claims on `keys` last for another lease."""
@@ -207,13 +223,42 @@ class RedisTier:
             self._scheduled = True
             self._loop.call_soon(self._send)
 
-    def _time_out(self, lookup: PendingLookup) -> None:
-        self._counts.timeouts += lookup.on_done is not None
-        lookup.miss()
+    def _begin_time_out(self) -> None:
+        """Have the look-ups of this iteration end in time, all by one timer: each costs as much."""
+        begun, self._timeless = self._timeless, []
+        for large in [lookup for lookup in begun if len(lookup.keys) > _MANY_KEYS]:
+            begun.remove(large)
+            end = partial(self._time_out, [large])
+            self._call_late(self._timeout + _PER_KEY * len(large.keys), end)
+        late = self._timeout + _PER_KEY * max([len(lookup.keys) for lookup in begun], default=0)
+        self._timed.append((self._loop.time() + late, begun))
+        if self._timer is None:
+            self._timer = self._call_late(late, self._time_out_late)
+
+    def _call_late(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, self._loop.call_later, _GRACE, call)
+
+    def _time_out_late(self) -> None:
+        """End the look-ups whose time is over, and forget those that have ended."""
+        now, timed = self._loop.time(), self._timed
+        while timed and (timed[0][0] <= now or all(one.on_done is None for one in timed[0][1])):
+            self._time_out(timed.popleft()[1])
+        self._timer = None
+        if timed:
+            self._timer = self._call_late(max(0.0, timed[0][0] - now), self._time_out_late)
+
+    def _time_out(self, lookups: Iterable[PendingLookup]) -> None:
+        with self.batch:
+            for lookup in lookups:
+                if lookup.on_done is not None:
+                    self._counts.timeouts += 1
+                    lookup.miss()
 
     def _send(self) -> None:
         """Send the pending look-ups, while a round trip is free."""
         self._scheduled = False
+        if self._timeless:
+            self._begin_time_out()
         while self._pending and self._reading < _MOST_READS:
             batch: list[PendingLookup] = []
             size = 0
@@ -285,23 +330,22 @@ class RedisTier:
         if self._pending:
             self._schedule()
         place = 0
-        loop = self._loop
-        for lookup in batch:
-            end = place + len(lookup.keys)
-            on_done = lookup.on_done
-            if on_done is not None:
-                entries: list[CachedResult | None] = [None] * len(lookup.keys)
-                if values is not None:
-                    mine = values[place:end]
-                    if any(mine):
-                        pairs = zip(lookup.keys, mine, strict=True)
-                        entries = [self._entry(key, value) for key, value in pairs]
-                    else:
-                        self._counts.misses += len(mine)
-                lookup.cancel()
-                # Not from here: what one of them raises must not keep the others waiting.
-                loop.call_soon(on_done, entries)
-            place = end
+        with self.batch:
+            for lookup in batch:
+                end = place + len(lookup.keys)
+                if lookup.on_done is not None:
+                    lookup.end(self._entries(lookup.keys, values and values[place:end]))
+                place = end
+
+    def _entries(
+        self, keys: Sequence[CacheKey], values: list[bytes | None] | None
+    ) -> list[CachedResult | None]:
+        if values is None:
+            return [None] * len(keys)
+        if any(values):
+            return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
+        self._counts.misses += len(keys)
+        return [None] * len(keys)
 
     def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
         if value is None:
@@ -327,9 +371,8 @@ class RedisTier:
             while self._writes:
                 if len(self._writes) < _MOST_WRITES:
                     await asyncio.sleep(_GATHERING)
-                batch = [
-                    self._writes.popleft() for _ in range(min(len(self._writes), _MOST_WRITES))
-                ]
+                count = min(len(self._writes), _MOST_WRITES)
+                batch = [self._writes.popleft() for _ in range(count)]
                 self._write_bytes -= sum([len(value) for _, value, _ in batch])
                 if not self._is_usable():
                     self._counts.skipped += len(batch)
@@ -353,6 +396,5 @@ class RedisTier:
             self._breaker.failed(now=self._monotonic())
             return
         self._note_call(started, commands=len(batch))
-        refused = sum([isinstance(reply, Exception) for reply in replies])
-        self._counts.write_errors += refused
+        self._counts.write_errors += (refused := sum([isinstance(r, Exception) for r in replies]))
         self._counts.written += len(batch) - refused

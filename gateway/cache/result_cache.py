@@ -38,6 +38,10 @@ class ResultCache:
         self._memory = MemoryTier(capacity_bytes=_memory_bytes(entry))
         self.peek: Callable[[CacheKey, float], CachedResult | None] = self._memory.peek
         """Returns a key's entry if memory has it."""
+        self.entry_of: Callable[[CacheKey], CachedResult | None] = self._memory.entry_of
+        """Returns a key's entry if memory has it, expired or not, without counting a read."""
+        self.has: Callable[[bytes], bool] = self._memory.has
+        """Tells whether memory has something at an address."""
         self._make_remote = make_remote
         self._remote = make_remote(entry)
         self._clock = clock
@@ -82,6 +86,9 @@ class ResultCache:
         claims: bool = False,
     ) -> None:
         """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
+        if len(keys) == 1 and not self._memory.has(keys[0].address):
+            self._fetch_one(keys, on_done, claims=claims)
+            return
         found, missing = self._in_memory(keys, is_valid)
         if not missing:
             asyncio.get_running_loop().call_soon(on_done, found)
@@ -97,17 +104,45 @@ class ResultCache:
 
         remote.fetch_nowait([keys[index] for index in missing], fetched, claims=claims)
 
+    def _fetch_one(
+        self,
+        keys: Sequence[CacheKey],
+        on_done: Callable[[list[CacheHit | None]], object],
+        *,
+        claims: bool,
+    ) -> None:
+        """Look up a single key in the remote tier alone."""
+        self._memory.count_misses(1)
+        remote = self._remote
+
+        def fetched(entries: list[CachedResult | None]) -> None:
+            found: list[CacheHit | None] = [None]
+            try:
+                if entries[0] is not None:
+                    self._add(keys, found, (0,), entries, remote.name)
+            finally:
+                on_done(found)
+
+        remote.fetch_nowait(keys, fetched, claims=claims)
+
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry` in memory now, and in the remote tier soon."""
+        self.store_all([(key, entry)])
+
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]]) -> None:
+        """Keep each entry under its key: in memory now, in the remote tier soon."""
         now = self._clock()
-        if entry.expires_at <= now:
-            return
-        self._memory.put(key, entry, now)
-        self._remote.store(key, entry, now)
+        lasting = [each for each in entries if each[1].expires_at > now]
+        self._memory.put_all(lasting, now)
+        self._remote.store_all(lasting, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Tell, once, whether look-ups have claimed all of `keys`."""
         return self._remote.has_claimed(keys)
+
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """End claims that look-ups made on `keys`, and that nobody has taken."""
+        self._remote.release_unused(keys)
 
     def claim(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
@@ -136,16 +171,23 @@ class ResultCache:
         self, keys: Sequence[CacheKey], is_valid: Validity | None
     ) -> tuple[list[CacheHit | None], list[int]]:
         """Return what memory has of `keys` that is valid, and the places of the rest."""
-        now = self._clock()
+        now, has, peek = self._clock(), self._memory.has, self._memory.peek
         found: list[CacheHit | None] = []
         missing: list[int] = []
+        absent = 0
         for index, key in enumerate(keys):
-            entry = self._memory.peek(key, now)
+            if not has(key[0]):
+                absent += 1
+                missing.append(index)
+                found.append(None)
+                continue
+            entry = peek(key, now)
             if entry is None or not (is_valid is None or is_valid(entry, now)):
                 missing.append(index)
                 found.append(None)
             else:
                 found.append(CacheHit(entry=entry, tier="memory"))
+        self._memory.count_misses(absent)
         return found, missing
 
     def _add(

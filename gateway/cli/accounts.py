@@ -1,13 +1,23 @@
 """Implements `sluicegate keys` and `sluicegate usage`, through the admin listener."""
 
 from datetime import UTC, datetime
-from typing import Any
+from itertools import islice
+from typing import Any, BinaryIO
 
 import click
+import msgspec
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
-from gateway.cli.failures import Failure
+from gateway.cli.failures import Failure, UnconfirmedFailure
+from gateway.cli.key_states import key_state
+from gateway.supervisor.errors import ExitCode
 
+_AT_ONCE = 1000
+_UNKNOWN = (
+    "Whether the keys of the lines {first} to {last} are created is unknown; those of lines before"
+    " are. `sluicegate keys list` shows it, with names and times; the texts of these are lost:"
+    " revoke them, and import the file from line {first} on"
+)
 _GROUPS = ("tenant", "day", "hour", "model", "key", "task", "region")
 
 
@@ -56,6 +66,42 @@ def create(
         click.echo(f"{answer['id']} of {tenant}; the key is not shown again", err=True)
 
 
+@keys.command(name="import")
+@click.argument("file", type=click.File("rb"))
+@click.option("--new-tenants", is_flag=True, help="Create tenants that do not exist.")
+@admin_options
+def import_keys(*, file: BinaryIO, new_tenants: bool, client: AdminClient, as_json: bool) -> None:
+    """Create the keys in FILE, a line of JSON such as {"tenant": "acme", "name": "app"} for each.
+
+    They are created 1,000 at a time, and printed with their texts, a line of JSON each; that is the
+    only time they are shown. `-` reads standard input.
+    """
+    del as_json  # it is JSON anyway
+    done = 0
+    numbered = ((number, line) for number, line in enumerate(file, start=1) if line.strip())
+    while lines := list(islice(numbered, _AT_ONCE)):
+        try:
+            wanted = [_key_of(line, number) for number, line in lines]
+            body = {"keys": wanted, "new_tenants": new_tenants}
+            answer = client.request("POST", "/admin/keys/bulk", body=body)
+        except Failure as failure:
+            there = f"The keys of the first {done} lines are created" if done else "None is created"
+            if isinstance(failure, UnconfirmedFailure):
+                there = _UNKNOWN.format(first=lines[0][0], last=lines[-1][0])
+            raise Failure(f"{failure.message}. {there}", failure.exit_code) from failure
+        for key in answer["keys"]:
+            click.echo(msgspec.json.encode(key))
+        done = lines[-1][0]
+
+
+def _key_of(line: bytes, number: int) -> msgspec.Raw:
+    try:
+        msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Failure(f"line {number} is no JSON object: {error}", ExitCode.FAILED) from error
+    return msgspec.Raw(line)
+
+
 @keys.command(name="list")
 @click.option("--tenant", default="")
 @admin_options
@@ -68,7 +114,7 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
         return
     now = datetime.now(UTC)
     for key in answer["keys"]:
-        state = _state(key, now)
+        state = key_state(key, now)
         click.echo("\t".join((key["id"], key["tenant"], state, key["created"], key["name"])))
 
 
@@ -109,10 +155,3 @@ def usage(
         names = "\t".join(str(row.get(group, "")) for group in group_by)
         figures = f"{row['requests']} requests\t{row['items']} items"
         click.echo(f"{names}\t{figures}\t{row['cost']} {row['currency']}")
-
-
-def _state(key: dict[str, Any], now: datetime) -> str:
-    if key["revoked"]:
-        return "revoked"
-    ends = key["expires"]
-    return "expired" if ends and datetime.fromisoformat(ends) <= now else "active"

@@ -12,7 +12,8 @@ import msgspec
 from click.core import ParameterSource
 
 from gateway.cli.connecting import choose_listener
-from gateway.cli.failures import ADMIN_REFUSED, Failure
+from gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
+from gateway.sockets.certificate_files import first_certificate
 from gateway.supervisor.errors import ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,11 +23,17 @@ _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 
 
 class AdminClient:
-    """Calls one listener; a refusal is a `Failure` with the detail of the problem."""
+    """Calls one listener; a refusal is a `Failure` with the detail of the problem.
 
-    def __init__(self, *, url: str, key: str) -> None:
+    `trusted` is the file of its certificate, where that is on this machine; `shown` that of the
+    certificate and key of the operator.
+    """
+
+    def __init__(self, *, url: str, key: str, trusted: str = "", shown: Path | None = None) -> None:
         self._url = url
         self._key = key
+        self._trusted = trusted
+        self._shown = shown
 
     def request(
         self,
@@ -43,17 +50,20 @@ class AdminClient:
         A problem of the code `accept_code` is returned, too.
 
         Raises:
-            Failure: there is no response, or it is a refusal.
+            UnconfirmedFailure: the request was sent, and no response says what became of it.
+            Failure: it could not be sent, or the response is a refusal.
         """
         status, content = self._exchange(method, path, query or {}, body, timeout)
+        is_refusal = HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
         try:
             answer = msgspec.json.decode(content)
-        except msgspec.DecodeError as error:
-            raise self._failure(f"answered {status} and no JSON") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            said = f"answered {status} and no JSON"
+            raise self._failure(said, may_be_done=not is_refusal) from error
         if status >= HTTPStatus.BAD_REQUEST and not (
             accept_code and answer.get("code") == accept_code
         ):
-            raise self._failure(_problem(answer))
+            raise self._failure(_problem(answer), may_be_done=not is_refusal)
         return answer
 
     def _exchange(
@@ -79,27 +89,58 @@ class AdminClient:
                 },
                 content=None if body is None else msgspec.json.encode(body),
             )
-            # With the system's authorities, which take 19 ms to read, where there is TLS; and
-            # through no proxy, which would learn the key.
+            # Through no proxy, which would learn the key.
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             if parts.scheme == "https":
-                context = ssl.create_default_context()
+                context = self._tls()
             with httpx.Client(verify=context, timeout=timeout, trust_env=False) as client:
                 response = client.send(request, stream=True)
                 return response.status_code, self._read(response.iter_bytes())
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            raise self._failure(f"cannot be reached ({error}); is the gateway running?") from error
+            said = f"cannot be reached ({error}); is the gateway running?"
+            if self._trusted and "CERTIFICATE_VERIFY_FAILED" in str(error):
+                said = (
+                    f"shows another certificate than `{self._trusted}` holds ({error}); a new file"
+                    " is shown within 5 s, or its log says why it cannot be used"
+                )
+            unsent = (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol)
+            may_be_done = isinstance(error, httpx.HTTPError) and not isinstance(error, unsent)
+            raise self._failure(said, may_be_done=may_be_done) from error
+
+    def _tls(self) -> ssl.SSLContext:
+        """Return a context that trusts the instance's own certificate, or the system's authorities.
+
+        Raises:
+            OSError: a file cannot be used.
+        """
+        if self._trusted:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            # It is this very certificate, whatever name it is for, and whoever issued it.
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            chain = Path(self._trusted).read_text("latin-1")
+            try:
+                context.load_verify_locations(cadata=first_certificate(chain))
+            except ValueError as error:  # it is being replaced at this moment
+                raise OSError(f"`{self._trusted}`: {error}") from error
+        else:
+            context = ssl.create_default_context()  # reading these takes 19 ms
+        if self._shown is not None:
+            context.load_cert_chain(self._shown, password=lambda: "")
+        return context
 
     def _read(self, chunks: Iterator[bytes]) -> bytes:
         body = bytearray()
         for chunk in chunks:
             body += chunk
             if len(body) > _MAX_ANSWER_BYTES:
-                raise self._failure(f"answered with more than {_MAX_ANSWER_BYTES} bytes")
+                said = f"answered with more than {_MAX_ANSWER_BYTES} bytes"
+                raise self._failure(said, may_be_done=True)
         return bytes(body)
 
-    def _failure(self, what: str) -> Failure:
-        return Failure(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
+    def _failure(self, what: str, *, may_be_done: bool) -> Failure:
+        kind = UnconfirmedFailure if may_be_done else Failure
+        return kind(f"the admin listener {self._url}: {what}", ADMIN_REFUSED)
 
 
 def print_json(value: object) -> None:
@@ -151,14 +192,16 @@ def admin_options(command: F) -> F:
             name: context.get_parameter_source(name) in named
             for name in ("client", "admin_key", "data_dir")
         }
-        url, key = choose_listener(
+        url, key, trusted = choose_listener(
             given,
             context.meta["admin_key"],
             context.meta["data_dir"],
             prefer_data_dir=from_line["data_dir"]
             and not (from_line["client"] and from_line["admin_key"]),
         )
-        return AdminClient(url=url, key=key)
+        return AdminClient(
+            url=url, key=key, trusted=trusted, shown=context.meta["admin_certificate"]
+        )
 
     for decorate in (
         JSON,
@@ -178,6 +221,15 @@ def admin_options(command: F) -> F:
             expose_value=False,
             callback=_store,
             help="Else the one that `sluicegate up` keeps in its data directory.",
+        ),
+        click.option(
+            "--admin-certificate",
+            type=click.Path(path_type=Path, dir_okay=False),
+            envvar="SLUICEGATE_ADMIN_CERTIFICATE",
+            is_eager=True,
+            expose_value=False,
+            callback=_store,
+            help="Certificate and key, PEM, where the listener demands one.",
         ),
         click.option(
             "--data-dir",

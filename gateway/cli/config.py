@@ -7,10 +7,12 @@ import click
 import yaml
 
 from gateway.cli.admin_client import JSON, AdminClient, admin_options, print_change, print_json
+from gateway.cli.differences import print_difference
 from gateway.cli.failures import Failure
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
+from gateway.http.listener_settings import check_listeners
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
 from gateway.upstream.tls import client_tls
@@ -18,7 +20,7 @@ from gateway.upstream.tls import client_tls
 
 @click.group()
 def config() -> None:
-    """Check, show or reload the configuration document."""
+    """Check, compare, show or reload the configuration document."""
 
 
 @config.command()
@@ -33,6 +35,7 @@ def check(folder: Path, *, as_json: bool) -> None:
         parsed, settings = parse_sources(read_folder(folder)), load_settings()
         check_memory(parsed, settings.memory_limit_bytes)
         client_tls(settings).renew()  # refuses files that cannot be used
+        check_listeners(settings)
     except ConfigurationError as error:
         if not as_json:
             raise Failure(explain(error), ExitCode.CONFIGURATION) from error
@@ -43,6 +46,25 @@ def check(folder: Path, *, as_json: bool) -> None:
         print_json({"valid": True, "digest": parsed.digest})
     else:
         click.echo(f"`{folder}` is valid (digest {parsed.digest})")
+
+
+@config.command()
+@click.argument("folder", type=click.Path(path_type=Path), default="config")
+@admin_options
+def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
+    """Show what a folder of *.yaml files would change, were it published now; change nothing.
+
+    The gateway checks it as it would before publishing it.
+    """
+    try:
+        values = parse_sources(read_folder(folder)).tree.values
+    except ConfigurationError as error:
+        raise Failure(explain(error), ExitCode.CONFIGURATION) from error
+    answer = client.request("PUT", "/admin/config", query={"dry_run": "true"}, body=values)
+    if as_json:
+        print_json(answer)
+    else:
+        print_difference(answer["difference"])
 
 
 @config.command()

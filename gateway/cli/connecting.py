@@ -16,8 +16,10 @@ _OTHERWISE = (
 
 def choose_listener(
     url: str, key: str, data_dir: Path, *, prefer_data_dir: bool
-) -> tuple[str, str]:
+) -> tuple[str, str, str]:
     """Return URL and key: those given, or those of the instance on `data_dir`.
+
+    Third is the file of the certificate that this instance shows, if it is known.
 
     If only one is given, it must be that instance's. With `prefer_data_dir`, where the directory is
     given more explicitly than the rest, both must be.
@@ -28,7 +30,7 @@ def choose_listener(
     _check_url(url)
     _check_key(key)
     if url and key and not prefer_data_dir:
-        return url, key
+        return url, key, ""
     access = _access(data_dir)
     if access is None:
         raise click.UsageError(_explain_missing(url, key, data_dir))
@@ -42,7 +44,7 @@ def choose_listener(
             f"the key that is given is not that of the instance on `{data_dir}`, at {access.url}: "
             f"it is not sent there; {_OTHERWISE}"
         )
-    return access.url, key or _kept_key(data_dir, access)
+    return access.url, key or _kept_key(data_dir, access), access.certificate
 
 
 def _check_url(url: str) -> None:

@@ -1,12 +1,18 @@
 """Starts the command line; says what to install where packages of it are missing."""
 
+import os
 import sys
 
 _OWN = ("backends", "gateway")
+_BULK = "bulk"
 
 
 def main() -> None:
     """Run the command that `sys.argv` names, and exit."""
+    if sys.argv[1:2] == [_BULK]:
+        # A machine for bulk jobs has none of what a gateway needs.
+        command_line = [sys.executable, "-P", "-m", _BULK, *sys.argv[2:]]
+        os.execv(sys.executable, command_line)  # noqa: S606 - its own program
     try:
         # Imported here: a client's machine may have none of what it needs.
         from gateway.cli.root import main as command  # noqa: PLC0415

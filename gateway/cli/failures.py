@@ -21,6 +21,10 @@ class Failure(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click's other errors set it on the class
 
 
+class UnconfirmedFailure(Failure):
+    """Ends a command whose request was sent, and may have been done."""
+
+
 @contextmanager
 def failing() -> Iterator[None]:
     """Turn errors of a start into a `Failure`."""

@@ -17,6 +17,8 @@ _BACKEND_COMMANDS = {
     "import": "Import a Hugging Face folder.",
     "list": "List what a backend would serve.",
     "optimize": "Make a model as quick as this machine allows, and report.",
+    "push": "Push a repository to object storage or a registry.",
+    "sync": "Make a repository hold what storage or a registry holds.",
     "tune": "Measure a model, or make a faster variant of it.",
 }
 

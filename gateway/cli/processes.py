@@ -21,6 +21,13 @@ def backend(arguments: tuple[str, ...]) -> None:
     become("backends", "backend", *arguments)
 
 
+@click.command(context_settings=PASS_ARGUMENTS, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bulk(arguments: tuple[str, ...]) -> None:
+    """Answer the rows of files by a model, without a gateway."""
+    become("bulk", *arguments)
+
+
 @click.command(short_help="Run a process that carries events.")
 @click.argument("name", type=click.Choice(_WORKERS))
 def worker(name: str) -> None:
@@ -40,7 +47,7 @@ def become(module: str, *arguments: str) -> NoReturn:
     Raises:
         Failure: its dependencies are not installed.
     """
-    if module == "backends" and importlib.util.find_spec("onnxruntime") is None:
+    if module in {"backends", "bulk"} and importlib.util.find_spec("onnxruntime") is None:
         raise Failure(
             "no model runtime is installed; run `pip install 'sluicegate[backend-cpu]'`",
             ExitCode.FAILED,

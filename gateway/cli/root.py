@@ -4,11 +4,13 @@ import click
 from typing_extensions import override
 
 from gateway.cli.accounts import keys, usage
+from gateway.cli.budgets import budgets
 from gateway.cli.config import config
 from gateway.cli.examples import add_examples
 from gateway.cli.ledger import ledger
 from gateway.cli.models import models
-from gateway.cli.processes import admin, backend, worker
+from gateway.cli.operators import operators
+from gateway.cli.processes import admin, backend, bulk, worker
 from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
 from gateway.cli.starting import completion, init
@@ -40,7 +42,7 @@ def main() -> None:
 
 for _command in (
     *(init, up, gateway, backend, worker, admin),
-    *(config, regions, keys, usage, ledger, models, completion),
+    *(config, regions, keys, budgets, usage, operators, ledger, models, bulk, completion),
 ):
     main.add_command(_command)
 add_examples(main)

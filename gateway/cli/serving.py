@@ -55,6 +55,13 @@ def _default_config() -> Path:
 @click.option(
     "--admin-port", type=PORT, envvar="SLUICEGATE_ADMIN_PORT", default=8081, show_default=True
 )
+@click.option(
+    "--grpc-port",
+    type=click.IntRange(0, 65_535),
+    envvar="SLUICEGATE_GRPC_PORT",
+    help="For clients of Triton; 0 is none."
+    "  [default: 8001, if that is free and `sluicegate[grpc]` is installed]",
+)
 @click.option("--host", envvar="SLUICEGATE_HOST", default="127.0.0.1", show_default=True)
 @click.option(
     "--workers",
@@ -109,6 +116,7 @@ def up(
     *,
     port: int,
     admin_port: int,
+    grpc_port: int | None,
     host: str,
     workers: int | None,
     regions: tuple[str, ...],
@@ -126,6 +134,8 @@ def up(
     """
     if port == admin_port:
         raise click.UsageError("`--port` and `--admin-port` must differ")
+    if grpc_port in (port, admin_port):
+        raise click.UsageError("`--grpc-port` must differ from `--port` and `--admin-port`")
     with failing():
         settings = msgspec.structs.replace(
             load_settings(),
@@ -142,6 +152,7 @@ def up(
             demo_models=demo_models,
             admin_key=admin_key,
             demo_key=demo_key,
+            grpc_port=grpc_port,
         )
         run_up(settings, options, say=_print)
 
@@ -162,6 +173,8 @@ def gateway(*, workers: int | None, admin: bool) -> None:
         settings = load_settings()
         say: Callable[[str], None] = _print
         if settings.logs == "stdout":
-            configure_logging(settings.log_level, process="supervisor")
+            configure_logging(
+                settings.log_level, process="supervisor", is_text=settings.log_format == "text"
+            )
             say = _log.info
         run_gateway(settings, workers=workers or _default_workers(), admin=admin, say=say)

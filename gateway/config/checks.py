@@ -1,10 +1,11 @@
 """Checks the values of a well-formed document: ranges, names, references and combinations."""
 
 import datetime as dt
+import difflib
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
 from gateway.config.document import (
@@ -16,6 +17,7 @@ from gateway.config.document import (
     PriceConfig,
     RegionConfig,
 )
+from gateway.config.pools import pool_findings
 from gateway.config.shape import ConfigFinding
 from gateway.config.tree import Path
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
@@ -35,6 +37,8 @@ ANY_MODEL = "*"
 ANY_ORIGIN = "*"
 ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
 _LARGEST_PERCENT = 1000
+# Labels that a message lists.
+_MOST_SHOWN = 50
 _DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
@@ -43,6 +47,7 @@ _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a lett
 def findings(document: Document) -> Iterator[ConfigFinding]:
     """Yield everything that is wrong with `document`, in its order."""
     yield from _regions(document.regions)
+    yield from pool_findings(document)
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
         for field in (*_DURATIONS, "moderation_threshold"):
@@ -75,6 +80,33 @@ def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple
     for path, name in _references(document):
         if name not in known and name not in planned:
             yield path, name
+
+
+def unknown_labels(
+    document: Document, known: Mapping[str, Collection[str]]
+) -> Iterator[tuple[Path, str]]:
+    """Yield each label of a moderation that its model, whose labels are known, does not have.
+
+    It comes with what is wrong.
+    """
+    for name, entry in document.models.items():
+        has = known.get(name)
+        for label in entry.moderation if has is not None else ():
+            if has and label not in has:
+                shown = [f"`{one}`" for one in has]
+                more = f" and {len(has) - _MOST_SHOWN} more" if len(has) > _MOST_SHOWN else ""
+                listed = ", ".join(shown[:_MOST_SHOWN]) + more
+                close = difflib.get_close_matches(label, list(has), n=1)
+                hint = f"; did you mean `{close[0]}`?" if close else "."
+                yield (
+                    ("models", name, "moderation", label),
+                    f"the model has no label `{label}`{hint} It has {listed}",
+                )
+            elif not has:
+                yield (
+                    ("models", name, "moderation"),
+                    "the model has no labels of its own; name a classifier",
+                )
 
 
 def _references(document: Document) -> Iterator[tuple[Path, str]]:
@@ -135,6 +167,7 @@ def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:
         for pool_index, pool in enumerate(region.pools):
             pool_path = (*here, "pools", pool_index)
             yield from _named(pool.name, (*pool_path, "name"))
+            yield from _at_least(pool.cost_per_hour, 0, (*pool_path, "cost_per_hour"))
             for backend_index, backend in enumerate(pool.backends):
                 path = (*pool_path, "backends", backend_index)
                 yield from _named(backend.id, (*path, "id"))

@@ -31,6 +31,10 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     name: str = "default"
     overflow: bool = False
+    models: tuple[str, ...] = ()
+    """Names or patterns of the models that its backends serve; empty: what they are set to."""
+    cost_per_hour: float = 0.0
+    """What an hour of one of its backends costs, in the currency of the prices; 0: unknown."""
     backends: tuple[BackendConfig, ...] = ()
 
 
@@ -62,6 +66,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The category of `POST /v1/moderations` that a label is part of; others are ignored."""
     moderation_threshold: float = 0.5
     """The score from which a category applies to a text."""
+    token_ids: bool = False
+    """Takes ids of the model's own vocabulary in place of texts, where texts are embedded
+    for OpenAI's and TEI's clients."""
 
 
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """Reads YAML texts into a checked `Document`."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.config import checks
 from gateway.config.document import Document, RegionConfig
+from gateway.config.pools import explain_unassigned, unassigned_models
 from gateway.config.shape import SchemaViolation, shape
 from gateway.config.sources import DocumentSource, Sources, read_folder, read_source
 from gateway.config.tree import Tree, parse
@@ -80,6 +81,26 @@ def check_models(
         raise parsed.tree.error(path, explain(name))
 
 
+def check_pools(parsed: ParsedDocument, served: Collection[str]) -> None:
+    """Refuse a document that assigns one of the `served` models to no pool.
+
+    Raises:
+        ConfigurationError: it names the first.
+    """
+    for name in unassigned_models(parsed.document, sorted(served)):
+        raise parsed.tree.error(("regions",), explain_unassigned(name))
+
+
+def check_labels(parsed: ParsedDocument, known: Mapping[str, Collection[str]]) -> None:
+    """Refuse a moderation by labels that a model, whose labels are `known`, does not have.
+
+    Raises:
+        ConfigurationError: it names the first, and those that there are.
+    """
+    for path, detail in checks.unknown_labels(parsed.document, known):
+        raise parsed.tree.error(path, detail)
+
+
 def check_memory(parsed: ParsedDocument, limit: int) -> None:
     """Refuse a document whose cache, once full, would take a worker beyond `limit` bytes (0: none).
 
@@ -101,19 +122,20 @@ def digest(document: Document) -> str:
 
     Fields with their defaults are left out: a field that a later version adds changes no digest.
     """
-    encoded = msgspec.json.encode(_without_defaults(document), order="sorted")
+    encoded = msgspec.json.encode(without_defaults(document), order="sorted")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
-def _without_defaults(value: Any) -> Any:  # Any: whatever a document holds
+def without_defaults(value: Any) -> Any:  # Any: whatever a document holds
+    """Return a value of a document as dicts and lists, without the fields that have defaults."""
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
         pairs = ((field, getattr(value, field.name)) for field in fields)
-        return {field.name: _without_defaults(v) for field, v in pairs if v != _default_of(field)}
+        return {field.name: without_defaults(v) for field, v in pairs if v != _default_of(field)}
     if isinstance(value, dict):
-        return {name: _without_defaults(part) for name, part in value.items()}
+        return {name: without_defaults(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_defaults(part) for part in value]
+        return [without_defaults(part) for part in value]
     return value
 
 

@@ -5,10 +5,13 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.api.inference_operations import INFERENCE_ERRORS, INFERENCE_HEADERS
-from gateway.api.inference_route import InferenceRoute
+from gateway.api.inference_route import BodySource, InferenceRoute
 from gateway.api.openapi_parts import Content, Json, Kind, Operation
+from gateway.config.document import ModelConfig
 from gateway.errors import InvalidRequest
 from gateway.types import Answer
+
+_DEFAULT_ENTRY = ModelConfig()
 
 
 def input_tokens(answer: Answer) -> int:
@@ -24,11 +27,21 @@ def texts_only(values: Iterable[object], field: str) -> list[str]:
     """
     texts = [value for value in values if isinstance(value, str)]
     if not isinstance(values, list) or len(texts) < len(values):
-        raise InvalidRequest(
-            f"`{field}` has tokens; send texts, which the model's own tokenizer reads."
-            " (In LangChain: `check_embedding_ctx_length=False`.)"
-        )
+        raise tokens_refused(field)
     return texts
+
+
+def takes_tokens(source: BodySource, model: str) -> bool:
+    """Tell whether a model is configured to take ids of its own vocabulary as texts."""
+    return source.document.models.get(model, _DEFAULT_ENTRY).token_ids
+
+
+def tokens_refused(field: str) -> InvalidRequest:
+    """Return the error of a body with tokens for a model that is not configured to take them."""
+    return InvalidRequest(
+        f"`{field}` has tokens; send texts, which the model's own tokenizer reads."
+        " (In LangChain: `check_embedding_ctx_length=False`.)"
+    )
 
 
 def dialect_operation(

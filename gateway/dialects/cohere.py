@@ -1,4 +1,4 @@
-"""Answers Cohere's clients: embed, rerank and classify. Native routes list the models."""
+"""Answers Cohere's clients: embed, rerank, classify, tokens. Native routes list the models."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
 from gateway.api.vectors import as_all
 from gateway.dialects.base import dialect_operation, input_tokens
 from gateway.dialects.cohere_errors import COHERE_ERRORS
+from gateway.dialects.cohere_tokens import COHERE_TOKENS
 from gateway.dialects.stored_results import labels_in, ranking
 from gateway.errors import InvalidRequest
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
@@ -71,7 +72,8 @@ class CohereRerankBody(_CohereBody, frozen=True, kw_only=True):
     top_n: Positive | None = None
     """How many documents to return, the best ones; all where it is left out."""
     max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=_WHOLE_DOCUMENT)] | None = None
-    """Is ignored: a document is read up to the model's `max_tokens`. Less than 4096 is refused."""
+    """Is ignored: a document is read up to the model's `max_tokens`, or whole by models that read
+    windows. Less than 4096 is refused."""
     priority: int | None = None
     """Is ignored; the header `Sluicegate-Criticality` says it here."""
 
@@ -342,6 +344,7 @@ def _classification(index: int, text: str, result: bytes) -> CohereClassifyResul
 
 
 _EMBED, _RERANK, _CLASSIFY = CohereEmbedRoute(), CohereRerankRoute(), CohereClassifyRoute()
+_ALSO_NATIVE = (_CLASSIFY, *COHERE_TOKENS)
 _META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 4}}
 _ID = "req_1f0c5a9e7d3b2c4800000000a7"
 COHERE = Dialect(
@@ -387,7 +390,7 @@ COHERE = Dialect(
                 "meta": _META | {"billed_units": {"search_units": 1}},
             },
         ),
-        _CLASSIFY: INFERENCE_OPERATIONS["post", _CLASSIFY.path],
+        **{route: INFERENCE_OPERATIONS["post", route.path] for route in _ALSO_NATIVE},
     },
     errors=COHERE_ERRORS,
     paths=("/v2/embed", "/v2/rerank"),

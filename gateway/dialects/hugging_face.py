@@ -122,12 +122,22 @@ def given_fields(raw: bytes) -> dict[str, Any]:
     Clients send `null` for what they leave out.
 
     Raises:
-        MsgspecError: it is no JSON object, or `parameters` is none.
+        MsgspecError: it is no JSON object.
+        InvalidRequest: `parameters` is none, or has a field that stands beside it, too.
     """
     fields = _decode(raw)
     fields.pop("options", None)
-    fields |= msgspec.convert(fields.pop("parameters", None) or {}, dict[str, Any])
-    return {name: value for name, value in fields.items() if value is not None}
+    given = fields.pop("parameters", None) or {}
+    if not isinstance(given, dict):
+        raise InvalidRequest("`parameters` must be an object; leave it out, or send its fields.")
+    beside, inside = (
+        {name: value for name, value in each.items() if value is not None}
+        for each in (fields, given)
+    )
+    if twice := beside.keys() & inside.keys():
+        name = min(twice)
+        raise InvalidRequest(f"`{name}` is in `parameters` and beside it; send it in one place.")
+    return beside | inside
 
 
 def nobody(model: str) -> ModelCall:

@@ -5,12 +5,17 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
+from backends.protocol import Task, TokenId
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.schemas import EmbedBody, Positive
+from gateway.api.schemas import EmbedBody, Positive, texts_in_tokens
 from gateway.api.vectors import as_base64, floats_as_json
-from gateway.dialects.base import dialect_operation, input_tokens, texts_only
+from gateway.dialects.base import (
+    dialect_operation,
+    input_tokens,
+    takes_tokens,
+    tokens_refused,
+)
 from gateway.dialects.openai_errors import OPENAI_ERRORS, PROBLEMS_AND_ERRORS
 from gateway.dialects.openai_moderations import (
     ModerationsRoute,
@@ -27,8 +32,9 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     model: str
     """The name of a model that makes vectors."""
-    input: str | list[str | int | list[int]]
-    """A text, or a list of texts; tokens are refused."""
+    input: str | list[str | TokenId | list[TokenId]]
+    """A text, or a list of texts. Tokens, or a list of lists of them, are taken by models that are
+    configured for it, as ids of the model's own vocabulary, which `POST /v1/tokenize` answers."""
     encoding_format: Literal["float", "base64"] = "float"
     """`base64`: the numbers as little-endian float32, which the clients ask for by default."""
     dimensions: Positive | None = None
@@ -38,12 +44,22 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     def items(self) -> list[Any]:
         """Return the inputs."""
-        return self.input if isinstance(self.input, list) else [self.input]
+        given = self.input
+        return texts_in_tokens(given, "input") if isinstance(given, list) else [given]
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the request that `POST /v1/embed` would make of it."""
-        texts = texts_only(self.items(), "input")
-        return EmbedBody(model=self.model, input=texts, dimensions=self.dimensions).request()
+        return EmbedBody(model=self.model, input=self.items(), dimensions=self.dimensions).request()
+
+
+class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has texts only, as most bodies do."""
+
+    input: str | list[str]  # type: ignore[assignment]  # a part of it
+
+    @override
+    def items(self) -> list[Any]:
+        return self.input if isinstance(self.input, list) else [self.input]
 
 
 class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,11 +101,18 @@ class EmbeddingsRoute(InferenceRoute):
     path = "/v1/embeddings"
     task = Task.EMBED
     errors = OPENAI_ERRORS
-    _decode = staticmethod(msgspec.json.Decoder(OpenAIEmbeddingsBody).decode)
+    _decode_texts = staticmethod(msgspec.json.Decoder(_TextsBody).decode)
+    _decode_tokens = staticmethod(msgspec.json.Decoder(OpenAIEmbeddingsBody).decode)
 
     @override
     def decode(self, source: BodySource) -> OpenAIEmbeddingsBody:
-        return self._decode(source.raw)
+        try:
+            return self._decode_texts(source.raw)
+        except msgspec.ValidationError:
+            body = self._decode_tokens(source.raw)
+        if not takes_tokens(source, body.model):
+            raise tokens_refused("input")
+        return body
 
     @override
     def conversions(self, body: OpenAIEmbeddingsBody) -> int:

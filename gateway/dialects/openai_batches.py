@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 from litestar import Controller, Request, delete, get, post
 from litestar.datastructures import ResponseHeader
 from litestar.di import NamedDependency
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter, SkipValidation
+from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from litestar.response import Stream
 
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import InferenceRoutes
+from gateway.api.json_body import read_json
+from gateway.api.key_rights import check_budget
 from gateway.api.openapi_parts import Content, Kind, Operation
 from gateway.batches.batch_access import BatchAccess
 from gateway.batches.tenant_files import TenantFiles
@@ -29,6 +31,7 @@ from gateway.dialects.batch_schemas import (
 from gateway.dialects.openai_errors import OPENAI_ERRORS
 from gateway.dialects.uploads import MultipartReader
 from gateway.errors import (
+    BudgetExhausted,
     Conflict,
     DependencyUnavailable,
     InvalidRequest,
@@ -52,7 +55,10 @@ _ERRORS = (RateLimited, DependencyUnavailable)
 _AFTER = {"description": "The last id of the page before.", "example": "file-5f2c"}
 _FILE = {"file_id": {"description": "The id of a file.", "example": "file-5f2c"}}
 _BATCH = {"batch_id": {"description": "The id of a batch.", "example": "batch_5f2c"}}
-_LINES = '{"custom_id": "1", "method": "POST", "url": "/v1/classify", "body": {...}}'
+_LINES = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/classify",'
+    ' "body": {"model": "sentiment", "input": "a gorgeous, witty movie"}}'
+)
 _FORM: dict[str, Any] = {
     "type": "object",
     "required": ["purpose", "file"],
@@ -223,22 +229,21 @@ class BatchesController(Controller):
             "operation": _operation(
                 id="create_batch",
                 summary="Run the requests of a file",
-                errors=(*_ERRORS, NotFound),
-                body=(Content(summary="A file for one route", example=_NEW_BATCH),),
+                errors=(*_ERRORS, BudgetExhausted, NotFound),
+                body=(Content(type=NewBatch, summary="A file for one route", example=_NEW_BATCH),),
             )
         },
     )
     async def create_batch(
-        self,
-        data: JSONBody[NewBatch],
-        request: AnyRequest,
-        batches: Batches,
-        endpoints: Endpoints,
+        self, request: AnyRequest, batches: Batches, endpoints: Endpoints
     ) -> BatchView:
         """Run every line of a file as a request to one inference route, within 24 hours."""
-        if endpoints.find(data.endpoint) is None:
+        check_budget(_principal(request))
+        data = await read_json(request, NewBatch)
+        found = endpoints.find(data.endpoint)
+        if found is None or not found.route.takes_json:
             raise InvalidRequest(
-                f"`endpoint` must be an inference route such as `/v1/classify`, not"
+                "`endpoint` must be an inference route such as `/v1/classify`, not"
                 f" `{data.endpoint}`."
             )
         after = data.output_expires_after
@@ -322,6 +327,8 @@ def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
     Raises:
         InvalidRequest: it says it in another form, or they are too few or too many.
     """
+    if fields.get("expires_after[anchor]", "created_at") != "created_at":
+        raise InvalidRequest("`expires_after[anchor]` must be `created_at`.")
     seconds = fields.get("expires_after[seconds]")
     if seconds is None:
         return None

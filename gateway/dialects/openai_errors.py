@@ -1,13 +1,17 @@
 """Writes errors as OpenAI's clients read them: an object under `error`."""
 
+import re
+
 import msgspec
 from typing_extensions import override
 
 from gateway.api.error_format import ErrorFormat
 from gateway.errors import (
     AuthenticationFailed,
+    BudgetExhausted,
     GatewayError,
     InvalidItem,
+    InvalidRequest,
     ModelNotFound,
     PermissionDenied,
     RateLimited,
@@ -15,12 +19,18 @@ from gateway.errors import (
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
+# How messages name the field that does not fit.
+_FIELD = re.compile(
+    r"at `\$\.([^`]+)`|field `([^`]+)`|the route: `([^`]+)`:|^`([a-z_]+)` (?:must|has|may)"
+)
 _CODES: dict[type[GatewayError], str] = {
     AuthenticationFailed: "invalid_api_key",
+    BudgetExhausted: "insufficient_quota",
     RateLimited: "rate_limit_exceeded",
 }
 _TYPES: dict[type[GatewayError], str] = {
     AuthenticationFailed: "authentication_error",
+    BudgetExhausted: "insufficient_quota",
     PermissionDenied: "permission_error",
     RateLimited: "rate_limit_error",
 }
@@ -85,7 +95,7 @@ PROBLEMS_AND_ERRORS = ProblemErrorFormat()
 
 
 def _detail(error: GatewayError) -> OpenAIErrorDetail:
-    param = "model" if isinstance(error, ModelNotFound) else None
+    param = "model" if isinstance(error, ModelNotFound) else _field(error)
     code = _CODES.get(type(error), error.code)
     if isinstance(error, InvalidItem):
         param, code = f"input[{error.index}]", error.item_code
@@ -96,3 +106,9 @@ def _detail(error: GatewayError) -> OpenAIErrorDetail:
         param=param,
         code=code,
     )
+
+
+def _field(error: GatewayError) -> str | None:
+    """Return the field of the body, or parameter of the query, that a message names as wrong."""
+    found = _FIELD.search(error.detail) if isinstance(error, InvalidRequest) else None
+    return found and next(name for name in found.groups() if name)

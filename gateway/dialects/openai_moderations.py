@@ -13,7 +13,7 @@ from gateway.config.document import Document, ModelConfig
 from gateway.dialects.openai_errors import OPENAI_ERRORS
 from gateway.dialects.stored_results import labels_in
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usage
 
 
 class OpenAITextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +78,7 @@ class ModerationsRoute(InferenceRoute):
     path = "/v1/moderations"
     task = Task.CLASSIFY
     errors = OPENAI_ERRORS
+    reads_models = True
     _decode = staticmethod(msgspec.json.Decoder(OpenAIModerationsBody).decode)
 
     @override
@@ -90,6 +91,7 @@ class ModerationsRoute(InferenceRoute):
         # What is not refused now would be answered, with no category, once it is served.
         if not entry.moderation:
             raise _refusal(source, name)
+        _check_labels(source.served(name), entry)
         return _ModerationRequest(name, texts, entry)
 
     @override
@@ -116,6 +118,25 @@ def _refusal(source: BodySource, name: str) -> GatewayError:
         f"`{name}` is not configured for moderation; name a model that is, or use"
         " `POST /v1/classify`."
     )
+
+
+def _check_labels(model: ServedModel | None, entry: ModelConfig) -> None:
+    """Refuse to answer by labels that the model does not have: nothing would ever be flagged.
+
+    A document is checked when it is published, but for what is served later.
+
+    Raises:
+        InvalidRequest: it names the first.
+    """
+    if model is None:
+        return
+    name, labels = model.info.name, model.info.labels or ()
+    for label in entry.moderation:
+        if label not in labels:
+            raise InvalidRequest(
+                f"`{name}` is configured for moderation by a label `{label}` that it does not have;"
+                f" an operator has to correct `models.{name}.moderation`."
+            )
 
 
 def _only_model(document: Document) -> str:

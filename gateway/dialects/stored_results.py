@@ -4,6 +4,9 @@ import msgspec
 
 from gateway.types import Answer
 
+# So many characters' tokens, or the text of so many tokens, take as long to write as a vector.
+CHARACTERS_PER_CONVERSION = 1024
+
 
 class StoredLabel(msgspec.Struct, frozen=True):
     """Is a label of a stored result."""
@@ -22,6 +25,13 @@ class StoredEntity(msgspec.Struct, frozen=True):
     end: int
 
 
+class StoredChoice(msgspec.Struct, frozen=True):
+    """Is a stored result of `choose`."""
+
+    choice: int
+    scores: list[float]
+
+
 class _Labels(msgspec.Struct, frozen=True):
     labels: list[StoredLabel]
 
@@ -34,6 +44,18 @@ class _Embedding(msgspec.Struct, frozen=True):
     embedding: list[float]
 
 
+class StoredTokens(msgspec.Struct, frozen=True):
+    """Holds the tokens of a stored result; one without a place in the text is special."""
+
+    ids: list[int]
+    tokens: list[str]
+    offsets: list[tuple[int, int] | None]
+
+
+class _Text(msgspec.Struct, frozen=True):
+    text: str
+
+
 class _Score(msgspec.Struct, frozen=True):
     score: float
 
@@ -41,6 +63,9 @@ class _Score(msgspec.Struct, frozen=True):
 _labels = msgspec.json.Decoder(_Labels).decode
 _entities = msgspec.json.Decoder(_Entities).decode
 _embedding = msgspec.json.Decoder(_Embedding).decode
+_choice = msgspec.json.Decoder(StoredChoice).decode
+_tokens = msgspec.json.Decoder(StoredTokens).decode
+_text = msgspec.json.Decoder(_Text).decode
 _score = msgspec.json.Decoder(_Score).decode
 
 
@@ -54,9 +79,29 @@ def entities_in(result: bytes) -> list[StoredEntity]:
     return _entities(result).entities
 
 
+def tokens_in(result: bytes) -> StoredTokens:
+    """Return the tokens of a result of `tokenize`."""
+    return _tokens(result)
+
+
+def text_in(result: bytes) -> str:
+    """Return the text of a result of `detokenize`."""
+    return _text(result).text
+
+
 def vector_in(result: bytes) -> list[float]:
     """Return the numbers of a result of `embed`."""
     return _embedding(result).embedding
+
+
+def choice_in(result: bytes) -> StoredChoice:
+    """Return the choice of a result of `choose`, and the scores of all options."""
+    return _choice(result)
+
+
+def score_in(result: bytes) -> float:
+    """Return the score of a document's result of `rerank`."""
+    return _score(result).score
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
+from backends.protocol import Task, TokenId
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.openapi_parts import Operation
-from gateway.api.schemas import Body, ClassifyBody, RerankBody
-from gateway.dialects.base import dialect_operation
+from gateway.api.schemas import Body, ClassifyBody, EmbedBody, RerankBody, texts_in_tokens
+from gateway.dialects.base import dialect_operation, takes_tokens, texts_only
 from gateway.dialects.hugging_face import given_fields, only_task
 from gateway.dialects.hugging_face_errors import TEI_ERRORS
 from gateway.dialects.hugging_face_tasks import (
@@ -27,6 +27,7 @@ from gateway.dialects.hugging_face_tasks import (
 )
 from gateway.dialects.stored_results import labels_in
 from gateway.dialects.tei_info import model_probes
+from gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
 from gateway.errors import InvalidRequest, TaskNotSupported
 from gateway.types import Answer, RequestId, Usage
 
@@ -37,6 +38,29 @@ _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
 class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
     """Turn texts into vectors, as TEI's clients ask for them."""
+
+    inputs: str | list[str | TokenId | list[TokenId]]
+    """A text, or a list of texts; or tokens, where the model is configured to take them."""
+
+    def given(self) -> list[Any]:
+        """Return the inputs as they were sent, in a list."""
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @override
+    def items(self) -> list[Any]:
+        given = self.given()
+        is_text = all(isinstance(one, str) for one in given)
+        return given if is_text else texts_in_tokens(given, "inputs")
+
+    @override
+    def native(self, model: str) -> Body:
+        return EmbedBody(
+            model=model,
+            input=self.items(),
+            normalize=self.normalize,
+            dimensions=self.dimensions,
+            truncate=self.truncate,
+        )
 
     @override
     def write(self, answer: Answer) -> bytes:
@@ -118,17 +142,26 @@ class TeiRoute(InferenceRoute):
 
     errors = TEI_ERRORS
 
+    below = "/tei/{model}"
+
     def __init__(self, path: str, task: Task, inputs: type[TaskInputs]) -> None:
-        self.path = f"/tei/{{model}}{path}"
+        self.path = f"{self.below}{path}"
         self.task = task
         self.body = inputs
         super().__init__()
 
+    def model_name(self, source: BodySource) -> str:
+        """Return the name of the model that is asked."""
+        return source.parameters["model"]
+
     @override
     def decode(self, source: BodySource) -> ModelCall:
         fields = given_fields(source.raw)
-        inputs = self.inputs(source, fields)
-        return ModelCall(source.parameters["model"], msgspec.convert(fields, inputs))
+        model = self.model_name(source)
+        inputs = msgspec.convert(fields, self.inputs(source, fields))
+        if isinstance(inputs, TeiEmbedInputs) and not takes_tokens(source, model):
+            texts_only(inputs.given(), "inputs")
+        return ModelCall(model, inputs)
 
     def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
         """Return the type of the body that has these fields."""
@@ -143,6 +176,28 @@ class TeiRoute(InferenceRoute):
         self, body: ModelCall, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
         return Rendered(JSON, body.inputs.write(answer))
+
+
+class TeiHostRoute(TeiRoute):
+    """Answers one of TEI's paths for clients that keep only the host of their URL.
+
+    The key must say which model is meant: of those that it is limited to, one answers the task.
+    """
+
+    below = ""
+    reads_models = True
+
+    @override
+    def model_name(self, source: BodySource) -> str:
+        allowed = () if source.principal is None else source.principal.models or ()
+        served = [source.served(name) for name in sorted(allowed)]
+        names = [one.info.name for one in served if one and self.task in one.info.tasks]
+        if len(names) != 1:
+            raise InvalidRequest(
+                f"The path names no model: ask `/tei/{{model}}{self.path}`, or use a key that is"
+                " limited to models of which one answers this."
+            )
+        return names[0]
 
 
 class TeiModelRoute(TeiRoute):
@@ -182,15 +237,20 @@ _BY_TASK: dict[Task, type[TaskInputs]] = {
     Task.CLASSIFY: TeiPredictInputs,
     Task.EMBED: TeiEmbedInputs,
 }
+_OF_HOST: tuple[tuple[str, Task, type[TaskInputs]], ...] = (
+    ("/embed", Task.EMBED, TeiEmbedInputs),
+    ("/predict", Task.CLASSIFY, TeiPredictInputs),
+    ("/rerank", Task.RERANK, TeiRerankInputs),
+)
 _LABELS = [{"label": "positive", "score": 0.98}]
 _RANKED = [{"index": 0, "score": 0.71}]
 _RANK: Any = {"query": "How do I reset my PIN?", "texts": ["At any cash machine.", "We hire."]}
 _COMPARED: Any = {"inputs": {"source_sentence": "a film", "sentences": ["a movie", "a card"]}}
+_IDS: Any = {"ids": [101, 1037, 6251, 102]}
+_TOKENS = [[{"id": 1037, "text": "a", "special": False, "start": 0, "stop": 1}]]
 _REFUSED = {
     "/embed_all": "Vectors of single tokens are not served; `/embed` has one for each text.",
     "/embed_sparse": "Sparse vectors are not served; `/embed` has dense ones.",
-    "/tokenize": "Tokens are not shown here; `GET /v1/models` says how many a model reads.",
-    "/decode": "Tokens are not decoded here: backends take texts.",
 }
 
 
@@ -227,8 +287,14 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
         similarity,
         _operation(similarity, "similarity", "Compare sentences", _COMPARED, [0.8, 0.1]),
     )
+    tokenize = TeiRoute("/tokenize", Task.TOKENIZE, TeiTokenizeInputs)
+    yield tokenize, _operation(tokenize, "tokenize", "Show the tokens of texts", texts, _TOKENS)
+    decode = TeiRoute("/decode", Task.DETOKENIZE, TeiDecodeInputs)
+    yield decode, _operation(decode, "decode", "Turn tokens into texts", _IDS, ["a sentence"])
     model = TeiModelRoute("", Task.EMBED, TeiEmbedInputs)
     yield model, _operation(model, "model", "Ask a model by its task", texts, [[0.0676]])
+    for path, task, inputs in _OF_HOST:
+        yield TeiHostRoute(path, task, inputs), None
     for path, why in _REFUSED.items():
         yield TeiRefusedRoute(path, why), None
 

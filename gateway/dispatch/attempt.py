@@ -11,6 +11,9 @@ from gateway.routing.member import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause, StartedCall
 
+# A member of an enumeration is looked up by a method in Python 3.11.
+_COMPUTED = Source.COMPUTED
+
 
 class Attempt:
     """Items tried at `endpoint`; `tried` are all backends that they were sent to, so far.
@@ -18,7 +21,9 @@ class Attempt:
     Defaults are class attributes, as most attempts never write them.
     """
 
-    started = 0.0
+    started = began = 0.0
+    queueing = 0.0
+    """Seconds of work of others that were before it when it started."""
     has_full_timeout = False
     """Whether silence of the backend would have been noticed before the deadline."""
     started_call: StartedCall | None = None
@@ -28,7 +33,8 @@ class Attempt:
     answered = 0
     rows = 0
     _is_useful = False
-    _is_to_blame = False
+    _faults = 0
+    """Items that the backend is to blame for."""
 
     def __init__(
         self, endpoint: Endpoint, items: Sequence[WorkItem], before: tuple[BackendId, ...] = ()
@@ -39,12 +45,13 @@ class Attempt:
         self.waiting = {item.index: item for item in items}
         self.duplicated: dict[int, WorkItem] = {}
         """Items that are tried at a second backend as well, and may still be answered here."""
+        self.in_flight = len(items)
+        """Items that count as in flight at the backend."""
         self.failed: list[tuple[WorkItem, ItemFailure]] = []
         """Items that failed and are not tried elsewhere yet."""
 
     def call(self, work: Work, *, remaining: float, traceparent: str) -> Call:
         """Return the call of the items of `work`, which have `remaining` seconds each."""
-        parent, _, state = traceparent.partition(" ")
         info = work.model.info
         return Call(
             model=info.name,
@@ -53,13 +60,11 @@ class Attempt:
             task=work.task,
             parameters=work.parameters,
             items=[
-                CallItem(
-                    body=item.body,
-                    remaining=remaining,
-                    scope=item.scope,
-                    traceparent=parent,
-                    tracestate=state,
-                )
+                _call_item(item, remaining, traceparent or item.traceparent) for item in self.items
+            ]
+            if traceparent or work.is_gathered
+            else [
+                CallItem(body=item.body, remaining=remaining, scope=item.scope)
                 for item in self.items
             ],
             lane=work.lane,
@@ -67,49 +72,60 @@ class Attempt:
             atomic=work.atomic and len(self.items) > 1,
         )
 
-    def take(self, frame: Done | Failed) -> tuple[WorkItem, ItemOutcome] | None:
-        """Return the item that `frame` ends, and its outcome.
+    def take(self, frames: Sequence[Done | Failed]) -> list[tuple[int, ItemOutcome]]:
+        """Return the outcomes of the items that `frames` end, with the items' indexes.
 
-        `None` when it ends none: the item may succeed elsewhere and is now in `failed`, or is
-        unknown, or was answered before.
+        None of an item that may succeed elsewhere and is now in `failed`, that is unknown, or that
+        was answered before.
         """
-        if not 0 <= frame.index < len(self.items):
-            return None
-        item = self.items[frame.index]
-        is_waited_for = self.waiting.pop(item.index, None) is not None
-        is_duplicated = bool(self.duplicated) and self.duplicated.pop(item.index, None) is not None
-        if not is_waited_for and not is_duplicated:
-            return None
-        if isinstance(frame, Done):
-            self._is_useful = True
-            self.answered += 1
-            self.rows += frame.rows
-            return item, ItemOutcome(
-                source=Source.COMPUTED,
-                result=frame.result,
-                rows=frame.rows,
-                tokens=frame.tokens,
-                known_rows=frame.known,
-                input_tokens=frame.tokens + frame.known_tokens,
-                truncated_from=frame.truncated_from,
-                arm=frame.arm,
-                shadow=frame.shadow,
-            )
-        failure = failures.of_item(frame)
-        if not frame.retryable:
-            self._is_useful = True
-            return item, ItemOutcome(source=Source.FAILED, failure=failure, arm=frame.arm)
-        self._is_to_blame |= failures.blames_backend(frame)
-        self.failed.append((item, failure))
-        return None
+        ended: list[tuple[int, ItemOutcome]] = []
+        items, waiting, duplicated = self.items, self.waiting, self.duplicated
+        count, answered = len(items), self.answered
+        for frame in frames:
+            place = frame.index
+            if not 0 <= place < count:
+                continue
+            item = items[place]
+            index = item.index
+            is_waited_for = waiting.pop(index, None) is not None
+            is_duplicated = bool(duplicated) and duplicated.pop(index, None) is not None
+            if not is_waited_for and not is_duplicated:
+                continue
+            if isinstance(frame, Done):
+                answered += 1
+                self.rows += frame.rows
+                outcome = ItemOutcome(
+                    source=_COMPUTED,
+                    result=frame.result,
+                    rows=frame.rows,
+                    tokens=frame.tokens,
+                    known_rows=frame.known,
+                    input_tokens=frame.tokens + frame.known_tokens,
+                    truncated_from=frame.truncated_from,
+                    arm=frame.arm,
+                    shadow=frame.shadow,
+                )
+                ended.append((index, outcome))
+            elif frame.retryable:
+                self._faults += failures.blames_backend(frame)
+                self.failed.append((item, failures.of_item(frame)))
+            else:
+                failure = failures.of_item(frame)
+                failed = ItemOutcome(source=Source.FAILED, failure=failure, arm=frame.arm)
+                ended.append((index, failed))
+        self.answered = answered
+        self._is_useful = self._is_useful or bool(ended)
+        return ended
 
-    def duplicate(self, endpoint: Endpoint) -> list[WorkItem]:
-        """Return the waiting items, to be tried at `endpoint` as well."""
-        items = list(self.waiting.values())
+    def waiting_of(self, wanted: set[int]) -> list[WorkItem]:
+        """Return the waiting ones of the items whose indexes are `wanted`."""
+        return [item for index, item in self.waiting.items() if index in wanted]
+
+    def duplicate(self, endpoint: Endpoint, items: Sequence[WorkItem]) -> None:
+        """Note that these waiting items are tried at `endpoint` as well."""
         self.tried = (*self.tried, endpoint.backend)
-        self.duplicated |= self.waiting
-        self.waiting.clear()
-        return items
+        for item in items:
+            self.duplicated[item.index] = self.waiting.pop(item.index)
 
     def end(self) -> None:
         """Wait for no item any more."""
@@ -121,10 +137,25 @@ class Attempt:
         return index in self.waiting or index in self.duplicated
 
     def verdict(self) -> CallVerdict:
-        """Judge the backend by a call that ended with a report."""
-        if self._is_useful:
-            return CallVerdict.OK
-        return CallVerdict.FAILED if self.waiting or self._is_to_blame else CallVerdict.UNDECIDED
+        """Judge the backend by a call that ended with a report.
+
+        The items may be of many requests: answers to a few do not make up for the others.
+        """
+        faults = self._faults + len(self.waiting)
+        if faults and (2 * faults >= len(self.items) or not self._is_useful):
+            return CallVerdict.FAILED
+        return CallVerdict.OK if self._is_useful else CallVerdict.UNDECIDED
+
+
+def _call_item(item: WorkItem, remaining: float, traceparent: str) -> CallItem:
+    parent, _, state = traceparent.partition(" ")
+    return CallItem(
+        body=item.body,
+        remaining=remaining,
+        scope=item.scope,
+        traceparent=parent,
+        tracestate=state,
+    )
 
 
 # The backend refuses our token.

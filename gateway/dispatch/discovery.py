@@ -119,6 +119,10 @@ class Discovery:
                 found += [at(endpoint, address) for address in name.addresses]
         return tuple(found)
 
+    def unresolved(self, endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
+        """Return those of `endpoints` with a name that leads to no address now."""
+        return tuple(each for each in endpoints if not self.expand([each]))
+
     def statistics(self) -> DiscoveryStatistics:
         """Return the counts as of now."""
         names = self._names.values()

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.endpoint_counts import CallStatistics
+from gateway.dispatch.gathering import Gatherer, may_be_gathered
 from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
-from gateway.dispatch.work import Settle, Work
+from gateway.dispatch.work import Settle, StartedWork, Work
 from gateway.routing.fleet import Fleet
+from gateway.tasks import CallbackBatch
+from gateway.telemetry.phases import PhaseDurations
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient
 
@@ -33,6 +37,7 @@ class Dispatcher:
         clock: Callable[[], float],
         tracer: CallTracer | None = None,
         drain: float = 0.0,
+        phases: PhaseDurations | None = None,
     ) -> None:
         self._drain = drain
         self._context = DispatchContext(
@@ -41,7 +46,12 @@ class Dispatcher:
             reprobe=reprobe,
             tracer=tracer or NoTracing(),
             budget=RetryBudget(clock=clock),
+            phases=phases or PhaseDurations(),
         )
+        self._records = self._context.tracer.records
+        self.batch = CallbackBatch()
+        """Works that begin within it are gathered until its end."""
+        self._gatherer = Gatherer(self._context, self.batch)
         self.hedging = self._context.hedging
         self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
@@ -54,21 +64,26 @@ class Dispatcher:
         clock = asyncio.get_running_loop().time
         until = clock() + self._drain
         # A callback for the last of them would cost every request.
-        while self._context.in_progress and clock() < until:  # noqa: ASYNC110
+        while self.in_progress and clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
         self._is_closed = True
+        self._gatherer.start()
         for dispatch in tuple(self._context.in_progress):
             dispatch.cancel()
 
     def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> RequestDispatch:
+    ) -> StartedWork:
         """Settle every item of `work` exactly once, each as soon as its outcome is known.
 
         At the latest at `deadline` (of the event loop's clock), and when cancelled, what is open is
         settled as a failure. A failure of backends is an outcome, and so is one of ours.
         """
         self.hedging.share = self._context.fleet.routing.hedge_share
+        if may_be_gathered(work) and not (self._is_closed or self._records(traceparent)):
+            return self._gatherer.add(
+                work, deadline=deadline, settle=settle, traceparent=traceparent
+            )
         dispatch = RequestDispatch(
             self._context, work, deadline=deadline, settle=settle, traceparent=traceparent
         )
@@ -84,9 +99,13 @@ class Dispatcher:
 
     @property
     def in_progress(self) -> int:
-        """How many works have open items, or calls that go on."""
-        return len(self._context.in_progress)
+        """How many works have open items, or calls that go on; those gathered count as one."""
+        return len(self._context.in_progress) + len(self._gatherer)
 
     def statistics(self) -> DispatchStatistics:
         """Return counts since the start."""
         return copy.deepcopy(self._context.counters)
+
+    def endpoint_statistics(self) -> CallStatistics:
+        """Return counts by endpoint and region since the start; they are not copied."""
+        return self._context.endpoints.statistics()

@@ -2,7 +2,10 @@
 
 from typing import Final
 
+import msgspec
+
 from backends.protocol import Failed
+from gateway.dispatch.work import Outcomes
 from gateway.errors import (
     DeadlineExceeded,
     InternalError,
@@ -10,12 +13,16 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.types import ItemFailure
+from gateway.types import ItemFailure, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
 
 RETRY_AFTER = 1.0
 """Seconds after which to retry, where no backend said otherwise."""
 _SERVER_ERROR = 500
+# Who waits for others for this part of its time is late because of them.
+_QUEUEING_SHARE = 0.25
+# A backend says so much at least, whether anything waits there or not.
+_LEAST_BACKLOG = 0.1
 _FAILURES = range(400, 600)
 # Refusals that are about the request itself, which any backend would repeat.
 _CALLERS_FAULT = frozenset({400, 413, 422})
@@ -63,6 +70,35 @@ def of_call(error: CallFailed) -> ItemFailure:
     if error.status in _CALLERS_FAULT:
         return ItemFailure(status=error.status, code=error.code, detail=error.detail)
     return ItemFailure.of(UpstreamFailed(f"the backend refused the call as `{error.code}`"))
+
+
+def with_overload(outcomes: Outcomes, *, queueing: float, given: float) -> Outcomes:
+    """Return outcomes of which the late ones are refused, where work of others was in the way.
+
+    That is so where it takes much of the `given` seconds: `queueing`, as the gateway knows it, or
+    what the backend said that waits there.
+    """
+    return [
+        (index, _explained(outcome, queueing=queueing, given=given)) for index, outcome in outcomes
+    ]
+
+
+def _explained(outcome: ItemOutcome, *, queueing: float, given: float) -> ItemOutcome:
+    failure = outcome.failure
+    if failure is None or failure.code != DeadlineExceeded.code:
+        return outcome
+    reported = failure.retry_after or 0.0
+    wait = max(queueing, reported if reported > _LEAST_BACKLOG else 0.0)
+    if wait < given * _QUEUEING_SHARE:
+        return outcome
+    refused = ItemFailure(
+        status=failure.status,
+        code=failure.code,
+        detail="the model's backends were too busy to answer in the request's time",
+        retry_after=wait,
+        is_overload=True,
+    )
+    return msgspec.structs.replace(outcome, failure=refused)
 
 
 def blames_backend(frame: Failed) -> bool:

@@ -34,14 +34,14 @@ class Latencies:
         self.late = math.inf
         """The seconds that nineteen of twenty items took no longer than; infinite at first."""
 
-    def note(self, seconds: float) -> None:
-        """Count one."""
+    def note(self, seconds: float, count: int = 1) -> None:
+        """Count so many items that took so long."""
         if seconds != self._noted:  # items of one read took equally long
             step = math.log(seconds / _SHORTEST) / _STEP if seconds > _SHORTEST else 0.0
             self._noted, self._step = seconds, min(_STEPS - 1, int(step))
-        self._counts[self._step] += 1.0
-        self._total += 1.0
-        self._unseen += 1
+        self._counts[self._step] += count
+        self._total += count
+        self._unseen += count
         if self._unseen >= _FRESH and self._total >= _FEW:
             self._compute_late()
 

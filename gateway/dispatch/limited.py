@@ -2,7 +2,17 @@
 
 import asyncio
 
-from gateway.dispatch.work import Settle, StartedWork, Work, WorkRunner, finish
+from msgspec.structs import replace
+
+from gateway.dispatch.work import (
+    Outcomes,
+    Settle,
+    StartedParts,
+    StartedWork,
+    Work,
+    WorkRunner,
+    finish,
+)
 from gateway.dispatch.work_task import WorkTask
 from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.base import RateLimiter
@@ -40,11 +50,23 @@ class LimitedRunner:
     def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
     ) -> StartedWork:
-        """Settle all of `work`."""
+        """Settle all of `work`; items that were gathered are held and refused one by one."""
         rules, principal = self._rules(work), work.principal
         if principal is None or not _may_cost(rules, principal):
             return self._runner.start(
                 work, deadline=deadline, settle=settle, traceparent=traceparent
+            )
+        if work.is_gathered and len(work.items) > 1:
+            return StartedParts(
+                [
+                    self.start(
+                        replace(work, items=(item,)),
+                        deadline=deadline,
+                        settle=settle,
+                        traceparent=traceparent,
+                    )
+                    for item in work.items
+                ]
             )
         task = WorkTask(work, settle)
         steps = self._run_limited(rules, principal, work, deadline, task.settle, traceparent)
@@ -65,14 +87,13 @@ class LimitedRunner:
                 span.fail(reservation.refusal.code)
         if reservation.refusal is not None:
             refused = ItemOutcome(source=Source.FAILED, failure=reservation.refusal)
-            for item in work.items:
-                settle(item.index, refused)
+            settle([(item.index, refused) for item in work.items])
             return
         taken: list[ItemOutcome] = []
 
-        def count(index: int, outcome: ItemOutcome) -> None:
-            taken.append(outcome)
-            settle(index, outcome)
+        def count(outcomes: Outcomes) -> None:
+            taken.extend([outcome for _, outcome in outcomes])
+            settle(outcomes)
 
         try:
             await finish(

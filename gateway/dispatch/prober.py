@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from math import ceil
 from random import Random
 from typing import Self
 
@@ -16,6 +17,12 @@ from gateway.upstream.base import BackendClient, CallFailed, Cause
 _log = logging.getLogger(__name__)
 # The fewest seconds between two probes of one backend.
 MIN_INTERVAL = 0.05
+# The most probes a second of this process in the long run: those of a large fleet would keep a core
+# busy. Calls tell of health, too: one that finds a backend unreachable has it probed at once.
+MOST_PROBES = 400.0
+# The most probes at a time. All of a large fleet at once, at a start, would take longer to connect
+# than `connect_timeout`.
+MOST_AT_ONCE = 256
 # Seconds for which a start waits for backends: while none is ready, and once one is.
 FIRST_READY_TIMEOUT = 5.0
 ALL_READY_TIMEOUT = 1.0
@@ -26,6 +33,14 @@ _GRACE = 1.0
 
 
 BringUp = Callable[[Endpoint, ServingState], Awaitable[ServingState]]
+
+
+def effective_interval(fleet: Fleet) -> float:
+    """Return the seconds between two probes of one backend, give or take `JITTER`.
+
+    They are more than configured in a large fleet.
+    """
+    return max(fleet.routing.probe_interval, fleet.size / MOST_PROBES)
 
 
 async def _as_it_is(endpoint: Endpoint, state: ServingState) -> ServingState:  # noqa: ARG001
@@ -91,6 +106,7 @@ class Prober:
         self._probe_loops: dict[Endpoint, _ProbeLoop] = {}
         self._interval = fleet.routing.probe_interval
         self._new_states: dict[Endpoint, ServingState] = {}
+        self._slots = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         self.refresh()
@@ -146,11 +162,12 @@ class Prober:
     async def probe_all(self) -> None:
         """Return when every endpoint was probed by a probe that began after this call.
 
-        The wait is bounded by the time-outs of two probes.
+        The wait is bounded by the time-outs of two probes, of as many as run one after the other.
         """
         waiters = [probing.request_probe() for probing in self._probe_loops.values()]
         if waiters:
             bound = 2 * (self._fleet.routing.probe_timeout + MIN_INTERVAL)
+            bound *= ceil(len(waiters) / MOST_AT_ONCE)
             await asyncio.wait(waiters, timeout=bound + _GRACE)
 
     async def wait_for_first_probes(self) -> None:
@@ -187,20 +204,17 @@ class Prober:
         ]
 
     async def _follow(self, probing: _ProbeLoop) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             ended = probing.begin()
             try:
-                started = loop.time()
-                found = await self._probe(probing.endpoint)
-                took = loop.time() - started
+                found, took = await self._probe(probing.endpoint)
                 found = await self._brought_up(probing.endpoint, found)
                 self._fleet.observe(probing.endpoint, found, took)
                 probing.log_change(found)
             finally:
                 ended.set_result(None)
             await asyncio.sleep(MIN_INTERVAL)
-            interval = self._fleet.routing.probe_interval
+            interval = effective_interval(self._fleet)
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)
             try:
                 async with asyncio.timeout(interval - MIN_INTERVAL):
@@ -209,7 +223,8 @@ class Prober:
                 continue
 
     async def _probe_and_bring_up(self, endpoint: Endpoint) -> ServingState | ProbeFailure:
-        return await self._brought_up(endpoint, await self._probe(endpoint))
+        found, _ = await self._probe(endpoint)
+        return await self._brought_up(endpoint, found)
 
     async def _brought_up(
         self, endpoint: Endpoint, found: ServingState | ProbeFailure
@@ -219,10 +234,14 @@ class Prober:
             return found
         return await self._bring_up(endpoint, found)
 
-    async def _probe(self, endpoint: Endpoint) -> ServingState | ProbeFailure:
-        time_limit = self._fleet.routing.probe_timeout
-        try:
-            return await self._client.state(endpoint, time_limit=time_limit)
-        except CallFailed as error:
-            is_silent = error.cause is Cause.TIMED_OUT
-            return ProbeFailure(detail=error.detail, silence=time_limit if is_silent else 0.0)
+    async def _probe(self, endpoint: Endpoint) -> tuple[ServingState | ProbeFailure, float]:
+        """Return what a probe found, and its seconds without the wait for its turn."""
+        async with self._slots:
+            clock, time_limit = asyncio.get_running_loop().time, self._fleet.routing.probe_timeout
+            started = clock()
+            try:
+                found = await self._client.state(endpoint, time_limit=time_limit)
+            except CallFailed as error:
+                silence = time_limit if error.cause is Cause.TIMED_OUT else 0.0
+                return ProbeFailure(detail=error.detail, silence=silence), clock() - started
+            return found, clock() - started

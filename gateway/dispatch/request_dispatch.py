@@ -1,22 +1,25 @@
 """Settles the items of one request: tries them at backends, retries, hedges and fails over."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgspec
 
-from backends.protocol import Done, Failed, Report
+from backends.protocol import TOKEN_TASKS, Done, Failed, Report
 from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
+from gateway.dispatch.endpoint_counts import EndpointCounts
 from gateway.dispatch.hedging import Hedging
+from gateway.dispatch.overload import shed_each, with_causes
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer
-from gateway.dispatch.work import Settle, Work, WorkItem
+from gateway.dispatch.work import Outcomes, Settle, Work, WorkItem
 from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
 from gateway.tasks import log_failure
+from gateway.telemetry.phases import PhaseDurations
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 
@@ -34,6 +37,8 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     budget: RetryBudget
     hedging: Hedging = msgspec.field(default_factory=Hedging)
     counters: DispatchStatistics = msgspec.field(default_factory=DispatchStatistics)
+    endpoints: EndpointCounts = msgspec.field(default_factory=EndpointCounts)
+    phases: PhaseDurations = msgspec.field(default_factory=PhaseDurations)
     in_progress: "set[RequestDispatch]" = msgspec.field(default_factory=set)
     """The dispatches that have open items or calls in flight."""
 
@@ -84,14 +89,30 @@ class RequestDispatch:
         """Settle the open items as cancelled, and cancel all calls."""
         self.give_up(failures.CANCELLED)
 
+    def cancel_items(self, indexes: Iterable[int]) -> None:
+        """Settle items as cancelled; with its last open one, cancel a call."""
+        outcome = ItemOutcome(source=Source.FAILED, failure=failures.CANCELLED)
+        cancelled = set(indexes)
+        self._settle([(index, outcome) for index in cancelled])
+        if not self._open:
+            self.cancel()
+            return
+        for attempt in tuple(self._attempts):
+            held = {*attempt.waiting, *attempt.duplicated}
+            if self._open.isdisjoint(held) and not cancelled.isdisjoint(held):
+                self._abandon(attempt)
+
     def give_up(self, failure: ItemFailure) -> None:
         """Settle the open items as failed, and cancel all calls."""
         self._settle_failed(self._work.items, failure)
         for attempt in tuple(self._attempts):
-            if attempt.started_call is not None:
-                attempt.started_call.cancel()
-            self._release(attempt, asyncio.CancelledError())
+            self._abandon(attempt)
         self._leave()
+
+    def _abandon(self, attempt: Attempt) -> None:
+        if attempt.started_call is not None:
+            attempt.started_call.cancel()
+        self._release(attempt, asyncio.CancelledError())
 
     def _leave(self) -> None:
         """Be in progress no longer, once nothing is open and no call is in flight."""
@@ -104,15 +125,27 @@ class RequestDispatch:
         items, context = self._work.items, self._context
         retry_after = context.fleet.shed(self._work.model, self._work.criticality)
         if retry_after is not None:
-            self._settle_failed(items, failures.shed(retry_after))
+            self._settle_shed(retry_after)
             return
         context.budget.earn(len(items))
         context.hedging.earn(len(items))
-        shares = context.fleet.spread(self._work.model, [item.affinity for item in items])
+        affinities = [item.affinity for item in items]
+        shares = context.fleet.spread(
+            self._work.model, affinities, together=not self._work.is_gathered
+        )
+        preferred = context.fleet.preferred_region(self._work.model)
         for share in shares:
+            context.endpoints.sent(share.endpoint, len(share.items), preferred)
             self._launch(Attempt(share.endpoint, [items[n] for n in share.items]))
         if not shares:
             self._settle_failed(items, failures.unavailable())
+
+    def _settle_shed(self, retry_after: float) -> None:
+        """Settle all as refused; callers of their own must not all come back at one time."""
+        if not self._work.is_gathered:
+            self._settle_failed(self._work.items, failures.shed(retry_after))
+            return
+        self._settle(shed_each(self._work, self._context.fleet, retry_after))
 
     def endpoint_lost(self, endpoint: Endpoint) -> None:
         """Try the items that wait for `endpoint` at a second one as well: it is not ready now."""
@@ -121,17 +154,19 @@ class RequestDispatch:
                 continue
             second = self._second_candidate(attempt)
             if second is not None:
-                self._context.counters.retried += self._duplicate(attempt, second)
+                self._count_retried(attempt, self._duplicate(attempt, second))
 
     def _launch(self, attempt: Attempt) -> None:
         """Call the endpoint of `attempt`."""
         context, endpoint, count = self._context, attempt.endpoint, len(attempt.items)
         now = attempt.started = self._loop.time()
+        attempt.began = context.phases.clock()
         remaining = self._deadline - now
         idle_timeout = context.fleet.routing.attempt_timeout
         attempt.has_full_timeout = remaining >= idle_timeout
         self._attempts.append(attempt)
         context.counters.calls += 1
+        attempt.queueing = context.fleet.queueing(endpoint)
         left = context.fleet.started(endpoint, count, remaining)
         late = self._latencies.late
         if self._may_hedge and now + late < self._deadline:
@@ -174,26 +209,34 @@ class RequestDispatch:
         attempt.started_call = None
         if attempt.hedge_timer is not None:
             attempt.hedge_timer.cancel()
-        self._context.fleet.ended(attempt.endpoint, len(attempt.items))
+        self._context.phases.end("dispatch", attempt.began)
+        self._context.endpoints.call_ended(attempt.endpoint, error)
+        self._context.fleet.ended(attempt.endpoint, attempt.in_flight)
+        attempt.in_flight = 0
         attempt.span.__exit__(None if error is None else type(error), error, None)
         self._leave()
 
     def _hedge(self, attempt: Attempt) -> None:
         endpoint = self._second_candidate(attempt)
-        if endpoint is not None and self._context.hedging.spend(len(attempt.waiting)):
-            self._context.counters.hedged += self._duplicate(attempt, endpoint)
+        count = len(attempt.waiting_of(self._open))
+        if endpoint is not None and self._context.hedging.spend(count):
+            items = self._duplicate(attempt, endpoint)
+            self._context.counters.hedged += items
+            self._context.endpoints.hedged(attempt.endpoint, items)
 
     def _second_candidate(self, attempt: Attempt) -> Endpoint | None:
-        """Return a second candidate for the waiting items, `None` where there is none."""
-        if not attempt.waiting or not self._open:
+        """Return a second candidate for the open items that wait, `None` where there is none."""
+        waiting = attempt.waiting_of(self._open)
+        if not waiting:
             return None
-        affinity = next(iter(attempt.waiting.values())).affinity
+        affinity = waiting[0].affinity
         # No second one that is silent as well: both may only be busy.
         return self._next(attempt, affinity, may_repeat=False, with_silent=False)
 
     def _duplicate(self, attempt: Attempt, endpoint: Endpoint) -> int:
-        """Try the waiting items at `endpoint` as well; return how many there are."""
-        tried, items = attempt.tried, attempt.duplicate(endpoint)
+        """Try the open items that wait at `endpoint` as well; return how many there are."""
+        tried, items = attempt.tried, attempt.waiting_of(self._open)
+        attempt.duplicate(endpoint, items)
         self._launch(Attempt(endpoint, items, tried))
         return len(items)
 
@@ -212,9 +255,10 @@ class RequestDispatch:
             attempt.endpoint,
             attempt.verdict(),
             report,
-            items=attempt.answered,
+            # What runs no model tells nothing of how busy it is.
+            items=0 if self._work.task in TOKEN_TASKS else attempt.answered,
             rows=attempt.rows,
-            took=self._loop.time() - attempt.started,
+            took=None if self._work.is_gathered else self._loop.time() - attempt.started,
         )
         if attempt.waiting or attempt.duplicated:
             # The report ends the call: the backend sent no outcome for items that still wait.
@@ -230,15 +274,27 @@ class RequestDispatch:
         log_failure(bug)
         self._settle_failed(items, failures.UNEXPECTED)
 
-    def _receive(self, attempt: Attempt, frame: Done | Failed) -> None:
-        is_first_failure = not attempt.failed
-        ended = attempt.take(frame)
-        if ended is not None:
-            self._latencies.note(self._loop.time() - attempt.started)
-            self._settle(*ended)
-        elif attempt.failed and is_first_failure:
+    def _receive(self, attempt: Attempt, frames: Sequence[Done | Failed]) -> None:
+        is_first_failure, answered = not attempt.failed, attempt.answered
+        ended = attempt.take(frames)
+        took = self._loop.time() - attempt.started
+        if self._work.is_gathered:
+            self._free_places(attempt, attempt.answered - answered, took)
+        if attempt.failed and is_first_failure:
             # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, attempt)
+        if ended:
+            self._latencies.note(took, len(ended))
+            self._settle(ended)
+
+    def _free_places(self, attempt: Attempt, answered: int, took: float) -> None:
+        """Let the fleet know of requests that have ended: they do not wait for the others."""
+        fleet, endpoint = self._context.fleet, attempt.endpoint
+        if answered and self._work.task not in TOKEN_TASKS:
+            fleet.answered(endpoint, answered, took)
+        left = len(attempt.waiting) + len(attempt.duplicated)
+        fleet.ended(endpoint, attempt.in_flight - left)
+        attempt.in_flight = left
 
     def _retry_failed(self, attempt: Attempt) -> None:
         failed, attempt.failed = attempt.failed, []
@@ -257,10 +313,11 @@ class RequestDispatch:
         left = [(item, failure) for item in unanswered]
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
-            # Free where the backend is gone, or does not serve this. Any other refusal costs 1 as a
-            # whole: it did no work either, but the next backend may refuse as well.
+            # Free where the backend is gone, or does not serve this. Any other refusal costs 1 a
+            # request: it did no work either, but the next backend may refuse as well.
             is_free = is_lost or is_misplaced(error)
-            credit = 1 if error.cause is Cause.REFUSED else len(left)
+            is_one = error.cause is Cause.REFUSED and not self._work.is_gathered
+            credit = 1 if is_one else len(left)
             self._retry(attempt, left, credit=0 if is_free else credit, may_repeat=is_lost)
         else:
             self._settle_failed(unanswered, failure)
@@ -295,8 +352,12 @@ class RequestDispatch:
         for item, failure in left[granted:]:
             self._settle_failed([item], failure)
         if endpoint is not None and granted:
-            context.counters.retried += granted
+            self._count_retried(attempt, granted)
             self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
+
+    def _count_retried(self, attempt: Attempt, items: int) -> None:
+        self._context.counters.retried += items
+        self._context.endpoints.retried(attempt.endpoint, items)
 
     def _next(
         self, attempt: Attempt, affinity: bytes, *, may_repeat: bool, with_silent: bool
@@ -314,15 +375,24 @@ class RequestDispatch:
 
     def _settle_failed(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
         outcome = ItemOutcome(source=Source.FAILED, failure=failure)
-        for item in items:
-            self._settle(item, outcome)
+        self._settle([(item.index, outcome) for item in items])
 
-    def _settle(self, item: WorkItem, outcome: ItemOutcome) -> None:
-        if item.index not in self._open:
+    def _settle(self, outcomes: Outcomes) -> None:
+        """Settle those of the items that are open; none is named twice."""
+        still_open, counters = self._open, self._context.counters
+        new: Outcomes = [one for one in outcomes if one[0] in still_open]
+        if not new:
             return
-        self._open.discard(item.index)
-        if outcome.failure is None:
-            self._context.counters.computed += 1
-        else:
-            self._context.counters.count_failure(outcome.failure.code)
-        self._on_settled(item.index, outcome)
+        has_failed = False
+        for index, outcome in new:
+            still_open.discard(index)
+            if outcome.failure is None:
+                counters.computed += 1
+            else:
+                has_failed = True
+                counters.count_failure(outcome.failure.code)
+        if has_failed and self._attempts:
+            new = with_causes(
+                new, self._work, self._attempts, self._context.fleet, deadline=self._deadline
+            )
+        self._on_settled(new)

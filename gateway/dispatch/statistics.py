@@ -1,9 +1,12 @@
 """Counts calls, retries, hedges and outcomes of the dispatcher, for all endpoints together.
 
-A counter by region would be one of `GatewayMetrics`.
+By region and endpoint they are counted in `endpoint_counts`.
 """
 
 import msgspec
+
+_MOST_CODES = 100
+OTHER_CODES = "(others)"
 
 
 class DispatchStatistics(msgspec.Struct, kw_only=True):
@@ -21,6 +24,11 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
     failed_by_code: dict[str, int] = {}
 
     def count_failure(self, code: str) -> None:
-        """Count an item that failed."""
+        """Count an item that failed; beyond a hundred codes, new ones are counted as one.
+
+        Codes come from backends, where algorithms of model owners run.
+        """
         self.failed += 1
+        if code not in self.failed_by_code and len(self.failed_by_code) >= _MOST_CODES:
+            code = OTHER_CODES
         self.failed_by_code[code] = self.failed_by_code.get(code, 0) + 1

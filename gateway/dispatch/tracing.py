@@ -18,6 +18,10 @@ class CallTracer(Protocol):
         """Return a context around the call that gives the `traceparent` to send with it."""
         ...
 
+    def records(self, traceparent: str) -> bool:
+        """Tell whether calls for a request of this `traceparent` are recorded."""
+        ...
+
 
 class NoTracing:
     """Passes the request's own `traceparent` on."""
@@ -27,3 +31,7 @@ class NoTracing:
     ) -> AbstractContextManager[str]:
         """See `CallTracer.on_call`."""
         return nullcontext(traceparent)
+
+    def records(self, traceparent: str) -> bool:
+        """See `CallTracer.records`."""
+        return False

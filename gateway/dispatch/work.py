@@ -1,7 +1,7 @@
 """Declares work, the missed items of one request, and the interface that runs it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -11,8 +11,10 @@ from gateway.cache.entry import Validity
 from gateway.cache.key import CacheKey
 from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
 
-Settle = Callable[[int, ItemOutcome], None]
-"""Takes the outcome of an item, by the item's index."""
+Outcomes = Sequence[tuple[int, ItemOutcome]]
+"""Outcomes of items that became known together, each with the item's index."""
+Settle = Callable[[Outcomes], None]
+"""Takes outcomes. It is called with those of one read, not with each of them."""
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,8 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
     scope: str
     affinity: bytes
     key: CacheKey | None = None
+    traceparent: str = ""
+    """Of its request, where the work is gathered of several."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Returns whether a stored answer may be used; `None`: every one may."""
     atomic: bool = False
     """Admitted together or not at all: the request is of no use with a part of them."""
+    is_gathered: bool = False
+    """Each item is of another request, and goes where it would go alone."""
 
 
 class StartedWork(Protocol):
@@ -53,6 +59,18 @@ class StartedWork(Protocol):
     def cancel(self) -> object:
         """Settle what is open as cancelled, at once or soon."""
         ...
+
+
+class StartedParts:
+    """Work that has begun in parts."""
+
+    def __init__(self, parts: Sequence[StartedWork]) -> None:
+        self._parts = parts
+
+    def cancel(self) -> None:
+        """Cancel each part."""
+        for part in self._parts:
+            part.cancel()
 
 
 class WorkRunner(Protocol):
@@ -76,12 +94,12 @@ async def finish(work: Work, settle: Settle, start: Callable[[Settle], StartedWo
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = len(work.items)
 
-    def count(index: int, outcome: ItemOutcome) -> None:
+    def count(outcomes: Outcomes) -> None:
         nonlocal left
-        left -= 1
+        left -= len(outcomes)
         if not left and not ended.done():
             ended.set_result(None)
-        settle(index, outcome)
+        settle(outcomes)
 
     started = start(count)
     try:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 
 from gateway.dispatch import failures
-from gateway.dispatch.work import Settle, Work
+from gateway.dispatch.work import Outcomes, Settle, Work
 from gateway.tasks import TaskStarter, log_failure
 from gateway.types import ItemOutcome, Source
 
@@ -17,14 +17,15 @@ class WorkTask:
         self._settle = settle
         self._task: asyncio.Task[None] | None = None
 
-    def settle(self, index: int, outcome: ItemOutcome) -> None:
-        """Settle an item, on behalf of the task; what is settled already stays so.
+    def settle(self, outcomes: Outcomes) -> None:
+        """Settle items, on behalf of the task; what is settled already stays so.
 
         Parts of cancelled work may end after it.
         """
-        if index in self._open:
-            self._open.remove(index)
-            self._settle(index, outcome)
+        new = [(index, outcome) for index, outcome in outcomes if index in self._open]
+        if new:
+            self._open.difference_update([index for index, _ in new])
+            self._settle(new)
 
     def run(self, tasks: TaskStarter, steps: Coroutine[object, object, None]) -> "WorkTask":
         """Start the task, which calls `settle`."""
@@ -44,5 +45,5 @@ class WorkTask:
             failure = failures.UNEXPECTED
             if (error := task.exception()) is not None:
                 log_failure(error)
-        for index in tuple(self._open):
-            self.settle(index, ItemOutcome(source=Source.FAILED, failure=failure))
+        outcome = ItemOutcome(source=Source.FAILED, failure=failure)
+        self.settle([(index, outcome) for index in self._open])

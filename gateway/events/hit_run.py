@@ -7,25 +7,30 @@ from gateway.types import ID_DIGITS, RequestEvent
 
 
 class HitRun:
-    """Counts hits of one caller, task, model, arm and tier; ids are consecutive from `first`.
+    """Counts hits of one caller, route, task, model, arm and tier, with ids from `first` on.
 
     `count` of them belong to the present event-loop iteration, which may have up to `max_count`;
-    `started` is the loop's time at which the first of them began. `reserved_ids` are not used yet.
+    `started` is the loop's time at which the first of them began, `began` the same on a finer
+    clock. `route` and `source` are what metrics call them by. `reserved_ids` are not used yet.
     `gateway.api.request_events` reserves more when there are none: `ids_at_once`, which grows.
     """
 
     __slots__ = (
-        *("arm", "count", "event", "first", "ids_at_once", "max_count", "model", "reserved_ids"),
-        *("started", "task"),
+        *("arm", "began", "count", "event", "first", "ids_at_once", "max_count", "model"),
+        *("pattern", "reserved_ids", "revision", "route", "source", "started"),
     )
 
-    def __init__(self, event: RequestEvent) -> None:
+    def __init__(self, event: RequestEvent, *, route: str = "", source: str = "memory_hit") -> None:
         self.event = EventTemplate(event)
-        self.task = event.task
+        self.route = route
+        self.source = source
+        self.pattern = event
+        """The event that all are like, but for id, time and duration."""
         self.model = event.model
+        self.revision = event.revision
         self.arm = event.arms[0].arm if event.arms else ""
         self.first = self.reserved_ids = self.ids_at_once = self.max_count = self.count = 0
-        self.started = 0.0
+        self.started = self.began = 0.0
 
     def add(self) -> int:
         """Count one more hit, for which there is room; return the number of its id."""

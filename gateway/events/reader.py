@@ -11,6 +11,7 @@ from gateway.events import segment
 from gateway.events.segment import ScanEnd
 
 _CHUNK_BYTES: Final = 512 * 1024
+_MOST_COUNTED: Final = 100_000
 
 
 class UnreadableLog(Exception):
@@ -114,6 +115,29 @@ class LogReader:
         self._position = batch.end
         self.sequence = batch.last
 
+    def unread_bytes(self) -> int:
+        """Return the bytes of records after the position; of long backlogs about that."""
+        if self.ended:
+            return 0
+        self._list()
+        first, offset = self._position
+        later = sorted(n for n in self._firsts if n > first)
+        whole = sum(map(self._size_of, later[:-1]))  # a scan of each would take long
+        last = [LogPosition(number, segment.HEADER.size) for number in later[-1:]]
+        return whole + sum(map(self._bytes_after, [LogPosition(first, offset), *last]))
+
+    def _size_of(self, number: int) -> int:
+        try:
+            return self.path_of(number).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _bytes_after(self, position: LogPosition) -> int:
+        found = self._scan(_MOST_COUNTED, position).size
+        if found < _CHUNK_BYTES // 2:
+            return found
+        return max(found, self._size_of(position.number) - position.offset)
+
     def seek(self, sequence: int) -> None:
         """Move to the first record after `sequence` that is still on disk."""
         self._list()
@@ -178,9 +202,9 @@ class LogReader:
         """Delete the log."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _scan(self, limit: int) -> segment.Scan:
-        """Scan from the current position; the next mark is checked before more is read."""
-        number, offset = self._position
+    def _scan(self, limit: int, position: LogPosition | None = None) -> segment.Scan:
+        """Scan from the current position, or another; its mark is checked before more is read."""
+        number, offset = position or self._position
         try:
             file = os.open(self._directory / segment.file_name(number), os.O_RDONLY)
         except FileNotFoundError:

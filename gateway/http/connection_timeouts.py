@@ -6,17 +6,25 @@ or the rest of a head, so a few slow clients could use up a worker's file descri
 
 import asyncio
 import contextlib
+import fcntl
 import select
-from collections.abc import Iterable
-from typing import Any
+import struct
+import termios
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 import msgspec
 from typing_extensions import override
 
-from gateway.errors import Overloaded, RequestTimeout
+from gateway.errors import GatewayError, RequestTimeout
 from gateway.http.draining import Draining
+from gateway.http.peers import Peer, too_many_connections, too_many_of
+from gateway.http.request_head import Headers
 from gateway.http.strict_protocol import ReadFlow, StrictHttpProtocol
 
+HAS_CERTIFICATE: Final = "has_certificate"
+"""The key of a request's state where its client has shown an accepted certificate."""
 _CHECK_INTERVAL = 1.0
 # Connections above the limit that get a 503 at a time; more are aborted without a response.
 _MAX_REJECTED = 256
@@ -29,6 +37,8 @@ class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """From accepting the connection, or a request's first byte, to the end of its head."""
     idle: float = 75.0
     """Between two requests of a connection, or while the peer reads none of a response."""
+    confirm: float = 2.0
+    """From the last byte sent to the peer's confirmation that TLS has ended."""
     connections: int = 4096
     """Connections open at a time."""
 
@@ -45,9 +55,13 @@ class TimedProtocol(StrictHttpProtocol):
         timeouts: ConnectionTimeouts | None = None,
         rejected: set[object] | None = None,
         draining: Draining | None = None,
+        peer: Peer | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._peer = peer or Peer()
+        self._clients = deque[str]()
+        """Those of the requests under way, where a proxy names them."""
         self._timeouts = timeouts or ConnectionTimeouts()
         self._rejected = set() if rejected is None else rejected
         self._draining = draining or Draining()
@@ -57,18 +71,30 @@ class TimedProtocol(StrictHttpProtocol):
         self._answered_at = 0.0
         self._unsent_bytes = 0
         self._unsent_since = 0.0
+        self._ended_since: float | None = None
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._peer.is_connected = True
+        if self._peer.refusal is not None:
+            self._reject(transport, self._peer.refusal)
+            return
         if len(self.connections) >= self._timeouts.connections:
-            self._reject(transport)
+            self._reject(transport, too_many_connections())
             return
         self._waiting_since = self.loop.time()
         super().connection_made(transport)
+        if self._peer.client:
+            self.client = (self._peer.client, 0)
+            if transport.get_extra_info("peercert"):
+                self.app_state = {**self.app_state, HAS_CERTIFICATE: True}
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self._rejected.discard(self)
+        self._peer.close()
+        while self._clients:
+            self._forget_client()
         super().connection_lost(exc)
 
     @override
@@ -81,16 +107,40 @@ class TimedProtocol(StrictHttpProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._has_had_request = True
-        super().on_headers_complete()
+        if not self._peer.is_proxy:
+            super().on_headers_complete()
+            return
+        refusal = self._count_client(self.headers)
+        if refusal is not None:
+            self._stop(refusal)
+        self.scope["client"] = (self._clients[-1], 0)
+        try:
+            super().on_headers_complete()
+        except Exception:  # it is refused, and never under way
+            self._peer.requests.remove(self._clients.pop())
+            raise
 
     @override
     def on_response_complete(self) -> None:
         self._answered_at = self.loop.time()
+        if self._clients:
+            self._forget_client()
         super().on_response_complete()
 
     def abort_if_write_stalled(self, now: float) -> None:
-        """Abort the connection if its peer reads none of the response, closing or not."""
+        """Abort the connection if its peer reads none of the response, closing or not.
+
+        Over TLS also if the peer has it all, and does not confirm the end.
+        """
         unsent = self.transport.get_write_buffer_size()
+        if not self.stays_half_open:
+            unsent += _unsent_by_socket(self.transport)
+            if unsent or not self.transport.is_closing():
+                self._ended_since = None
+            elif self._ended_since is None:
+                self._ended_since = now
+            elif now - self._ended_since > self._timeouts.confirm:
+                self.transport.abort()
         if unsent != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since = unsent, now
         elif unsent and now - self._unsent_since > self._timeouts.idle:
@@ -124,35 +174,69 @@ class TimedProtocol(StrictHttpProtocol):
             return
         self.shutdown()
 
-    def _reject(self, transport: asyncio.Transport) -> None:
+    def _count_client(self, headers: Headers) -> GatewayError | None:
+        """Count a request as its client's, since the proxy's connections are not counted.
+
+        Where that client has the most, return its refusal, with nothing counted.
+        """
+        client, requests = self._peer.client_of(headers), self._peer.requests
+        if not requests.add(client):
+            return too_many_of(requests.most)
+        self._clients.append(client)
+        return None
+
+    def _forget_client(self) -> None:
+        self._peer.requests.remove(self._clients.popleft())
+
+    def _reject(self, transport: asyncio.Transport, error: GatewayError) -> None:
         self.transport = transport
         self.flow = ReadFlow(transport)
         if len(self._rejected) >= _MAX_REJECTED:
             transport.abort()
             return
         self._rejected.add(self)
-        detail = "There are too many connections; use fewer, or try again."
-        self.refuse(Overloaded(detail, retry_after=1.0))
+        self.refuse(error)
 
 
 def _has_unread(transport: asyncio.Transport) -> bool:
     """Return whether bytes or an end of stream are unread: closing then would send a reset."""
-    descriptor: int = transport.get_extra_info("socket").fileno()
+    descriptor = _descriptor(transport)
     if descriptor < 0:
-        return False  # it is closed
+        return False
     poller = select.poll()
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(0))
 
 
-async def enforce_timeouts(connections: Iterable[object]) -> None:
-    """Check all connections once a second until cancelled."""
+def _unsent_by_socket(transport: asyncio.Transport) -> int:
+    """Return how many bytes the peer has not confirmed; a transport of TLS hides those below it."""
+    descriptor = _descriptor(transport)
+    if descriptor < 0:
+        return 0
+    count: int = struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, bytes(4)))[0]
+    return count
+
+
+def _descriptor(transport: asyncio.Transport) -> int:
+    """Return that of the socket; it is negative, or over TLS there is no socket, once closed."""
+    found = transport.get_extra_info("socket")
+    return -1 if found is None else int(found.fileno())
+
+
+async def enforce_timeouts(
+    *groups: Collection[object], on_check: Callable[[int], None] = lambda _: None
+) -> None:
+    """Check the connections of all groups once a second until cancelled.
+
+    `on_check` is called with the number of those in the first.
+    """
     clock = asyncio.get_running_loop().time
     with contextlib.suppress(asyncio.CancelledError):
         while True:
             await asyncio.sleep(_CHECK_INTERVAL)
             now = clock()
-            for connection in list(connections):
+            on_check(len(groups[0]))
+            for connection in [one for group in groups for one in group]:
                 if isinstance(connection, TimedProtocol):
                     connection.abort_if_write_stalled(now)
                     connection.close_if_timed_out(now)

@@ -75,7 +75,7 @@ def problem_headers(error: GatewayError) -> Headers:
         headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
         headers.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
     if isinstance(error, UnsupportedContentCoding):
-        headers.append((b"accept-encoding", b"gzip, zstd"))
+        headers.append((b"accept-encoding", b"gzip, deflate, zstd"))
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b'Bearer realm="sluicegate"'))
     return headers

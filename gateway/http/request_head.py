@@ -21,6 +21,11 @@ _VERSIONS = frozenset({"1.0", "1.1"})
 _REST = len(b"POST  HTTP/1.1\r\n\r\n")
 _ENCODED_SLASH = re.compile("%2f", re.IGNORECASE)
 
+# As clients write it, on a line of its own that is not folded.
+_LENGTH_LINE = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,8})(?=\r\n[^ \t])")
+_LENGTH_MARK = b"ength: "
+_BEFORE_MARK = len(b"\r\nContent-L")
+
 Headers = Sequence[tuple[bytes, bytes]]
 
 
@@ -30,6 +35,20 @@ def header_fields_too_large() -> HeaderFieldsTooLarge:
         f"The head of a request may have {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} header fields;"
         " send fewer, and the rest in the body."
     )
+
+
+def split_length(head: bytes) -> tuple[int, bytes]:
+    """Return the length of the body, and the head without the line that declares it.
+
+    So heads are the same whose bodies differ in length only. 0, and the head as it is, where the
+    first such line is of another form, or there is none: a parser then reads it.
+    """
+    start = head.find(_LENGTH_MARK) - _BEFORE_MARK
+    # The first line is the request's.
+    found = _LENGTH_LINE.match(head, start) if start > 0 else None
+    if found is None:
+        return 0, head
+    return int(found[1]), head[:start] + head[found.end() :]
 
 
 def has_valid_host(headers: Headers) -> bool:
@@ -89,3 +108,9 @@ def _has_path(target: bytes) -> bool:
         return httptools.parse_url(target).path is not None
     except httptools.HttpParserInvalidURLError:
         return False
+
+
+def split_fields(head: bytes) -> list[tuple[bytes, bytes]]:
+    """Return names, in lower case, and values of the fields of a whole head that is well-formed."""
+    fields = (line.partition(b":") for line in head.split(b"\r\n")[1:-2])
+    return [(name.lower(), value.strip(b" \t")) for name, _, value in fields]

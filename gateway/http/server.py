@@ -11,8 +11,11 @@ from litestar.types import ASGIApp
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
+from gateway.http.accepting import Acceptor
 from gateway.http.connection_timeouts import ConnectionTimeouts, TimedProtocol, enforce_timeouts
 from gateway.http.draining import Draining, Stop
+from gateway.http.edge import ListenerEdge
+from gateway.http.peers import Peer
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.sockets.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
 
@@ -26,22 +29,45 @@ class _Server(uvicorn.Server):
     """Extends uvicorn's server: handles no signals, and answers every accepted connection."""
 
     def __init__(
-        self, config: uvicorn.Config, listener: socket.socket, siblings: Sequence[socket.socket]
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        siblings: Sequence[socket.socket],
+        edge: ListenerEdge,
+        timeouts: ConnectionTimeouts,
     ) -> None:
         super().__init__(config)
         self._listener = listener
         self.siblings = siblings
+        self.acceptor: Acceptor | None = None
+        """What accepts connections where the event loop's own server would not do."""
+        if not edge.is_plain:
+            self.acceptor = Acceptor(
+                edge,
+                self.make_protocol,
+                timeouts=timeouts,
+                count_open=lambda: len(self.server_state.connections),
+            )
 
     @contextlib.contextmanager
     @override
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def make_protocol(self) -> asyncio.Protocol:
-        """Return a protocol for a connection that was accepted from a sibling's socket."""
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets if self.acceptor is None else [])
+        if self.acceptor is not None:
+            self.acceptor.start(self._listener, _BACKLOG)
+
+    def make_protocol(self, peer: Peer | None = None) -> asyncio.Protocol:
+        """Return a protocol for a connection that uvicorn did not accept."""
         make: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         return make(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            peer=peer,
         )
 
     async def drain_accept_queue(self) -> None:
@@ -54,6 +80,8 @@ class _Server(uvicorn.Server):
         """Stop accepting; other workers accept the connections in the queue."""
         for server in self.servers:
             server.close()
+        if self.acceptor is not None:
+            self.acceptor.stop()
         for listener in (self._listener, *self.siblings):
             listener.close()
 
@@ -74,13 +102,15 @@ class _Server(uvicorn.Server):
     async def _end_idle_connections(self) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + _FIRST_REQUEST_TIMEOUT
-        while self.server_state.connections:
+        while self.server_state.connections or self.acceptor:
             for connection in list(self.server_state.connections):
                 if isinstance(connection, TimedProtocol):
                     connection.close_if_idle(is_last_call=clock() >= deadline)
             if clock() >= deadline:
-                return
+                break
             await asyncio.sleep(_POLL_INTERVAL)
+        if self.acceptor is not None:
+            await self.acceptor.close()
 
 
 async def serve(
@@ -93,22 +123,25 @@ async def serve(
     timeouts: ConnectionTimeouts | None = None,
     draining: Draining | None = None,
     siblings: Sequence[socket.socket] = (),
+    edge: ListenerEdge | None = None,
 ) -> None:
     """Serve `app` on `listener` until `stop` is set, then drain as `draining` says.
 
     Requests in flight get up to `drain` seconds. `timeouts` bounds the connections. Connections in
     the accept queues of `siblings`, the sockets of other workers, are accepted too where those
-    workers do not accept them in time.
+    workers do not accept them in time. `edge` is what comes before HTTP.
 
     The listener is bound by the caller and starts to listen here.
     """
     timeouts = timeouts or ConnectionTimeouts()
     draining = draining or Draining()
+    edge = edge or ListenerEdge()
+    rejected: set[object] = set()
     config = uvicorn.Config(
         app,
         loop="none",
         http=partial(  # type: ignore[arg-type]  # it makes one
-            protocol, timeouts=timeouts, rejected=set(), draining=draining
+            protocol, timeouts=timeouts, rejected=rejected, draining=draining
         ),
         timeout_keep_alive=max(1, round(timeouts.idle)),
         ws="none",
@@ -119,14 +152,20 @@ async def serve(
         backlog=_BACKLOG,
         timeout_graceful_shutdown=max(1, round(drain)),
         proxy_headers=False,
+        headers=list(edge.headers),
     )
-    server = _Server(config, listener, siblings)
+    server = _Server(config, listener, siblings, edge, timeouts)
     async with asyncio.TaskGroup() as tasks:
         stopping = asyncio.Event()
         watchers = [
             tasks.create_task(_accept_for_siblings(server, siblings, stopping)),
             tasks.create_task(_shut_down_on(server, stop, draining, stopping)),
-            tasks.create_task(enforce_timeouts(server.server_state.connections)),
+            tasks.create_task(
+                enforce_timeouts(
+                    server.server_state.connections, rejected, on_check=edge.metrics.connections
+                )
+            ),
+            tasks.create_task(edge.follow()),
         ]
         await server.serve(sockets=[listener])
         for watcher in watchers:
@@ -139,7 +178,8 @@ async def _accept_for_siblings(
     while not server.started:  # noqa: ASYNC110 - nor for its start
         await asyncio.sleep(_POLL_INTERVAL)
     if not stopping.is_set():
-        await accept_for_siblings(siblings, server.make_protocol, until=stopping)
+        take = None if server.acceptor is None else server.acceptor.take
+        await accept_for_siblings(siblings, server.make_protocol, until=stopping, take=take)
 
 
 async def _shut_down_on(

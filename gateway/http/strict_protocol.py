@@ -110,14 +110,22 @@ class StrictHttpProtocol(HttpToolsProtocol):
 
     @override
     def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's may say to stay open
-        """Answer the requests that the client sent in full before it half-closed, then close."""
+        """Answer the requests that the client sent in full before it half-closed, then close.
+
+        Over TLS the event loop closes the connection at once.
+        """
         if self._is_lingering:
             self.transport.close()
-            return True
+            return self.stays_half_open
         self._is_at_eof = True
         if not self._unparsed:
             self._end_at_eof()
-        return True
+        return self.stays_half_open
+
+    @property
+    def stays_half_open(self) -> bool:
+        """Whether answers can be sent to a client that sends no more."""
+        return self.transport.get_extra_info("sslcontext") is None
 
     @override
     def on_message_begin(self) -> None:

@@ -82,7 +82,9 @@ class WriteCoalescingTransport(asyncio.Transport):
             return
         if self._parts:
             self._coalescer.release()
-        self._transport.close()
+        # A transport of TLS that is closed once more than it was open knows nothing any more.
+        if not self._transport.is_closing():
+            self._transport.close()
 
     def linger(self) -> None:
         """Write no more, and close at the next `close`, or after a while."""
@@ -99,8 +101,13 @@ class WriteCoalescingTransport(asyncio.Transport):
         if self._parts:
             self._coalescer.release()
         self._has_ended = True
-        if not self._transport.is_closing():
+        # TLS has no half-closed connections: there the length of the answer says where it ends.
+        if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
+
+    @override
+    def can_write_eof(self) -> bool:
+        return True
 
     @override
     def get_write_buffer_size(self) -> int:

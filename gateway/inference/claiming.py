@@ -13,7 +13,16 @@ from functools import partial
 import msgspec
 
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Settle, StartedWork, Work, WorkItem, WorkRunner, finish
+from gateway.dispatch.work import (
+    Outcomes,
+    Settle,
+    StartedParts,
+    StartedWork,
+    Work,
+    WorkItem,
+    WorkRunner,
+    finish,
+)
 from gateway.dispatch.work_task import WorkTask
 from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import hit_outcome, joined_outcome
@@ -34,32 +43,42 @@ _RENEWED_EACH = 0.25
 
 
 class _HeldClaims:
-    """The claims of one work, from when it began on until they end, which is told to `on_end`."""
+    """The claims of one work, from when it began on until they end, which is told to `on_end`.
 
-    __slots__ = ("_on_end", "_settle", "since", "unanswered", "unsettled")
+    Claims of items that failed are ended by `release`: a refusal that was stored in their place
+    stays.
+    """
+
+    __slots__ = ("_on_end", "_release", "_settle", "since", "unsettled")
 
     def __init__(
         self,
         items: Sequence[WorkItem],
         settle: Settle,
         since: float,
-        on_end: "Callable[[_HeldClaims], None]",
+        *,
+        release: Callable[[Sequence[CacheKey]], object],
+        on_end: "Callable[[_HeldClaims], object]",
     ) -> None:
         self._settle = settle
+        self._release = release
         self._on_end = on_end
         self.unsettled = {item.index: item.key for item in items if item.key is not None}
-        self.unanswered: list[CacheKey] = []
-        """The keys of items that failed; a refusal that was stored in their place stays."""
         self.since = since
 
-    def settle(self, index: int, outcome: ItemOutcome) -> None:
-        """Settle an item, whose claim has ended."""
-        key = self.unsettled.pop(index, None)
-        if outcome.failure is not None and key is not None:
-            self.unanswered.append(key)
+    def settle(self, outcomes: Outcomes) -> None:
+        """Settle items, whose claims have ended."""
+        end = self.unsettled.pop
+        unanswered: list[CacheKey] = []
+        for index, outcome in outcomes:
+            key = end(index, None)
+            if outcome.failure is not None and key is not None:
+                unanswered.append(key)
+        if unanswered:
+            self._release(unanswered)
         if not self.unsettled:
             self._on_end(self)
-        self._settle(index, outcome)
+        self._settle(outcomes)
 
 
 class ClaimingRunner:
@@ -102,8 +121,29 @@ class ClaimingRunner:
             )
         if self._cache.has_claimed(keys):
             return self._start_claimed(work, deadline, traceparent, settle)
+        if work.is_gathered and len(work.items) > 1:
+            return self._start_each(work, deadline, traceparent, settle)
         task = WorkTask(work, settle)
         return task.run(self._tasks, self._claim_and_run(work, deadline, task.settle, traceparent))
+
+    def _start_each(
+        self, work: Work, deadline: float, traceparent: str, settle: Settle
+    ) -> StartedWork:
+        """Start what look-ups have claimed; each of the others may have to wait on its own."""
+        parts: list[StartedWork] = []
+        ours: list[WorkItem] = []
+        for item in work.items:
+            if self._cache.has_claimed(_keys([item])):
+                ours.append(item)
+                continue
+            alone = _part(work, [item])
+            parts.append(
+                self.start(alone, deadline=deadline, settle=settle, traceparent=traceparent)
+            )
+        if ours:
+            part = _part(work, ours)
+            parts.append(self._start_claimed(part, deadline, traceparent, settle))
+        return StartedParts(parts)
 
     async def _claim_and_run(
         self, work: Work, deadline: float, settle: Settle, traceparent: str
@@ -114,7 +154,7 @@ class ClaimingRunner:
             span.set("sluicegate.items.theirs", len(theirs))
 
         async def run(items: Sequence[WorkItem]) -> None:
-            part = msgspec.structs.replace(work, items=tuple(items))
+            part = _part(work, items)
             await finish(part, settle, partial(self._start_claimed, part, deadline, traceparent))
 
         if not theirs:
@@ -135,7 +175,13 @@ class ClaimingRunner:
     ) -> StartedWork:
         """Run `work`, whose claims are renewed until they end; release what has no answer."""
         loop = asyncio.get_running_loop()
-        held = _HeldClaims(work.items, settle, loop.time(), self._end)
+        held = _HeldClaims(
+            work.items,
+            settle,
+            loop.time(),
+            release=self._cache.release,
+            on_end=self._end,
+        )
         self._held[held] = None
         if self._renewing is None:
             self._renewing = loop.call_later(self._pause(), self._renew)
@@ -150,8 +196,6 @@ class ClaimingRunner:
 
     def _end(self, held: _HeldClaims) -> None:
         self._held.pop(held, None)
-        if held.unanswered:
-            self._cache.release(held.unanswered)
 
     async def _claim(
         self, work: Work, items: Sequence[WorkItem]
@@ -177,7 +221,7 @@ class ClaimingRunner:
         work: Work,
         items: list[WorkItem],
         until: float,
-        settle: Callable[[int, ItemOutcome], None],
+        settle: Settle,
     ) -> AsyncIterator[list[WorkItem]]:
         """Settle what other workers answer, and yield items that they do not answer in time."""
         now = asyncio.get_running_loop().time
@@ -198,17 +242,21 @@ class ClaimingRunner:
         self,
         work: Work,
         items: Sequence[WorkItem],
-        settle: Callable[[int, ItemOutcome], None],
+        settle: Settle,
     ) -> list[WorkItem]:
         """Settle what others have answered by now, and return the rest."""
         found = await self._cache.lookup(_keys(items), work.is_valid)
         now = self._wall()
         left: list[WorkItem] = []
+        answered: list[tuple[int, ItemOutcome]] = []
         for item, one in zip(items, found, strict=True):
             if one is not None and (work.is_valid is None or work.is_valid(one.entry, now)):
-                settle(item.index, joined_outcome(hit_outcome(one.entry, one.tier, now)))
+                outcome = joined_outcome(hit_outcome(one.entry, one.tier, now))
+                answered.append((item.index, outcome))
             else:
                 left.append(item)
+        if answered:
+            settle(answered)
         return left
 
     def _renew(self) -> None:
@@ -226,6 +274,10 @@ class ClaimingRunner:
     def _pause(self) -> float:
         """Return the seconds until claims are renewed; shorter leases than that end before."""
         return max(_SHORTEST_PAUSE, self.lease * _RENEWED_EACH)
+
+
+def _part(work: Work, items: Sequence[WorkItem]) -> Work:
+    return msgspec.structs.replace(work, items=tuple(items))
 
 
 def _keys(items: Sequence[WorkItem]) -> list[CacheKey]:

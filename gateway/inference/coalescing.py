@@ -1,27 +1,34 @@
 """Coalesces equal items that are in flight at once, so that each is computed once."""
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from gateway.cache.key import CacheKey
+from gateway.tasks import log_failure
 from gateway.types import Criticality, ItemOutcome
 
 
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """An item that is being computed; `outcome` is set once it has ended.
 
     `leader` is the criticality of the leader, `followers` counts those who joined. `waiters` are
-    called when it ends, and must not raise.
+    told when it ends.
     """
 
-    __slots__ = ("followers", "leader", "outcome", "waiters")
+    leader: Criticality
+    followers: int = 0
+    outcome: ItemOutcome | None = None
+    waiters: "list[FlightWaiter]" = []
 
-    def __init__(self, leader: Criticality) -> None:
-        self.leader = leader
-        self.followers = 0
-        self.outcome: ItemOutcome | None = None
-        self.waiters: list[Callable[[Flight], object]] = []
+
+class FlightWaiter(Protocol):
+    """Waits for flights."""
+
+    def flights_ended(self, flights: Sequence[Flight]) -> None:
+        """Note that those of its flights have ended that were settled together."""
+        ...
 
 
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,13 +71,25 @@ class Flights:
 
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
-        flight = self._flights.pop(key, None)
-        if flight is None:
-            return
-        flight.outcome = outcome
-        waiters, flight.waiters = flight.waiters, []
-        for waiter in waiters:
-            waiter(flight)
+        self.settle_all([(key, outcome)])
+
+    def settle_all(self, outcomes: Iterable[tuple[CacheKey, ItemOutcome]]) -> None:
+        """Settle keys whose outcomes became known together, and tell each waiter once."""
+        ended: dict[FlightWaiter, list[Flight]] = {}
+        end = self._flights.pop
+        for key, outcome in outcomes:
+            flight = end(key, None)
+            if flight is None:
+                continue
+            flight.outcome = outcome
+            for waiter in flight.waiters:
+                ended.setdefault(waiter, []).append(flight)
+            flight.waiters = []
+        for waiter, flights in ended.items():
+            try:
+                waiter.flights_ended(flights)
+            except Exception as bug:  # noqa: BLE001 - others wait for what was settled with it
+                log_failure(bug)
 
     def statistics(self) -> FlightStatistics:
         """Return counts for metrics and tests."""

@@ -13,13 +13,14 @@ from functools import partial
 
 import msgspec
 
-from backends.protocol import ModelInfo, Task
+from backends.protocol import TOKEN_TASKS, ModelInfo, Task
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.config.document import ModelConfig
-from gateway.dispatch.work import Settle, StartedWork, WorkRunner
+from gateway.dispatch.work import Outcomes, StartedWork, WorkRunner
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.inference.coalescing import Flights
+from gateway.inference.gathering import MissGatherer
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
 from gateway.inference.item_waits import ItemWaits
 from gateway.inference.last_answers import (
@@ -31,13 +32,11 @@ from gateway.inference.last_answers import (
 from gateway.inference.outcomes import (
     LOST,
     describe_lookup,
-    hit_outcome,
-    refused_as_truncated,
+    ending,
 )
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.runtime.runtime import Runtime
-from gateway.tasks import log_failure
-from gateway.telemetry.spans import Span
+from gateway.tasks import CallbackBatch, log_failure
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
@@ -68,16 +67,24 @@ class Inference:
         flights: Flights,
         runner: WorkRunner,
         tracer: Tracer,
+        batch: CallbackBatch | None = None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._models = models
         self._keys = keys
-        self._cache = cache
+        self._cache, self.entry_of = cache, cache.entry_of
         self._last_answers = last_answers
         self._flights = flights
         self._runner = runner
         self._tracer = tracer
         self.wall = wall
+        self._batch = batch or CallbackBatch()
+        self._gatherer = MissGatherer(
+            compute=self._compute,
+            flights=flights,
+            records=tracer.records,
+            batch=self._batch,
+        )
         self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
 
     def prepare(
@@ -121,11 +128,14 @@ class Inference:
         """Return the answer if this worker's memory has all of it."""
         now = self.wall()
         outcomes = []
+        has = self._cache.has
+        if not all(has(address) for address, _ in prepared.keys):
+            return None  # those that it has are looked up with the others
         for key in prepared.keys:
             entry = self.read_hit(prepared, key, now, directives)
             if entry is None:
                 return None
-            outcomes.append(_outcome(prepared, entry, "memory", now))
+            outcomes.append(prepared.outcome(entry, "memory", now))
         return Answer(model=prepared.plan.model, outcomes=outcomes)
 
     def lookup_nowait(
@@ -151,7 +161,7 @@ class Inference:
         """Return what was found as outcomes, without those that are too old for the caller."""
         now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
         return [
-            _outcome(prepared, hit.entry, hit.tier, now)
+            prepared.outcome(hit.entry, hit.tier, now)
             if hit is not None and is_valid(hit.entry, now, max_age)
             else None
             for hit in found
@@ -178,6 +188,8 @@ class Inference:
             stale = await self._last_answers.find(prepared, missing, caller.directives)
             self._last_answers.serve(prepared, stale, caller.directives, outcomes)
             missing = _missing(outcomes)
+            if stale:  # those that are refreshed were taken
+                self._give_back(prepared, {index for index in stale if outcomes[index]})
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         is_whole = not (prepared.request.continue_on_error or stale)
@@ -241,7 +253,8 @@ class Inference:
                 f"No model `{request.model}` is served; GET /v1/models lists those that are."
             )
         info = model.info
-        if request.task not in info.tasks:
+        shows_tokens = info.shows_tokens and request.task in TOKEN_TASKS
+        if not shows_tokens and request.task not in info.tasks:
             tasks = ", ".join(f"`{task}`" for task in info.tasks)
             raise TaskNotSupported(f"`{request.model}` answers {tasks}, not `{request.task}`.")
         scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
@@ -292,6 +305,7 @@ class Inference:
     ) -> ItemWaits:
         waits = ItemWaits(caller, is_whole=is_whole)
         keys, flights, now = prepared.flight_keys, self._flights, self.wall()
+        has = self._cache.has
         led: list[int] = []
         try:
             for index in missing:
@@ -302,12 +316,15 @@ class Inference:
                     continue
                 waits.led[index] = flights.lead(key, caller.criticality)
                 # Its flight may have ended during the look-up in Redis.
-                entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
+                entry = None
+                if has(key[0]):
+                    entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
                 if entry is None:
                     led.append(index)
                 else:
-                    flights.settle(key, _outcome(prepared, entry, "memory", now))
-            if led:
+                    flights.settle(key, prepared.outcome(entry, "memory", now))
+            self._give_back(prepared, set(missing).difference(led))
+            if led and not self._gatherer.add(prepared, caller):
                 waits.work = self._compute(prepared, caller, led)
         except Exception:  # nobody may wait for the items without end
             for index in waits.led:
@@ -315,47 +332,51 @@ class Inference:
             raise
         return waits
 
+    def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
+        """End claims that the look-up made on items which others compute, or have computed."""
+        if indexes:
+            keys = [prepared.keys[index] for index in indexes]
+            # Later: they may not have taken their claims yet.
+            self._batch.defer(partial(self._cache.release_unused, keys))
+
     def _compute(
-        self, prepared: PreparedRequest, caller: Caller, led: Sequence[int]
+        self,
+        prepared: PreparedRequest,
+        caller: Caller,
+        led: Sequence[int],
+        contexts: Sequence[str] | None = None,
     ) -> StartedWork | None:
+        """Start the work on items; with `contexts`, each is of another request."""
         work = prepared.work(
             led,
             is_shared=prepared.is_shared(caller.directives),
             principal=caller.principal,
             criticality=caller.criticality,
-            atomic=not prepared.request.continue_on_error,
+            atomic=contexts is None and not prepared.request.continue_on_error,
+            contexts=contexts,
         )
-        keys, settle_flight = prepared.flight_keys, self._flights.settle
+        keys, settle_flights = prepared.flight_keys, self._flights.settle_all
         keep = None if caller.directives.no_store else self._last_answers.keep
 
-        def settle(index: int, outcome: ItemOutcome) -> None:
+        def settle(outcomes: Outcomes) -> None:
             try:
                 if keep is not None:
-                    keep(prepared, index, outcome)
+                    keep(prepared, outcomes)
             finally:
-                settle_flight(keys[index], outcome)
+                settle_flights([(keys[index], outcome) for index, outcome in outcomes])
 
         span = self._tracer.span("dispatch", parent=caller.traceparent)
         try:
             return self._runner.start(
                 work,
                 deadline=caller.deadline,
-                settle=_ending(span, settle, len(led)) if span.is_recorded else settle,
+                settle=ending(span, settle, len(led)) if span.is_recorded else settle,
                 traceparent=span.traceparent,
             )
         except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
             log_failure(bug)
-            for index in led:
-                settle_flight(keys[index], LOST)
+            settle_flights([(keys[index], LOST) for index in led])
             return None
-
-
-def _outcome(prepared: PreparedRequest, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
-    """Return a stored answer as an outcome: a refusal where the text must not be truncated."""
-    outcome = hit_outcome(entry, tier, now)
-    if prepared.request.truncate or not outcome.truncated_from:
-        return outcome
-    return refused_as_truncated(outcome, prepared.plan.model.info)
 
 
 def _answer(
@@ -366,21 +387,6 @@ def _answer(
         outcomes=[outcome for outcome in outcomes if outcome is not None],
         is_cacheable=prepared.plan.entry.cache_ttl > 0,
     )
-
-
-def _ending(span: Span, settle: Settle, items: int) -> Settle:
-    """Return `settle` that ends `span` once so many items are settled."""
-    span.set("sluicegate.items", items)
-    left = items
-
-    def settle_and_end(index: int, outcome: ItemOutcome) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            span.end()
-        settle(index, outcome)
-
-    return settle_and_end
 
 
 def _resolve(ended: asyncio.Future[bool], has_failed: bool) -> None:  # noqa: FBT001

@@ -27,8 +27,16 @@ class ResultStore(_Lookup, Protocol):
     An entry is returned only to the very key it was stored under, and never after `expires_at`.
     """
 
+    def has(self, address: bytes) -> bool:
+        """Tell whether this worker's memory has something at a key's address."""
+        ...
+
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
         """Return the entry if this worker's memory has it; `now` is the wall clock's."""
+        ...
+
+    def entry_of(self, key: CacheKey) -> CachedResult | None:
+        """Return what `peek` would, or what has expired, without counting a read."""
         ...
 
     def lookup_nowait(
@@ -46,8 +54,12 @@ class ResultStore(_Lookup, Protocol):
         """
         ...
 
-    def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep `entry`: in memory now, in Redis soon."""
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """End claims that look-ups made on `keys`, and that nobody has taken."""
+        ...
+
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]]) -> None:
+        """Keep each entry under its key: in memory now, in Redis soon."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.dispatch.work import StartedWork
 from gateway.inference.coalescing import Flight
@@ -48,12 +48,30 @@ class ItemWaits:
         self._open = len(flights)
         self._own = set(self.led.values())
         self._timer = self._loop.call_at(self._caller.deadline + _GRACE, self._end, False)
-        ended = self._flight_ended
+        ended: list[Flight] = []
         for flight in flights:
             if flight.outcome is None:
-                flight.waiters.append(ended)
+                flight.waiters.append(self)
             else:
-                ended(flight)
+                ended.append(flight)
+        if ended or not flights:
+            self.flights_ended(ended)
+
+    def flights_ended(self, flights: Sequence[Flight]) -> None:
+        """Note that these have ended."""
+        self._open -= len(flights)
+        if self._is_failing or self._on_end is None:
+            return
+        if self._is_whole:
+            for flight in flights:
+                outcome = flight.outcome
+                if outcome and outcome.failure and self._ends_the_request(flight):
+                    # Later: what settles the item may be in no state to be cancelled.
+                    self._is_failing = True
+                    self._loop.call_soon(self._end, True)
+                    return
+        if not self._open:
+            self._end(False)
 
     def cancel(self) -> None:
         """Call nothing any more."""
@@ -105,18 +123,6 @@ class ItemWaits:
             for index, flight in self.joined.items()
             if self._is_leaders_own(flight) and flight not in self._own
         ]
-
-    def _flight_ended(self, flight: Flight) -> None:
-        self._open -= 1
-        if self._is_failing or self._on_end is None:
-            return
-        outcome = flight.outcome
-        if self._is_whole and outcome and outcome.failure and self._ends_the_request(flight):
-            # Later: what settles the item may be in no state to be cancelled.
-            self._is_failing = True
-            self._loop.call_soon(self._end, True)
-        elif not self._open:
-            self._end(False)
 
     def _end(self, has_failed: bool) -> None:  # noqa: FBT001
         on_end = self._on_end

@@ -15,18 +15,22 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.cache.entry import CachedResult
+from gateway.cache.key import CacheKey
 from gateway.config.document import ModelConfig
-from gateway.dispatch.work import WorkRunner
+from gateway.dispatch.work import Outcomes, WorkRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import ResultStore
 from gateway.inference.outcomes import REFUSED, hit_outcome, would_repeat
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
+from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
 from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
 _MOST_JITTER = 0.5
+_OK = 200
+# A member of an enumeration is looked up by a method in Python 3.11.
+_COLLAPSED = Source.COLLAPSED
 
 
 class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,25 +78,31 @@ class LastAnswers:
         self._revisions: dict[str, tuple[str, float]] = {}
         self._served = self._served_on_error = 0
 
-    def keep(self, prepared: PreparedRequest, index: int, outcome: ItemOutcome) -> None:
-        """Store an answer, or for a short while a refusal that would only be repeated."""
-        plan, failure = prepared.plan, outcome.failure
+    def keep(self, prepared: PreparedRequest, outcomes: Outcomes) -> None:
+        """Store answers, and for a short while refusals that would only be repeated."""
+        plan, keys = prepared.plan, prepared.keys
         ttl = plan.entry.cache_ttl
-        if ttl <= 0 or outcome.tier or outcome.source is Source.COLLAPSED:
-            # What another worker computed is stored by it.
+        if ttl <= 0:
             return
-        if failure is not None:
-            if not (would_repeat(failure) and prepared.request.truncate):
-                # Others may be answered by a part of the text.
-                return
-            ttl = plan.runtime.document.cache.refusal_ttl
-            if ttl <= 0:
-                return
-        entry = _kept_entry(outcome, plan, now=self._wall(), ttl=ttl)
-        self._cache.store(prepared.keys[index], entry)
-        if plan.unrevised is not None:
-            (key,) = plan.unrevised.keys([prepared.request.items[index]])
-            self._cache.store(key, _last(prepared, entry))
+        now = self._wall()
+        owner, epoch = plan.owner, plan.runtime.epochs.get(plan.owner, 0)
+        kept: list[tuple[CacheKey, CachedResult]] = []
+        for index, outcome in outcomes:
+            if outcome.tier or outcome.source is _COLLAPSED:
+                # What another worker computed is stored by it.
+                continue
+            life = ttl
+            if (failure := outcome.failure) is not None:
+                if not (would_repeat(failure) and prepared.request.truncate):
+                    # Others may be answered by a part of the text.
+                    continue
+                life = plan.runtime.document.cache.refusal_ttl
+            entry = _kept_entry(outcome, owner, epoch, now=now, ttl=life)
+            kept.append((keys[index], entry))
+            if plan.unrevised is not None:
+                (key,) = plan.unrevised.keys([prepared.request.items[index]])
+                kept.append((key, _last(prepared, entry)))
+        self._cache.store_all(kept)
 
     async def find(
         self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
@@ -210,20 +220,22 @@ def _may_stand_in(
     )
 
 
-def _kept_entry(outcome: ItemOutcome, plan: RequestPlan, *, now: float, ttl: float) -> CachedResult:
+def _kept_entry(
+    outcome: ItemOutcome, owner: str, owner_epoch: int, *, now: float, ttl: float
+) -> CachedResult:
     """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
     failure = outcome.failure
     return CachedResult(
         payload=outcome.result,
-        status=200 if failure is None else failure.status,
+        status=_OK if failure is None else failure.status,
         code="" if failure is None else failure.code,
         detail="" if failure is None else failure.detail,
         rows=outcome.rows,
         tokens=outcome.tokens,
         stored_at=now,
         expires_at=now + ttl,
-        owner=plan.owner,
-        owner_epoch=plan.runtime.epochs.get(plan.owner, 0),
+        owner=owner,
+        owner_epoch=owner_epoch,
         truncated_from=outcome.truncated_from,
         arm=outcome.arm,
         input_tokens=outcome.input_tokens,

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.dispatch import failures
+from gateway.dispatch.work import Outcomes, Settle
 from gateway.errors import DeadlineExceeded, InternalError
 from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
@@ -49,6 +50,21 @@ def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
         span.set("sluicegate.cache.hits", len(hits))
         if hits:
             span.set("sluicegate.cache.tier", hits[-1].tier)
+
+
+def ending(span: Span, settle: Settle, items: int) -> Settle:
+    """Return `settle` that ends `span` once so many items are settled."""
+    span.set("sluicegate.items", items)
+    left = items
+
+    def settle_and_end(outcomes: Outcomes) -> None:
+        nonlocal left
+        left -= len(outcomes)
+        if not left:
+            span.end()
+        settle(outcomes)
+
+    return settle_and_end
 
 
 def would_repeat(failure: ItemFailure) -> bool:

@@ -1,6 +1,6 @@
 """Holds a request with its plan: the model, cache keys, and the work for items that miss."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -10,8 +10,16 @@ from gateway.cache.entry import CachedResult, Validity
 from gateway.cache.key import CacheKey, Prefix
 from gateway.config.document import ModelConfig
 from gateway.dispatch.work import Work, WorkItem
+from gateway.inference.outcomes import hit_outcome, refused_as_truncated
 from gateway.runtime.runtime import Runtime
-from gateway.types import CacheDirectives, Criticality, InferenceRequest, Principal, ServedModel
+from gateway.types import (
+    CacheDirectives,
+    Criticality,
+    InferenceRequest,
+    ItemOutcome,
+    Principal,
+    ServedModel,
+)
 
 _OK = 200
 _PLAIN = CacheDirectives()
@@ -85,6 +93,13 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether other workers may hear of what is computed."""
         return self.request.truncate and directives == _PLAIN and self.plan.entry.cache_ttl > 0
 
+    def outcome(self, entry: CachedResult, tier: str, now: float) -> ItemOutcome:
+        """Return a stored answer as an outcome: a refusal where the text must not be truncated."""
+        outcome = hit_outcome(entry, tier, now)
+        if self.request.truncate or not outcome.truncated_from:
+            return outcome
+        return refused_as_truncated(outcome, self.plan.model.info)
+
     def work(
         self,
         indexes: Iterable[int],
@@ -94,8 +109,12 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
         criticality: Criticality = Criticality.DEFAULT,
         lane: Literal["interactive", "bulk"] = "interactive",
         atomic: bool = False,
+        contexts: Sequence[str] | None = None,
     ) -> Work:
-        """Return the items of these indexes as work; other workers hear of it if `is_shared`."""
+        """Return the items of these indexes as work; other workers hear of it if `is_shared`.
+
+        With `contexts`, each item is of another request, and has that trace context, if any.
+        """
         items = self.request.items
         return Work(
             model=self.plan.model,
@@ -107,6 +126,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             truncate=self.request.truncate,
             is_valid=self.plan.is_valid,
             atomic=atomic,
+            is_gathered=contexts is not None,
             items=tuple(
                 [
                     WorkItem(
@@ -116,6 +136,7 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
                         # Not the whole key: the same text with other labels shares its rows.
                         affinity=items[index],
                         key=self.keys[index] if is_shared else None,
+                        traceparent=contexts[index] if contexts else "",
                     )
                     for index in indexes
                 ]

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import WorkRunner
+from gateway.dispatch.work import Outcomes, WorkRunner
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.types import Criticality, ItemOutcome
+from gateway.types import Criticality
 
 
 class Refresher:
@@ -20,7 +20,7 @@ class Refresher:
         self,
         *,
         runner: WorkRunner,
-        keep: Callable[[PreparedRequest, int, ItemOutcome], None],
+        keep: Callable[[PreparedRequest, Outcomes], None],
         is_computed: Callable[[CacheKey], bool],
     ) -> None:
         self._runner = runner
@@ -52,10 +52,10 @@ class Refresher:
             self._start(prepared, begun)
 
     def _start(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
-        def settle(index: int, outcome: ItemOutcome) -> None:
-            # From here on the item may be refreshed anew.
-            self._items.discard(prepared.keys[index])
-            self._keep(prepared, index, outcome)
+        def settle(outcomes: Outcomes) -> None:
+            # From here on the items may be refreshed anew.
+            self._items.difference_update([prepared.keys[index] for index, _ in outcomes])
+            self._keep(prepared, outcomes)
 
         work = prepared.work(
             indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk"

@@ -2,31 +2,28 @@
 
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Row, Table, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Table, select, update
 
 from gateway.config.checks import ORIGIN_RULE, is_origin, rule_findings
-from gateway.errors import Conflict, InvalidRequest, NotFound
+from gateway.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound
 from gateway.ledger import schema
 from gateway.ledger.audit import Audit
+from gateway.ledger.principals import decode_rules, record_change
 from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import NO_BOUNDS, Key, KeyBounds, Tenant
-from gateway.types import KeyId, Principal, Rule, TenantId
+from gateway.ledger.types import NO_BOUNDS, Budget, Key, KeyBounds, KeySpec, Tenant
+from gateway.types import KeyId, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ROUTE: Final = re.compile(r"/[A-Za-z0-9_./~-]{0,200}(/\*)?")
-_SUBJECT: Final = "accounts"
-# The factor of changes in `version`; the number of expired keys is added to it.
-_STEP: Final = 1 << 24
-
-# Rules are alike for most keys: a hundred thousand keys then share a few objects.
-_decode_rules = lru_cache(maxsize=4096)(msgspec.json.Decoder(tuple[Rule, ...]).decode)
-_models = msgspec.json.Decoder(tuple[str, ...])
+_ASKED_AT_ONCE: Final = 500
+_decode_budget: Final = msgspec.json.Decoder(Budget).decode
+_models: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 class Accounts:
@@ -45,23 +42,19 @@ class Accounts:
             Conflict: the tenant exists already.
             InvalidRequest: the id or a rule is invalid.
         """
-        if not _ID.fullmatch(tenant):
-            raise InvalidRequest(
-                f"`{tenant[:80]}` cannot name a tenant: use up to 64 letters, digits, `_`, `.`, `-`"
-            )
-        row: dict[str, Any] = {"id": tenant, "name": name or tenant}
-        row |= {"rules": _encode_rules(rules), "created": self._store.clock()}
+        row = self._tenant_row(tenant, name, rules)
         with self._store.writing() as connection:
             if not self._store.insert_new(connection, schema.tenants, [row]):
                 raise Conflict(f"the tenant `{tenant}` exists already")
-            self._record_change(connection, actor, "tenant.create", tenant)
-            return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
+            self._audit.add(connection, actor=actor, action="tenant.create", subject=tenant)
+            record_change(self._store, connection)
+            return tenant_of(_get(connection, schema.tenants, tenant, "tenant"))
 
     def tenants(self) -> list[Tenant]:
         """Return all tenants by id."""
         with self._store.reading() as connection:
             rows = connection.execute(select(schema.tenants).order_by(schema.tenants.c.id))
-            return [_tenant(row) for row in rows]
+            return [tenant_of(row) for row in rows]
 
     def tenant(self, tenant: str) -> Tenant:
         """Return a tenant.
@@ -70,7 +63,7 @@ class Accounts:
             NotFound: there is no such tenant.
         """
         with self._store.reading() as connection:
-            return _tenant(_get(connection, schema.tenants, tenant, "tenant"))
+            return tenant_of(_get(connection, schema.tenants, tenant, "tenant"))
 
     def set_limits(self, tenant: str, rules: Collection[Rule], *, actor: str = "system") -> Tenant:
         """Replace a tenant's rules; none means that the document's apply.
@@ -84,8 +77,12 @@ class Accounts:
             _get(connection, schema.tenants, tenant, "tenant")
             table = schema.tenants
             connection.execute(update(table).where(table.c.id == tenant).values(rules=encoded))
-            self._record_change(connection, actor, "tenant.limits", tenant, rules=encoded)
-            return _tenant(_get(connection, table, tenant, "tenant"))
+            detail: dict[str, object] = {"rules": encoded}
+            self._audit.add(
+                connection, actor=actor, action="tenant.limits", subject=tenant, detail=detail
+            )
+            record_change(self._store, connection, tenant=tenant)
+            return tenant_of(_get(connection, table, tenant, "tenant"))
 
     def create_key(
         self,
@@ -106,19 +103,44 @@ class Accounts:
             Conflict: the same text is a key already.
             InvalidRequest: a rule, an origin or a route is invalid, or the time of expiry is past.
         """
-        key = f"key_{secrets.token_hex(8)}"
-        row: dict[str, Any] = {"id": key, "tenant": tenant, "hash": key_hash, "name": name}
-        row |= {"rules": _encode_rules(rules), "models": _encode_models(models)}
-        row |= {"created": self._store.clock(), "revoked": None} | _encode_bounds(bounds)
-        row["expires"] = None if expires is None else to_nanoseconds(expires)
-        if expires is not None and row["expires"] <= row["created"]:
-            raise InvalidRequest(f"`expires` is past: {expires.isoformat()}; name a later time")
+        spec = KeySpec(
+            tenant=tenant,
+            key_hash=key_hash,
+            name=name,
+            models=models,
+            rules=rules,
+            expires=expires,
+            bounds=bounds,
+        )
+        (key,) = self.create_keys([spec], actor=actor)
+        return key
+
+    def create_keys(
+        self, specs: Sequence[KeySpec], *, new_tenants: bool = False, actor: str = "system"
+    ) -> list[Key]:
+        """Create keys as one change, all or none; with `new_tenants` missing tenants, too.
+
+        Raises:
+            NotFound: there is no such tenant.
+            Conflict: a text is a key already.
+            InvalidRequest: a tenant's id, a rule, an origin or a route is invalid, or the time of
+                expiry is past.
+        """
+        rows = [self._key_row(spec) for spec in specs]
+        tenants = {spec.tenant for spec in specs}
         with self._store.writing() as connection:
-            _get(connection, schema.tenants, tenant, "tenant")
-            if not self._store.insert_new(connection, schema.keys, [row]):
+            missing = sorted(tenants - _existing(connection, schema.tenants, sorted(tenants)))
+            if missing and not new_tenants:
+                raise NotFound(f"there is no tenant `{missing[0][:80]}`")
+            made = [self._tenant_row(tenant, "", ()) for tenant in missing]
+            self._store.insert_new(connection, schema.tenants, made)
+            if self._store.insert_new(connection, schema.keys, rows) < len(rows):
                 raise Conflict("a key with the same text exists already")
-            self._record_change(connection, actor, "key.create", key, tenant=tenant, name=name)
-            return _key(_get(connection, schema.keys, key, "key"))
+            self._audit.add_all(connection, actor, "tenant.create", [(one, {}) for one in missing])
+            details = [(row["id"], {"tenant": row["tenant"], "name": row["name"]}) for row in rows]
+            self._audit.add_all(connection, actor, "key.create", details)
+            record_change(self._store, connection, keys=[row["id"] for row in rows])
+        return [_key(SimpleNamespace(**row)) for row in rows]
 
     def keys(self, tenant: str | None = None) -> list[Key]:
         """Return the keys of `tenant`, or all, oldest first; revoked and expired ones too."""
@@ -160,21 +182,50 @@ class Accounts:
         """Give a key another text, by its hash; `former_hash` is valid for `keep` seconds.
 
         All other texts that it had end at once: an answer with one may have been lost. A former
-        text that asks again, and one of a key that expires, is valid no longer than it was.
+        text that asks again, and one of a key that expires, is valid no longer than it was. One
+        that has ended rotates nothing, although a worker may not have heard of its end.
 
         Raises:
             NotFound: there is no such key.
+            AuthenticationFailed: the key, or the text that asks, is valid no more.
         """
-        until = self._store.clock() + int(keep * 1_000_000_000)
+        now = self._store.clock()
+        until = now + int(keep * 1_000_000_000)
         values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
         table = schema.keys
         with self._store.writing() as connection:
-            before = _get(connection, table, key, "key")
+            # Of two that send the same text, the second one has to see what the first made of it.
+            before = _get(connection, table, key, "key", for_update=True)
+            if not _is_valid(before, former_hash, now):
+                raise AuthenticationFailed("This text of the key has ended; send its newest one.")
             ends = [before.expires, before.former_expires if before.hash != former_hash else None]
             values["former_expires"] = min([until, *(end for end in ends if end is not None)])
             connection.execute(update(table).where(table.c.id == key).values(**values))
             # Not the hashes, which no reader of the audit needs.
-            self._record_change(connection, actor, "key.rotate", key, tenant=before.tenant)
+            self._record(connection, actor, "key.rotate", key, tenant=before.tenant)
+            return _key(_get(connection, table, key, "key"))
+
+    def replace_text(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
+        """Give a key another text, by its hash, without its present one, as operators do.
+
+        The newest text stays valid for `keep` seconds; all others end at once.
+
+        Raises:
+            NotFound: there is no such key.
+            InvalidRequest: the key is revoked or expired.
+        """
+        now = self._store.clock()
+        table = schema.keys
+        with self._store.writing() as connection:
+            before = _get(connection, table, key, "key", for_update=True)
+            if not _is_valid(before, before.hash, now):
+                raise InvalidRequest(f"the key `{key[:80]}` is revoked or expired: create another")
+            ends = [now + int(keep * 1_000_000_000), before.expires]
+            former_expires = min(end for end in ends if end is not None)
+            values = {"hash": key_hash, "former_hash": before.hash}
+            values |= {"former_expires": former_expires}
+            connection.execute(update(table).where(table.c.id == key).values(**values))
+            self._record(connection, actor, "key.rotate", key, tenant=before.tenant, keep=keep)
             return _key(_get(connection, table, key, "key"))
 
     def revoke(self, key: str, *, actor: str = "system") -> Key:
@@ -185,39 +236,6 @@ class Accounts:
         """
         return self._change_key(key, actor, "key.revoke", {"revoked": self._store.clock()})
 
-    def load_principals(self) -> dict[str, Principal]:
-        """Return the principals of valid keys (not revoked, not expired), by the key's hash."""
-        keys, tenants = schema.keys, schema.tenants
-        query = (
-            select(keys, tenants.c.rules.label("tenant_rules"))
-            .join(tenants, tenants.c.id == keys.c.tenant)
-            .where(keys.c.revoked.is_(None))
-            .where(or_(keys.c.expires.is_(None), keys.c.expires > self._store.clock()))
-        )
-        with self._store.reading() as connection:
-            rows = list(connection.execute(query))
-        now = self._store.clock()
-        found = {row.hash: _principal(row) for row in rows}
-        for row in rows:
-            if row.former_expires is not None and row.former_expires > now:
-                former = msgspec.structs.replace(found[row.hash], expires=row.former_expires)
-                found.setdefault(row.former_hash, former)
-        return found
-
-    def version(self) -> int:
-        """Return a number that changes whenever the result of `load_principals` may change.
-
-        Cheap enough for a poll every second. A key's expiry changes it, too.
-        """
-        changes, keys = schema.changes, schema.keys
-        now = self._store.clock()
-        expired = select(func.count()).where(keys.c.expires <= now)
-        former = select(func.count()).where(keys.c.former_expires <= now)
-        count = select(changes.c.count).where(changes.c.subject == _SUBJECT)
-        with self._store.reading() as connection:
-            ended = int(connection.scalar(expired) or 0) + int(connection.scalar(former) or 0)
-            return int(connection.scalar(count) or 0) * _STEP + ended
-
     def _change_key(self, key: str, actor: str, action: str, values: dict[str, object]) -> Key:
         table = schema.keys
         with self._store.writing() as connection:
@@ -225,33 +243,67 @@ class Accounts:
             if action == "key.revoke" and before.revoked is not None:
                 return _key(before)
             connection.execute(update(table).where(table.c.id == key).values(**values))
-            self._record_change(connection, actor, action, key, tenant=before.tenant, **values)
+            self._record(connection, actor, action, key, tenant=before.tenant, **values)
             return _key(_get(connection, table, key, "key"))
 
-    def _record_change(
-        self, connection: Connection, actor: str, action: str, subject: str, **detail: object
+    def _record(
+        self, connection: Connection, actor: str, action: str, key: str, **detail: object
     ) -> None:
-        """Write the audit and count the change, in the transaction that makes it."""
-        table = schema.changes
-        self._audit.add(connection, actor=actor, action=action, subject=subject, detail=detail)
-        counted = connection.execute(
-            update(table).where(table.c.subject == _SUBJECT).values(count=table.c.count + 1)
-        )
-        if counted.rowcount == 0:
-            connection.execute(insert(table), {"subject": _SUBJECT, "count": 1})
+        """Write the audit and record the change of a key, in the transaction that makes it."""
+        self._audit.add(connection, actor=actor, action=action, subject=key, detail=detail)
+        record_change(self._store, connection, keys=[key])
+
+    def _tenant_row(self, tenant: str, name: str, rules: Collection[Rule]) -> dict[str, Any]:
+        if not _ID.fullmatch(tenant):
+            raise InvalidRequest(
+                f"`{tenant[:80]}` cannot name a tenant: use up to 64 letters, digits, `_`, `.`, `-`"
+            )
+        row = {"id": tenant, "name": name or tenant, "rules": _encode_rules(rules)}
+        return row | {"created": self._store.clock()}
+
+    def _key_row(self, spec: KeySpec) -> dict[str, Any]:
+        row: dict[str, Any] = {"id": f"key_{secrets.token_hex(8)}", "tenant": spec.tenant}
+        row |= {"hash": spec.key_hash, "name": spec.name, "rules": _encode_rules(spec.rules)}
+        row |= {"models": _encode_models(spec.models), "created": self._store.clock()}
+        row |= {"revoked": None, "former_expires": None} | _encode_bounds(spec.bounds)
+        expires = spec.expires
+        row["expires"] = None if expires is None else to_nanoseconds(expires)
+        if expires is not None and row["expires"] <= row["created"]:
+            raise InvalidRequest(f"`expires` is past: {expires.isoformat()}; name a later time")
+        return row
 
 
-def _get(connection: Connection, table: Table, key: str, word: str) -> Row[Any]:
-    row = connection.execute(select(table).where(table.c.id == key)).first()
+def _existing(connection: Connection, table: Table, ids: Sequence[str]) -> set[str]:
+    found: set[str] = set()
+    for start in range(0, len(ids), _ASKED_AT_ONCE):
+        some = table.c.id.in_(ids[start : start + _ASKED_AT_ONCE])
+        found.update(connection.scalars(select(table.c.id).where(some)))
+    return found
+
+
+def _get(
+    connection: Connection, table: Table, key: str, word: str, *, for_update: bool = False
+) -> Row[Any]:
+    query = select(table).where(table.c.id == key)
+    row = connection.execute(query.with_for_update() if for_update else query).first()
     if row is None:
         raise NotFound(f"there is no {word} `{key[:80]}`")
     return row
 
 
-def _encode_rules(rules: Collection[Rule]) -> str:
+def check_rules(rules: Collection[Rule]) -> None:
+    """Check rules as they are before they are stored.
+
+    Raises:
+        InvalidRequest: a rule is invalid.
+    """
     for finding in rule_findings(rules, ()):
         index, field = finding.path
         raise InvalidRequest(f"`limits[{index}].{field}`: {finding.detail}")
+
+
+def _encode_rules(rules: Collection[Rule]) -> str:
+    check_rules(rules)
     return msgspec.json.encode(tuple(rules)).decode()
 
 
@@ -271,21 +323,23 @@ def _encode_bounds(bounds: KeyBounds) -> dict[str, object]:
     return {"origins": _encode_models(bounds.origins), "routes": _encode_models(bounds.routes)}
 
 
-def _tenant(row: Row[Any]) -> Tenant:
+def tenant_of(row: Row[Any]) -> Tenant:
+    """Return the tenant in a row of the table."""
     return Tenant(
         id=TenantId(row.id),
         name=row.name,
-        limits=_decode_rules(row.rules),
+        limits=decode_rules(row.rules),
         created=to_datetime(row.created),
+        budget=None if row.budget is None else _decode_budget(row.budget),
     )
 
 
-def _key(row: Row[Any]) -> Key:
+def _key(row: Row[Any] | SimpleNamespace) -> Key:
     return Key(
         id=KeyId(row.id),
         tenant=TenantId(row.tenant),
         name=row.name,
-        limits=_decode_rules(row.rules),
+        limits=decode_rules(row.rules),
         models=None if row.models is None else _models.decode(row.models),
         created=to_datetime(row.created),
         expires=None if row.expires is None else to_datetime(row.expires),
@@ -296,14 +350,9 @@ def _key(row: Row[Any]) -> Key:
     )
 
 
-def _principal(row: Row[Any]) -> Principal:
-    return Principal(
-        tenant=TenantId(row.tenant),
-        key=KeyId(row.id),
-        tenant_rules=_decode_rules(row.tenant_rules),
-        key_rules=_decode_rules(row.rules),
-        models=None if row.models is None else frozenset(_models.decode(row.models)),
-        expires=row.expires,
-        origins=None if row.origins is None else frozenset(_models.decode(row.origins)),
-        routes=None if row.routes is None else frozenset(_models.decode(row.routes)),
-    )
+def _is_valid(row: Row[Any], key_hash: str, now: int) -> bool:
+    """Tell whether the text with this hash is one of a key's that is valid at `now`."""
+    if row.revoked is not None or (row.expires is not None and row.expires <= now):
+        return False
+    is_former = row.former_hash == key_hash and (row.former_expires or 0) > now
+    return row.hash == key_hash or is_former

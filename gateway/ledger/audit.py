@@ -1,11 +1,31 @@
 """Records who changed what, and when."""
 
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Final
+
 import msgspec
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import ColumnElement, Connection, func, insert, or_, select
 
 from gateway.ledger import schema
-from gateway.ledger.store import Store, to_datetime
+from gateway.ledger.store import Store, to_datetime, to_nanoseconds
 from gateway.ledger.types import AuditEntry
+
+_RECENT: Final = 10_000
+
+
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which entries are wanted; what is left out is no condition."""
+
+    actor: str = ""
+    kind: str = ""
+    """An action such as `key.revoke`, or the part before its point, such as `key`."""
+    subject: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+EVERYTHING: Final = AuditFilter()
 
 
 class Audit:
@@ -31,11 +51,27 @@ class Audit:
         detail: dict[str, object] | None = None,
     ) -> None:
         """Add an entry in the transaction that makes the change."""
-        row = {"time": self._store.clock(), "actor": actor, "action": action, "subject": subject}
-        row["detail"] = msgspec.json.encode(detail or {}).decode()
-        connection.execute(insert(schema.audit), row)
+        self.add_all(connection, actor, action, [(subject, detail or {})])
 
-    def entries(self, *, limit: int = 100, before: int | None = None) -> list[AuditEntry]:
+    def add_all(
+        self,
+        connection: Connection,
+        actor: str,
+        action: str,
+        changes: Sequence[tuple[str, dict[str, object]]],
+    ) -> None:
+        """Add an entry for each subject and its details, in the caller's transaction."""
+        own = {"time": self._store.clock(), "actor": actor, "action": action}
+        rows = [
+            own | {"subject": subject, "detail": msgspec.json.encode(detail).decode()}
+            for subject, detail in changes
+        ]
+        if rows:
+            connection.execute(insert(schema.audit), rows)
+
+    def entries(
+        self, *, limit: int = 100, before: int | None = None, of: AuditFilter = EVERYTHING
+    ) -> list[AuditEntry]:
         """Return the newest entries first, from before the number `before`."""
         table = schema.audit
         query = select(table).order_by(table.c.number.desc()).limit(limit)
@@ -51,5 +87,29 @@ class Audit:
                     subject=row.subject,
                     detail=msgspec.json.decode(row.detail),
                 )
-                for row in connection.execute(query)
+                for row in connection.execute(query.where(*_conditions(of)))
             ]
+
+    def actors(self) -> list[str]:
+        """Return everybody who made one of the last changes."""
+        table = schema.audit
+        newest = select(func.max(table.c.number)).scalar_subquery()
+        query = select(table.c.actor).distinct().where(table.c.number > newest - _RECENT)
+        with self._store.reading() as connection:
+            return sorted(connection.scalars(query))
+
+
+def _conditions(of: AuditFilter) -> Iterator[ColumnElement[bool]]:
+    """Yield what entries must fulfil."""
+    table = schema.audit
+    if of.actor:
+        yield table.c.actor == of.actor
+    if of.kind:
+        below = table.c.action.startswith(f"{of.kind}.", autoescape=True)
+        yield or_(table.c.action == of.kind, below)
+    if of.subject:
+        yield table.c.subject == of.subject
+    if of.since is not None:
+        yield table.c.time >= to_nanoseconds(of.since)
+    if of.until is not None:
+        yield table.c.time < to_nanoseconds(of.until)

@@ -5,9 +5,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-from sqlalchemy import make_url
-
 from gateway.errors import ConfigurationError, DependencyUnavailable
+from gateway.ledger.postgresql import parse_url
 
 
 def back_up(url: str, target: Path) -> None:
@@ -19,7 +18,7 @@ def back_up(url: str, target: Path) -> None:
         ConfigurationError: the ledger is no SQLite file, or `target` exists.
         DependencyUnavailable: it cannot be read, or the copy cannot be written.
     """
-    source = make_url(url)
+    source = parse_url(url)
     if source.get_backend_name() != "sqlite" or not source.database:
         raise ConfigurationError(
             f"the ledger is in {source.get_backend_name()}; back it up with that database's own"

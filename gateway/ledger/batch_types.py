@@ -4,6 +4,9 @@ from enum import StrEnum
 
 import msgspec
 
+FAILED = "f"
+"""Ends the ids of events of lines that failed: an answer later has an event of its own."""
+
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant's file; its content is in the file storage, under its id."""

@@ -179,7 +179,8 @@ class BatchStore:
             for file in files:
                 add_file(connection, file)
             _write(connection, changed)
-            add_delivery(connection, changed, now=self._store.clock())
+            kind, data = f"batch.{changed.status.value}", {"id": changed.id}
+            add_delivery(connection, changed.tenant, kind, data, now=self._store.clock())
             return changed
 
 

@@ -50,28 +50,34 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     all events of a row have one.
     """
     rows: list[dict[str, Any]] = []
-    row: dict[str, Any] = {}
+    used: list[list[tuple[int, ...]]] = []
+    """Of each row, the usage of its events."""
     last: object = None
     following = ""
     for event in sorted(events, key=_by_id):
-        kind = (*_kind_of(event), event.time // _SECOND)
-        if event.id == following and kind == last:
-            count = event.count
+        kind, time, count = _kind_of(event), event.time, event.count
+        second = time // _SECOND
+        if event.id == following and (kind, second) == last:
+            row = rows[-1]
             row["requests"] += count
-            row["time"] = min(row["time"], event.time)
-            for name, used in zip(_USED, _used_by(event), strict=True):
-                row[name] += used * count
+            row["time"] = min(row["time"], time)
         else:
-            row, last = row_of(event), kind
-            rows.append(row)
-        following = _following(event)
+            last = kind, second
+            rows.append(dict(zip(_KIND, kind, strict=True)))
+            rows[-1] |= {"id": event.id, "time": time, "requests": count}
+            used.append([])
+        each = _used_by(event)
+        used[-1].append(each if count == 1 else tuple([one * count for one in each]))
+        following = _following(event.id, count)
+    for row, of_row in zip(rows, used, strict=True):
+        row.update(zip(_USED, map(sum, zip(*of_row, strict=True)), strict=True))
     return rows
 
 
-def _following(event: RequestEvent) -> str:
-    """Return the id after those of `event`; empty where ids are of another form."""
-    stem, number = event.id[:-ID_DIGITS], event.id[-ID_DIGITS:]
+def _following(first: str, count: int) -> str:
+    """Return the id after `count` that begin with `first`; empty where ids are of another form."""
     try:
-        return f"{stem}{int(number, 16) + event.count:0{ID_DIGITS}x}"
+        number = int(first[-ID_DIGITS:], 16) + count
     except ValueError:
         return ""
+    return f"{first[:-ID_DIGITS]}{number:0{ID_DIGITS}x}"

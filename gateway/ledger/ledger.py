@@ -8,20 +8,26 @@ from typing import Self
 from gateway.config.document import PriceConfig
 from gateway.errors import InvalidRequest
 from gateway.ledger.accounts import Accounts
+from gateway.ledger.affected_tenants import AffectedTenants
 from gateway.ledger.arm_usage import arm_costs
 from gateway.ledger.audit import Audit
 from gateway.ledger.batches import BatchStore
+from gateway.ledger.budgets import Budgets
+from gateway.ledger.dead_letters import DeadLetters
 from gateway.ledger.files import FileStore
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
+from gateway.ledger.operators import OperatorStore
 from gateway.ledger.past_requests import find_request
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
+from gateway.ledger.principals import PrincipalReader
 from gateway.ledger.published import PublishedState
 from gateway.ledger.recording import EventRecorder
 from gateway.ledger.regional_shares import RegionalShareStore
 from gateway.ledger.rollup import Rollup
 from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
+from gateway.ledger.tenant_pages import TenantPages
 from gateway.ledger.types import ArmCost, GroupBy, GroupUsage, RecordedRequest
 from gateway.ledger.usage import priced_usage, usage_by_group
 from gateway.ledger.webhooks import DeliveryStore
@@ -41,8 +47,14 @@ class Ledger:
         self.recorder = EventRecorder(self._store)
         self.audit = Audit(self._store)
         self.accounts = Accounts(self._store, self.audit)
+        self.tenant_pages = TenantPages(self._store)
+        self.dead_letters = DeadLetters(self._store, self.audit, self.recorder)
+        self.affected_tenants = AffectedTenants(self._store)
+        self.principals = PrincipalReader(self._store)
+        self.operators = OperatorStore(self._store, self.audit)
         self.shares = RegionalShareStore(self._store)
         self.prices = PublishedPrices(self._store)
+        self.budgets = Budgets(self._store, self.audit, self.prices)
         self.rollup = Rollup(self._store)
         self.published = PublishedState(self._store)
         self.plans = ServingPlanStore(self._store, self.audit)
@@ -59,11 +71,13 @@ class Ledger:
         *,
         prices: Sequence[PriceConfig] = (),
         models: Collection[str] | None = None,
+        tenants: Collection[str] | None = None,
     ) -> list[GroupUsage]:
         """Return the usage of `tenant` (`None`: of all) from `since` to before `until`.
 
-        `models` restricts it to these. Requests that were refused before their model was known are
-        in no row of a model. The cost follows the published prices, or `prices` if there are none.
+        `models` restricts it to these, as `tenants` does where `tenant` is `None`. Requests that
+        were refused before their model was known are in no row of a model. The cost follows the
+        published prices, or `prices` if there are none.
 
         Raises:
             InvalidRequest: a time has no zone, or they are in the wrong order.
@@ -74,7 +88,7 @@ class Ledger:
         groups = list(dict.fromkeys(group_by))
         found = priced_usage(
             self._store,
-            tenant=tenant,
+            tenants=tenants if tenant is None else [tenant],
             since=start,
             until=end,
             group_by=groups,
@@ -111,7 +125,7 @@ class Ledger:
         self.accounts.tenant(tenant)
         found = priced_usage(
             self._store,
-            tenant=tenant,
+            tenants=[tenant],
             since=since,
             until=until,
             group_by=(),

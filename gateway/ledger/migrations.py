@@ -63,6 +63,14 @@ MIGRATIONS: Final = (
             ("keys", "former_expires BIGINT"),
         ),
     ),
+    # Adds `account_changes` and `budget_alerts`.
+    Migration(
+        version=7,
+        compatible_from=2,
+        columns=(("tenants", "budget TEXT"), ("tenants", "exhausted_until BIGINT")),
+    ),
+    # Adds `operators`.
+    Migration(version=8, compatible_from=2),
 )
 VERSION: Final = MIGRATIONS[-1].version
 

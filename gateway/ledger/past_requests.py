@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Row, select
 
 from gateway.ledger import schema
+from gateway.ledger.batch_types import FAILED
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import RecordedRequest, Units
 from gateway.types import ID_DIGITS
@@ -23,23 +24,23 @@ def find_request(
     """Return the request of `tenant` and `models` (`None`: all) of that id, `None` if unknown.
 
     A row that stands for several requests has the id of the first; the others follow on it. Lines
-    of batches have ids that do not count.
+    of batches have ids that do not count, with `FAILED` at their end where they only failed.
     """
     if not _ANY.fullmatch(request_id):
         return None
-    counts = _FORM.fullmatch(request_id) is not None
-    first = request_id[:-ID_DIGITS] + "0" * ID_DIGITS if counts else request_id
-    query = (
-        select(_events)
-        .where(_events.c.id <= request_id, _events.c.id >= first)
-        .order_by(_events.c.id.desc())
-        .limit(1)
-    )
+    query = select(_events).limit(1)
+    if _FORM.fullmatch(request_id):
+        first = request_id[:-ID_DIGITS] + "0" * ID_DIGITS
+        query = query.where(_events.c.id <= request_id, _events.c.id >= first)
+        query = query.order_by(_events.c.id.desc())
+    else:
+        query = query.where(_events.c.id.in_((request_id, request_id + FAILED)))
+        query = query.order_by(_events.c.id)
     with store.reading() as connection:
         row = connection.execute(query).first()
     if row is None or row.tenant != tenant or (models is not None and row.model not in models):
         return None
-    if row.id != request_id and not _is_among(request_id, row):
+    if row.id not in {request_id, request_id + FAILED} and not _is_among(request_id, row):
         return None
     used = {name: getattr(row, name) for name in _USED}
     return RecordedRequest(

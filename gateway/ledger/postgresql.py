@@ -2,13 +2,15 @@
 
 import contextlib
 import os
+import re
 import socket
+from collections.abc import Iterator
 from functools import partial
 from threading import Timer
 from typing import Any, Final
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Dialect, Engine, event, exc
+from sqlalchemy import URL, Connection, Dialect, Engine, ExceptionContext, event, exc, make_url
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
 from gateway.errors import ConfigurationError
@@ -32,19 +34,75 @@ _SESSION: Final = {
 }
 _TIMER: Final = "sluicegate_timer"
 _BEYOND_STATEMENT: Final = 2.0
+_LONGEST_CHECK: Final = 3.0
+"""Seconds in which a server must answer the check of a connection: a frozen one, or one that is cut
+off, must not hold up the way to its successor."""
+_SEVERAL_HOSTS: Final = re.compile(
+    r"(?P<begin>postgresql(?:\+\w+)?://"
+    # What SQLAlchemy takes for user and password, never for hosts: the password may have any of ,/?
+    r"(?:[^:/]*(?::[^@]*)?@|(?![^:/]*(?::[^@]*)?@)))"
+    r"(?P<hosts>[^/?@]*,[^/?@]*)(?P<rest>(?:[/?].*)?)"
+)
+_HOST: Final = re.compile(r"(?:\[(?P<address>[^]]+)\]|(?P<name>[^:]+))(?::(?P<port>\d+))?")
+_DEFAULT_PORT: Final = "5432"
+_PRIMARY: Final = {"target_session_attrs": "read-write"}
+_READ_ONLY: Final = "25006"
+
+
+def parse_url(text: str) -> URL:
+    """Return the URL of a ledger. Several servers, `host:port,host:port`, are a primary and others.
+
+    Only the one that takes writes is used then, unless `target_session_attrs` says otherwise.
+
+    Raises:
+        ConfigurationError: it is no URL.
+    """
+    try:
+        url = _parse(text)
+    except (exc.ArgumentError, ValueError):
+        # Neither the text nor the error is shown: there is a password in them.
+        raise ConfigurationError(
+            "`SLUICEGATE_LEDGER_URL` is no URL of SQLAlchemy such as"
+            " `postgresql+psycopg://user:password@host:5432,other:5432/sluicegate`; special"
+            " characters of the password must be percent-encoded"
+        ) from None
+    hosts = url.query.get("host", "")
+    names_several = not isinstance(hosts, str) or "," in hosts
+    return url.update_query_dict({**_PRIMARY, **url.query}) if names_several else url
+
+
+def _parse(text: str) -> URL:
+    """Parse a URL, also in the form of libpq, which SQLAlchemy does not know."""
+    several = _SEVERAL_HOSTS.fullmatch(text)
+    if several is None:
+        return make_url(text)
+    hosts, ports = [], []
+    for place in several["hosts"].split(","):
+        host = _HOST.fullmatch(place)
+        if host is None:
+            raise ValueError(place)
+        hosts.append(host["address"] or host["name"])
+        ports.append(host["port"] or _DEFAULT_PORT)
+    places = {"host": ",".join(hosts), "port": ",".join(ports)}
+    return make_url(several["begin"] + several["rest"]).update_query_dict(places)
 
 
 def make_engine(url: URL, *, timeout: float) -> Engine:
     """Return an engine none of whose statements takes longer than `timeout` seconds.
 
-    The server cancels longer ones. If it does not, the connection is shut down.
+    The server cancels longer ones. If it does not, the connection is shut down. If one connection
+    has ended, or its server has become a standby, all are made anew when they are used next.
     """
     # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}
     engine = sqlalchemy.create_engine(url, pool_timeout=timeout, connect_args=options)
     event.listen(engine, "do_connect", partial(_connect, timeout=timeout))
+    # Around what SQLAlchemy asks of the first connection.
+    event.listen(engine, "connect", _on_made, insert=True)
+    event.listen(engine, "connect", _on_checkin)
     event.listen(engine, "checkout", partial(_on_checkout, longest=timeout + _BEYOND_STATEMENT))
     event.listen(engine, "checkin", _on_checkin)
+    event.listen(engine, "handle_error", _on_error)
     return engine
 
 
@@ -70,11 +128,11 @@ def _connect(
     connection: Any = dialect.connect(*arguments, **options)
     try:
         _check_encoding(connection.info.parameter_status("server_encoding"))
-        with connection.cursor() as cursor:
+        with _in_time(connection), connection.cursor() as cursor:
             cursor.execute(f"SET statement_timeout = {int(timeout * 1000)}")
             for name, value in _SESSION.items():
                 cursor.execute(f"SET {name} = '{value}'")
-        connection.commit()
+            connection.commit()
     except BaseException:  # the connection is unusable, whatever the error
         connection.close()
         raise
@@ -96,19 +154,27 @@ def _on_checkout(
     *,
     longest: float,
 ) -> None:
-    """Start the timer that bounds the use of the connection, and check that it is alive."""
-    timer = Timer(longest, _shut_down, args=(connection,))
-    timer.daemon = True
-    if entry.record_info is not None:
-        entry.record_info[_TIMER] = timer
-    timer.start()
+    """Check that the connection is alive, and start the timer that bounds its use."""
     try:
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT 1")
-        connection.rollback()
-    except Exception as error:  # of any driver: the pool makes a new connection
+        with _in_time(connection):
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT 1")
+            connection.rollback()
+    except Exception as error:  # of any driver: the pool makes new connections
+        # The others of the pool lead to the same server, and would each take as long.
+        raise exc.InvalidatePoolError from error
+    _keep(entry, _timer(connection, longest))
+
+
+def _on_made(connection: Any, entry: ConnectionPoolEntry) -> None:  # Any: the driver's
+    _keep(entry, _timer(connection, _LONGEST_CHECK))
+
+
+def _keep(entry: ConnectionPoolEntry, timer: Timer) -> None:
+    if entry.record_info is None:  # nobody could stop it
         timer.cancel()
-        raise exc.DisconnectionError from error
+    else:  # which may be empty
+        entry.record_info[_TIMER] = timer
 
 
 def _on_checkin(_: object, entry: ConnectionPoolEntry) -> None:
@@ -119,6 +185,29 @@ def _stop(entry: ConnectionPoolEntry | PoolProxiedConnection) -> None:
     timer: Timer | None = (entry.record_info or {}).pop(_TIMER, None)
     if timer is not None:
         timer.cancel()
+
+
+def _on_error(context: ExceptionContext) -> None:
+    """End connections to a server that was the primary, and takes no writes any more."""
+    if getattr(context.original_exception, "sqlstate", "") == _READ_ONLY:
+        context.is_disconnect = True
+
+
+@contextlib.contextmanager
+def _in_time(connection: Any) -> Iterator[None]:
+    """Shut the connection down if the block takes longer than a check may."""
+    timer = _timer(connection, _LONGEST_CHECK)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _timer(connection: Any, seconds: float) -> Timer:
+    timer = Timer(seconds, _shut_down, args=(connection,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _shut_down(connection: Any) -> None:

@@ -15,6 +15,7 @@ from gateway.ledger.types import Units
 NANO: Final = 1_000_000_000
 ANY_MODEL: Final = "*"
 _EXACT: Final = 9
+_PRICED: Final = ("hit", "computed", "row", "token")
 # ISO 4217: the currencies whose smallest unit is not a hundredth.
 _NO_DECIMALS: Final = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX UYI VND VUV XAF XOF XPF"
 _THREE_DECIMALS: Final = "BHD IQD JOD KWD LYD OMR TND"
@@ -27,21 +28,25 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     entry: PriceConfig
     since: int
     is_batch: bool = False
+    is_free: bool = False
 
     @property
     def version(self) -> str:
         """A name of the entry, the same in all documents that contain it."""
-        return f"{self.entry.model}@{self.entry.since}{'+batch' * self.is_batch}"
+        kind = "+tokens" if self.is_free else "+batch" if self.is_batch else ""
+        return f"{self.entry.model}@{self.entry.since}{kind}"
 
     def for_batches(self) -> "Price":
         """Return the price of lines of batches: of each unit the percentage, rounded to 10^-9."""
         percent = self.entry.batch_percent
-        units = {
-            name: (getattr(self.entry, name) * percent + 50) // 100
-            for name in ("hit", "computed", "row", "token")
-        }
+        units = {name: (getattr(self.entry, name) * percent + 50) // 100 for name in _PRICED}
         entry = msgspec.structs.replace(self.entry, **units)
         return Price(entry=entry, since=self.since, is_batch=True)
+
+    def for_tokens(self) -> "Price":
+        """Return the price of tasks that run no model: nothing."""
+        entry = msgspec.structs.replace(self.entry, **dict.fromkeys(_PRICED, 0))
+        return Price(entry=entry, since=self.since, is_free=True)
 
 
 def starts_at(entry: PriceConfig) -> int:

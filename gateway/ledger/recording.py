@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, delete, exc, select, update
+from sqlalchemy import Connection, bindparam, delete, exc, func, select, update
 
 from gateway.errors import InvalidRequest
 from gateway.ledger import schema
@@ -85,28 +85,13 @@ class EventRecorder:
         with self._store.writing(in_bulk=True) as connection:
             self._add_dead_letters(connection, log_id, reason, [payload])
 
-    def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
-        counted = duplicates = dead = lost = 0
-        # In one order, so that workers that record the same logs cannot deadlock.
-        for batch in sorted(batches, key=lambda each: each.log_id):
-            recorded = self._recorded(connection, batch.log_id)
-            events = [e for number, e in batch.numbered() if not recorded.holds(number)]
-            valid = list(filter(is_valid, events))
-            invalid = [] if len(valid) == len(events) else [e for e in events if not is_valid(e)]
-            new = self._insert(connection, valid)
-            counted += new
-            duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
-            duplicates += sum(e.count for e in valid) - new
-            dead += self._add_dead_letters(connection, batch.log_id, "not an event", batch.wrong)
-            dead += self._add_dead_letters(
-                connection, batch.log_id, "numbers out of range", list(map(_encode, invalid))
-            )
-            if batch.lost and batch.last > recorded.mark:
-                lost += self._add_gap(connection, batch)
-            self._advance(connection, batch, recorded)
-        return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
+    def dead_letters(self) -> int:
+        """Return how many dead letters there are."""
+        with self._store.reading() as connection:
+            count = connection.execute(select(func.count()).select_from(schema.dead_letters))
+            return int(count.scalar_one())
 
-    def _insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
+    def insert(self, connection: Connection, events: Sequence[RequestEvent]) -> int:
         """Insert the new events, joined to runs; return the number of their requests.
 
         All ids of a run but the first are in no row: the numbers of its records tell later that
@@ -127,6 +112,29 @@ class EventRecorder:
         added = [self._store.insert_new(connection, table, [row_of(e)]) for e in events]
         add_arms(self._store, connection, [e for e, n in zip(events, added, strict=True) if n])
         return sum(e.count * n for e, n in zip(events, added, strict=True))
+
+    def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
+        counted = duplicates = dead = lost = 0
+        # In one order, so that workers that record the same logs cannot deadlock.
+        for batch in sorted(batches, key=lambda each: each.log_id):
+            recorded = self._recorded(connection, batch.log_id)
+            events = [e for number, e in batch.numbered() if not recorded.holds(number)]
+            valid = list(filter(is_valid, events))
+            invalid = [] if len(valid) == len(events) else [e for e in events if not is_valid(e)]
+            new = self.insert(connection, valid)
+            counted += new
+            duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
+            duplicates += sum(e.count for e in valid) - new
+            # Of a batch that comes once more, an operator may have removed them already.
+            wrong = [] if _holds_all(recorded, batch) else batch.wrong
+            dead += self._add_dead_letters(connection, batch.log_id, "not an event", wrong)
+            dead += self._add_dead_letters(
+                connection, batch.log_id, "numbers out of range", list(map(_encode, invalid))
+            )
+            if batch.lost and batch.last > recorded.mark:
+                lost += self._add_gap(connection, batch)
+            self._advance(connection, batch, recorded)
+        return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
         """Return which records of a log the ledger has; locks the log against other workers."""
@@ -185,3 +193,7 @@ class EventRecorder:
             for payload in payloads
         ]
         return self._store.insert_new(connection, schema.dead_letters, rows)
+
+
+def _holds_all(recorded: _RecordedRanges, batch: Batch) -> bool:
+    return recorded.holds(batch.first) and recorded.holds(batch.last)

@@ -50,7 +50,10 @@ tenants: Final = Table(
     Column("name", Text, nullable=False),
     Column("rules", Text, nullable=False),
     Column("created", BigInteger, nullable=False),
+    Column("budget", Text),
+    Column("exhausted_until", BigInteger),
 )
+"""`budget` is JSON; requests of the tenant are refused until `exhausted_until`."""
 
 keys: Final = Table(
     "keys",
@@ -70,6 +73,20 @@ keys: Final = Table(
     Column("former_expires", BigInteger),
 )
 
+operators: Final = Table(
+    "operators",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("roles", Text, nullable=False),
+    Column("hash", String(128), nullable=False, unique=True),
+    Column("created", BigInteger, nullable=False),
+    Column("expires", BigInteger),
+    Column("revoked", BigInteger),
+    Column("former_hash", String(128)),
+    Column("former_expires", BigInteger),
+)
+"""Operators with keys; `roles` is a JSON list."""
+
 changes: Final = Table(
     "changes",
     metadata,
@@ -77,6 +94,29 @@ changes: Final = Table(
     Column("count", BigInteger, nullable=False),
 )
 """Counts the changes of data that workers keep in memory."""
+
+account_changes: Final = Table(
+    "account_changes",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("token", String(32), nullable=False),
+    Column("tenant", String(64)),
+    Column("keys", Text, nullable=False),
+)
+"""What the last changes of accounts changed: keys, as a JSON list of ids, or a tenant's settings.
+The token is random; see `gateway.ledger.principals`."""
+
+budget_alerts: Final = Table(
+    "budget_alerts",
+    metadata,
+    Column("tenant", String(64), primary_key=True),
+    Column("month", String(7), primary_key=True),
+    Column("threshold", Integer, primary_key=True, autoincrement=False),
+    Column("time", BigInteger, nullable=False),
+    Column("amount", BigInteger, nullable=False),
+    Column("currency", String(8), nullable=False),
+)
+"""The thresholds of budgets that were reached, each with its webhook; `amount` is in 10^-9."""
 
 usage_events: Final = Table(
     "usage_events",

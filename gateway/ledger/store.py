@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, event, exc, make_url
+from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
-from gateway.ledger.postgresql import lift_limits, make_engine
+from gateway.ledger.postgresql import lift_limits, make_engine, parse_url
 from gateway.ledger.reserve import DiskReserve, FileReserve
 from gateway.ledger.write_priority import FileWritePriority, WritePriority
 
@@ -38,7 +38,7 @@ class Store:
     """
 
     def __init__(self, url: str, *, clock: Callable[[], int], timeout: float = 10.0) -> None:
-        self._url = make_url(url)
+        self._url = parse_url(url)
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._timeout = timeout
         self._ready = threading.Event()

@@ -1,6 +1,6 @@
 """Defines the values that the ledger takes and returns."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
@@ -11,6 +11,30 @@ from backends.plans import Serving
 from gateway.types import KeyId, RequestEvent, Rule, TenantId
 
 
+class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a tenant means to spend in a month (UTC)."""
+
+    amount: str
+    """A decimal number, such as `250.00`."""
+    currency: str = ""
+    """A code of ISO 4217, that of a price; left out where all prices have the same."""
+    thresholds: tuple[int, ...] = (80, 100)
+    """Percentages of the amount; a webhook tells of each that is reached."""
+    refuse: bool = False
+    """Whether requests are refused for the rest of the month once the amount is reached."""
+
+
+class BudgetReport(Budget, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """A tenant's budget, and what is left of it this month."""
+
+    month: str
+    """The month in UTC, such as `2026-11`."""
+    spent: str
+    """The cost of the month so far, in `currency`: a decimal number."""
+    remaining: str
+    """What is left of the amount, 0 where more was spent."""
+
+
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """A tenant; without `limits` those of the document apply."""
 
@@ -18,6 +42,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     limits: tuple[Rule, ...]
     created: datetime
+    budget: Budget | None = None
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +72,18 @@ class KeyBounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 NO_BOUNDS: Final = KeyBounds()
+
+
+class KeySpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a key to create, by the hash of its text; `models` of `None` are all models."""
+
+    tenant: str
+    key_hash: str
+    name: str = ""
+    models: Collection[str] | None = None
+    rules: Collection[Rule] = ()
+    expires: datetime | None = None
+    bounds: KeyBounds = NO_BOUNDS
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):

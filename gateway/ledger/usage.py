@@ -4,8 +4,9 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, case, func, select
 
+from backends.protocol import TOKEN_TASKS
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.rollup import HOUR
@@ -16,6 +17,7 @@ _DAY: Final = 24 * HOUR
 _LENGTHS: Final = {GroupBy.DAY: _DAY, GroupBy.HOUR: HOUR}
 _events: Final = schema.usage_events.c
 _SUMMED: Final = Units.__struct_fields__
+_is_free: Final = case((_events.task.in_([str(task) for task in TOKEN_TASKS]), 1), else_=0)
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,28 +32,32 @@ class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
 def priced_usage(
     store: Store,
     *,
-    tenant: str | None,
+    tenants: Collection[str] | None,
     since: int,
     until: int,
     group_by: Sequence[GroupBy],
     prices: PriceList,
     models: Collection[str] | None = None,
 ) -> list[PricedUsage]:
-    """Return usage of `tenant` and `models` (`None`: all) by group, model and price.
+    """Return usage of `tenants` and `models` (`None`: all) by group, model and price.
 
     It is of the time from `since` to before `until`, both in nanoseconds.
     """
     found: list[PricedUsage] = []
     for start, end in prices.periods(since, until):
-        for row in _rows(store, tenant, start, end, group_by, models):
-            *group, model, is_batch = row[: len(group_by) + 2]
-            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 2 :]), strict=True))
+        for row in _rows(store, tenants, start, end, group_by, models):
+            *group, model, is_batch, is_free = row[: len(group_by) + 3]
+            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 3 :]), strict=True))
             price = prices.at(model, start)
+            if is_free:
+                price = price.for_tokens()
+            elif is_batch:
+                price = price.for_batches()
             found.append(
                 PricedUsage(
                     group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
                     model=model,
-                    price=price.for_batches() if is_batch else price,
+                    price=price,
                     units=Units(**sums),
                 )
             )
@@ -60,13 +66,13 @@ def priced_usage(
 
 def _rows(
     store: Store,
-    tenant: str | None,
+    tenants: Collection[str] | None,
     since: int,
     until: int,
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
 ) -> list[Sequence[Any]]:
-    groups = [*(_column(g) for g in group_by), _events.model, _events.batch]
+    groups = [*(_column(g) for g in group_by), _events.model, _events.batch, _is_free]
     sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
     query = (
         select(*groups, *sums)
@@ -74,8 +80,8 @@ def _rows(
         .group_by(*groups)
         .order_by(*groups)
     )
-    if tenant is not None:
-        query = query.where(_events.tenant == tenant)
+    if tenants is not None:
+        query = query.where(_events.tenant.in_(tenants))
     if models is not None:
         query = query.where(_events.model.in_(models))
     if GroupBy.MODEL in group_by:

@@ -1,13 +1,13 @@
 """Stores which webhooks are to be delivered, and when each is tried again."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
 from gateway.ledger import schema
-from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.store import Store
 
 _LOCK: Final = "webhooks"
@@ -70,15 +70,17 @@ class DeliveryStore:
             connection.execute(delete(_table).where(_table.c.id == delivery))
 
 
-def add_delivery(connection: Connection, batch: RequestBatch, *, now: int) -> None:
-    """Note that the tenant of `batch` is to be told of its end, in the caller's transaction."""
+def add_delivery(
+    connection: Connection, tenant: str, kind: str, data: Mapping[str, object], *, now: int
+) -> None:
+    """Note that a tenant is to be told of an event, in the caller's transaction."""
     payload: dict[str, Any] = {
         "object": "event",
-        "type": f"batch.{batch.status.value}",
+        "type": kind,
         "created_at": now // _SECOND,
-        "data": {"id": batch.id},
+        "data": data,
     }
-    row = {"id": f"evt_{secrets.token_hex(12)}", "tenant": batch.tenant}
+    row = {"id": f"evt_{secrets.token_hex(12)}", "tenant": tenant}
     row["payload"] = msgspec.json.encode({"id": row["id"], **payload}).decode()
     times = {"created": now, "due": now, "attempts": 0}
     connection.execute(insert(_table), row | times)

@@ -6,8 +6,9 @@ The inference routes are exempt (`raw`): they do the same themselves, with the s
 from collections.abc import Callable, Sequence
 
 from litestar.datastructures import MutableScopeHeaders
-from litestar.enums import ScopeType
+from litestar.enums import HttpMethod, ScopeType
 from litestar.middleware import ASGIMiddleware
+from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
@@ -96,6 +97,20 @@ def _with_headers(scope: Scope, send: Send) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableScopeHeaders.from_message(message)
             headers.update(response_headers(scope))
+            if PRINCIPAL in scope["state"]:
+                headers.setdefault("cache-control", "private, no-store")
+            is_own = scope["route_handler"].opt.get("own_methods")
+            if scope.get("method") == HttpMethod.OPTIONS and not is_own:
+                headers["allow"] = ", ".join(route_methods(scope))
         await send(message)
 
     return send_with_headers
+
+
+def route_methods(scope: Scope) -> list[str]:
+    """Return the methods of the route; Litestar knows those of its last handler only."""
+    template = scope["path_template"]
+    routes = (route for route in scope["litestar_app"].routes if isinstance(route, HTTPRoute))
+    return sorted(
+        {method for route in routes if route.path_format == template for method in route.methods}
+    )

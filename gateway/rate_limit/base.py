@@ -67,12 +67,15 @@ class LimiterStatistics(msgspec.Struct, kw_only=True):
     admitted_by_redis: int = 0
     admitted_by_share: int = 0
     """By the local bucket, while Redis was down."""
+    local_decisions: int = 0
+    """Decisions of the local bucket, whatever they were."""
     refused: int = 0
     shadowed: int = 0
     """Charges that rules in shadow mode would have refused."""
     asked: int = 0
     """Calls to Redis."""
     failures: int = 0
+    leases: int = 0
     leased: int = 0
     """Units on lease now."""
     reserved: int = 0

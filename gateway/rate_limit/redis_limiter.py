@@ -181,12 +181,9 @@ class RedisRateLimiter:
             can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
             # Other callers have used up the overdraft meanwhile.
             is_late = can_overdraw or await self._calls.is_late(tenant, now, can_overdraw=False)
-        if is_late:
-            decision = self.local.try_admit(in_region(charges, self._shares))
-            if decision.allowed:
-                self._counts.admitted_by_share += 1
-                self._leases.overdraw(overdraft)
-                return decision
+        if is_late and (decision := self._decide_locally(charges)).allowed:
+            self._leases.overdraw(overdraft)
+            return decision
         await asyncio.wait((call,))  # others wait for it too: cancellation does not reach it
         return call.result()
 
@@ -211,6 +208,7 @@ class RedisRateLimiter:
         """Return counts for metrics and tests."""
         return replace(
             self._counts,
+            leases=len(self._leases),
             leased=sum(lease.available for lease in self._leases.values()),
             reserved=sum(lease.reserved for lease in self._leases.values()),
             breaker=self._breaker.state,
@@ -301,11 +299,14 @@ class RedisRateLimiter:
         _ = self._take(tenant, [returning(bucket, lease, self._monotonic())])
 
     def _admit_locally(self, charges: Sequence[Charge]) -> Decision:
-        decision = self.local.try_admit(in_region(charges, self._shares))
-        if decision.allowed:
-            self._counts.admitted_by_share += 1
-        else:
+        if not (decision := self._decide_locally(charges)).allowed:
             self._counts.refused += 1
+        return decision
+
+    def _decide_locally(self, charges: Sequence[Charge]) -> Decision:
+        self._counts.local_decisions += 1
+        decision = self.local.try_admit(in_region(charges, self._shares))
+        self._counts.admitted_by_share += decision.allowed
         return decision
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.protocol import ChooseItem, Task, ZeroShotParameters
+from backends.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
 from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
 from gateway.rate_limit.base import Charge, Decision, Hold, RateLimiter
 from gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
@@ -82,7 +82,7 @@ def _rows(task: Task, parameters: bytes, item: bytes) -> int:
         return len(_zero_shot.decode(parameters).labels)
     if task is Task.CHOOSE:
         return len(_choose.decode(item).choices)
-    return 1
+    return 0 if task in TOKEN_TASKS else 1
 
 
 def _refusal(decision: Decision) -> ItemFailure:

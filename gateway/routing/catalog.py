@@ -24,6 +24,15 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
     model: ServedModel
     tiers: tuple[tuple[Member, ...], ...]
+    has_variants: bool
+    """Whether members serve several variants, of which their health decides."""
+
+    def is_of(self, model: ServedModel) -> bool:
+        """Return whether nothing but other models changed since the catalog that `model` is of.
+
+        Of several variants, members that moved on may still serve what a request began with.
+        """
+        return self.model is model or (not self.has_variants and self.model == model)
 
 
 def variant(info: ModelInfo) -> Variant:
@@ -71,7 +80,11 @@ def place(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -
         info=serving[0].models[name],
         regions=tuple(region for region in regions if region in having),
     )
-    return Placement(model=model, tiers=tiers(serving, regions))
+    return Placement(
+        model=model,
+        tiers=tiers(serving, regions),
+        has_variants=len(serving) < len(members),
+    )
 
 
 def catalog(members: Sequence[Member], regions: Sequence[RegionName]) -> dict[str, Placement]:

@@ -3,10 +3,16 @@
 Rendezvous hashing sends equal items to the same backend, where they share its row cache and its
 work in flight; a faster backend attracts more of them. Affinity yields to load: where the favourite
 would finish clearly later than the better of two others drawn at random, that one is chosen.
+
+A choice costs the same however large a fleet is: of many members, which are in the order of their
+seeds then, those next to the affinity's hash are scored, and a few neighbours speak for all.
+How many are scored falls gradually with the size of the fleet, so that few items move at each step.
 """
 
 import math
+from bisect import bisect
 from collections.abc import Sequence
+from operator import attrgetter
 from random import Random
 
 import msgspec
@@ -19,7 +25,12 @@ from gateway.routing.member import Member
 SLACK = 1.25
 # ... and so many items later, so that affinity holds while there is little to do.
 FREE_ITEMS = 2
+# Of more members than this a part is looked at, ...
+WIDE = 64
+# ... and so many at least are scored for an affinity.
+_LEAST_SCORED = 16
 _SPAN = float(1 << 64)
+_seed = attrgetter("seed")
 
 
 class ChoiceContext(msgspec.Struct, frozen=True):
@@ -48,10 +59,32 @@ def score(member: Member, affinity: bytes, context: ChoiceContext) -> float:
     return weight / -math.log((digest + 0.5) / _SPAN * (1 - 1e-12))
 
 
+def in_order(members: list[Member]) -> list[Member]:
+    """Return `members` in the order that `favourite` needs of many."""
+    return members if len(members) <= WIDE else sorted(members, key=_seed)
+
+
+def sample(members: Sequence[Member], random: Random) -> Sequence[Member]:
+    """Return `members`, or neighbours drawn at random that speak for many."""
+    if len(members) <= WIDE:
+        return members
+    return _neighbours(members, random.randrange(len(members)), WIDE)
+
+
+def _neighbours(members: Sequence[Member], start: int, count: int) -> Sequence[Member]:
+    found = members[start : start + count]
+    missing = count - len(found)
+    return [*found, *members[:missing]] if missing else found
+
+
 def favourite(members: Sequence[Member], affinity: bytes, context: ChoiceContext) -> Member:
     """Return the member that items of this affinity prefer."""
     if len(members) == 1:
         return members[0]
+    if len(members) > WIDE:
+        start = bisect(members, xxhash.xxh3_64_intdigest(affinity), key=_seed)
+        count = max(_LEAST_SCORED, WIDE * WIDE // len(members))
+        members = _neighbours(members, start, count)
     return max(members, key=lambda member: score(member, affinity, context))
 
 
@@ -63,7 +96,6 @@ def choose(
         return members[0]
     first = favourite(members, affinity, context)
     bound = context.cost(first) - FREE_ITEMS * first.item_time()
-    others = [member for member in members if member is not first]
-    drawn = others if len(others) <= 2 else random.sample(others, 2)  # noqa: PLR2004 - two choices
-    second = min(drawn, key=context.cost)
+    drawn = members if len(members) <= 3 else random.sample(members, 3)  # noqa: PLR2004 - two others
+    second = min([member for member in drawn if member is not first][:2], key=context.cost)
     return first if bound <= SLACK * context.cost(second) else second

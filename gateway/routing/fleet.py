@@ -3,7 +3,7 @@
 It decides and never calls. One process has one fleet, used from its event loop only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 from random import Random
 
@@ -12,9 +12,9 @@ import msgspec
 from backends.protocol import Report, ServingState
 from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
-from gateway.routing.choice import ChoiceContext, choose, score
+from gateway.routing.choice import WIDE, ChoiceContext, choose, sample, score
 from gateway.routing.member import CallVerdict, Health, Member, ProbeFailure
-from gateway.routing.regions import available_tiers, choose_tier, healthy_first_tier
+from gateway.routing.regions import Availability, Tier, availability, choose_tier, keeps_all
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
@@ -38,7 +38,9 @@ class Fleet:
         self._clock = clock
         self._random = random
         self._members: dict[BackendId, Member] = {}
-        self._placements: dict[str, Placement] = {}
+        # Made again when it is next asked for, as backends change many at a time.
+        self._catalog: dict[str, Placement] | None = None
+        self._available: dict[str, Availability] = {}
         self._regions: tuple[RegionName, ...] = ()
         self._drained: frozenset[str] = frozenset()
         self._recovering = 0.0
@@ -50,6 +52,11 @@ class Fleet:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The endpoints in order of use."""
         return tuple(member.endpoint for member in self._members.values())
+
+    @property
+    def size(self) -> int:
+        """How many endpoints there are."""
+        return len(self._members)
 
     def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
         """Call `callback` with each endpoint that stops being ready, to give up its calls."""
@@ -81,7 +88,8 @@ class Fleet:
                 member.returned = now
             member.drained = is_drained
         # Which revision is served may depend on it.
-        self._placements = catalog(tuple(self._members.values()), self._regions)
+        self._catalog = None
+        self._available.clear()
 
     def observe(
         self, endpoint: Endpoint, found: ServingState | ProbeFailure, took: float = 0.0
@@ -100,7 +108,9 @@ class Fleet:
                 self._recovering = now + self.routing.slow_start
             self._has_served = True
         if before != (member.health, member.models):
-            self._placements = catalog(tuple(self._members.values()), self._regions)
+            self._forget_available(before[1].keys() | member.models.keys())
+            if before[1] != member.models or self._has_variants(member):
+                self._catalog = None
             if before[0] is Health.READY and member.health is Health.NOT_READY:
                 self._on_lost(endpoint)
 
@@ -117,6 +127,12 @@ class Fleet:
         """Return whether any backend has ever reported its models."""
         return bool(self._placements)
 
+    def preferred_region(self, model: ServedModel) -> RegionName:
+        """Return the region that `model` is served in first; empty where it is nowhere."""
+        placement = self._placements.get(model.info.name)
+        tiers = () if placement is None else placement.tiers
+        return tiers[0][0].endpoint.region if tiers else RegionName("")
+
     def candidates(
         self, model: ServedModel, affinity: bytes, *, with_silent: bool = True
     ) -> list[Endpoint]:
@@ -127,38 +143,52 @@ class Fleet:
         that are not ready are left out: a probe notices their return.
         """
         context = ChoiceContext(self._clock(), self.routing)
-        tiers = available_tiers(self._tiers(model), context)
-        last_resort = self._last_resort(model, with_silent=with_silent)
+        tiers = self._availability(model, context).tiers
         if not tiers:
-            return last_resort
+            return self._last_resort(model, with_silent=with_silent)
         tier = choose_tier(tiers, context, self._random)
         first = choose(tier, affinity, context, self._random)
         found = [first.endpoint]
         for each in [tier, *(other for other in tiers if other is not tier)]:
-            others = sorted((m for m in each if m is not first), key=context.cost)
+            near = sample(each, self._random)
+            others = sorted([m for m in near if m is not first], key=context.cost)
             found += [member.endpoint for member in others]
-        return found + [each for each in last_resort if each not in found]
+        if len(found) > WIDE:
+            return found  # more than anything is tried at
+        known = {endpoint.backend for endpoint in found}
+        last_resort = self._last_resort(model, with_silent=with_silent)
+        return found + [endpoint for endpoint in last_resort if endpoint.backend not in known]
 
-    def spread(self, model: ServedModel, affinities: Sequence[bytes]) -> list[ItemShare]:
-        """Return where the items of one request go first: to few backends, equal items together."""
+    def spread(
+        self, model: ServedModel, affinities: Sequence[bytes], *, together: bool = True
+    ) -> list[ItemShare]:
+        """Return where items go first.
+
+        Those of one request go `together`: to few backends, equal items to one. Others go where
+        each would go alone.
+        """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
         if len(tiers) == 1 and len(tiers[0]) == 1 and tiers[0][0].is_available(now):
             # There is nothing to choose.
             return [ItemShare(endpoint=tiers[0][0].endpoint, items=everything)]
         context = ChoiceContext(now, self.routing)
-        tier = healthy_first_tier(tiers, context)
-        if tier is None:
-            usable = available_tiers(tiers, context)
-            if not usable:
-                last_resort = self._last_resort(model)[:1]
-                return [ItemShare(endpoint=endpoint, items=everything) for endpoint in last_resort]
-            tier = choose_tier(usable, context, self._random)
+        available = self._availability(model, context)
+        usable = available.tiers
+        if not usable:
+            last_resort = self._last_resort(model)[:1]
+            return [ItemShare(endpoint=endpoint, items=everything) for endpoint in last_resort]
+        if keeps_all(available, context, self._random):
+            usable = usable[:1]
+        if not together:
+            return self._spread_each(usable, affinities, context)
+        tier = choose_tier(usable, context, self._random)
         width = min(ceil(len(affinities) / ITEMS_PER_BACKEND), len(tier))
         first = choose(tier, affinities[0], context, self._random)
         if width == 1:
             return [ItemShare(endpoint=first.endpoint, items=everything)]
-        others = sorted((m for m in tier if m is not first), key=context.cost)
+        near = sample(tier, self._random)
+        others = sorted([m for m in near if m is not first], key=context.cost)
         chosen = [first, *others[: width - 1]]
         items: dict[BackendId, list[int]] = {member.endpoint.backend: [] for member in chosen}
         for position, affinity in enumerate(affinities):
@@ -170,19 +200,44 @@ class Fleet:
             if items[member.endpoint.backend]
         ]
 
+    def _spread_each(
+        self, usable: Sequence[Tier], affinities: Sequence[bytes], context: ChoiceContext
+    ) -> list[ItemShare]:
+        """Return where items go that are chosen a backend for one by one."""
+        items: dict[Member, list[int]] = {}
+        try:
+            for position, affinity in enumerate(affinities):
+                tier = choose_tier(usable, context, self._random)
+                member = choose(tier, affinity, context, self._random)
+                # The next one is chosen as if this one had been sent.
+                member.in_flight += 1
+                member.sent_since += 1
+                items.setdefault(member, []).append(position)
+        finally:
+            for member, own in items.items():
+                member.in_flight -= len(own)
+                member.sent_since -= len(own)
+        return [
+            ItemShare(endpoint=member.endpoint, items=tuple(own)) for member, own in items.items()
+        ]
+
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
         """Return the seconds after which to retry; `None` where the work is admitted.
 
         Sheddable work is refused while every backend is at its limit. All but critical work is
         refused while all backends are at their limit and in their slow start, since callers that
-        waited for them come all at once.
+        waited for them come all at once. Of a large region a sample speaks for all.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
         if criticality is Criticality.CRITICAL or (now >= self._recovering and not is_sheddable):
             return None
-        members = [m for tier in self._tiers(model) for m in tier if m.is_available(now)]
-        for member in members:
+        available = self._availability(model, ChoiceContext(now, self.routing))
+        members: list[Member] = []
+        for member in (m for tier in available.tiers for m in sample(tier, self._random)):
+            if not member.is_available(now):
+                continue
+            members.append(member)
             if not member.is_full() or not (is_sheddable or member.is_returning(now, slow_start)):
                 return None
         if not members:
@@ -204,8 +259,19 @@ class Fleet:
         member.calls += 1
         return max(remaining - member.round_trip, remaining / 2)
 
+    def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
+        """Predict for how long others keep a backend busy; `own` are the asker's items there."""
+        member = self._member(endpoint)
+        return 0.0 if member is None else member.queueing(self._clock(), own=own)
+
+    def answered(self, endpoint: Endpoint, requests: int, took: float) -> None:
+        """Note that so many requests of one item were answered, which took `took` seconds."""
+        member = self._member(endpoint)
+        if member is not None:
+            member.record_latency(took, requests)
+
     def ended(self, endpoint: Endpoint, items: int) -> None:
-        """Remove a call of so many items from those in flight."""
+        """Remove so many items of a call from those in flight."""
         member = self._member(endpoint)
         if member is not None:
             # A member replaced since then has not counted the start.
@@ -219,9 +285,13 @@ class Fleet:
         *,
         items: int = 0,
         rows: int = 0,
-        took: float = 0.0,
+        took: float | None = None,
     ) -> None:
-        """Judge `endpoint` by a call that ended; `items` had so many `rows`, in `took` seconds."""
+        """Judge `endpoint` by a call that ended.
+
+        It answered `items`, which had so many `rows`, in `took` seconds; `None` where `answered`
+        was told.
+        """
         member = self._member(endpoint)
         if member is None:
             return
@@ -230,21 +300,35 @@ class Fleet:
             member.record_report(report, now)
         if items:
             member.record_rows(rows, items)
-            if items <= ITEMS_PER_BACKEND:
+            if items <= ITEMS_PER_BACKEND and took is not None:
                 member.record_latency(took)
         if verdict is CallVerdict.OK:
             member.record_success(now, self.routing)
         elif verdict is CallVerdict.FAILED:
-            member.record_failure(now, self.routing, may_eject=self._may_eject(now))
+            was_until = member.ejection.until
+            member.record_failure(now, self.routing, may_eject=lambda: self._may_eject(now))
+            if member.ejection.until != was_until:
+                self._forget_available(member.models)
+
+    def _forget_available(self, names: Iterable[str]) -> None:
+        """Find out anew who of the members of these models is available when it is next asked."""
+        for name in names:
+            self._available.pop(name, None)
 
     def _is_alone(self, member: Member, now: float) -> bool:
         """Return whether some model of `member` is available nowhere else."""
-        others = [
-            other
-            for other in self._members.values()
-            if other is not member and other.is_available(now)
-        ]
-        return any(all(name not in other.models for other in others) for name in member.models)
+        return any(
+            all(
+                other is member or name not in other.models or not other.is_available(now)
+                for other in self._members.values()
+            )
+            for name in member.models
+        )
+
+    def _has_variants(self, member: Member) -> bool:
+        """Return whether the health of `member` may decide which revision is served."""
+        placements = self._placements
+        return any(placements[name].has_variants for name in member.models)
 
     def statistics(self) -> tuple[EndpointStatistics, ...]:
         """Return the statistics of every endpoint."""
@@ -253,15 +337,36 @@ class Fleet:
             endpoint_statistics(member, now, slow_start) for member in self._members.values()
         )
 
+    def member(self, backend: BackendId) -> Member | None:
+        """Return a backend's state, for others to read."""
+        return self._members.get(backend)
+
     def _member(self, endpoint: Endpoint) -> Member | None:
         member = self._members.get(endpoint.backend)
         return member if member is not None and member.endpoint.url == endpoint.url else None
+
+    @property
+    def _placements(self) -> dict[str, Placement]:
+        if self._catalog is None:
+            self._catalog = catalog(tuple(self._members.values()), self._regions)
+        return self._catalog
+
+    def _availability(self, model: ServedModel, context: ChoiceContext) -> Availability:
+        """Return who of the members of `model` is available; that is kept, as it changes rarely."""
+        name = model.info.name
+        placement = self._placements.get(name)
+        if placement is None or not placement.is_of(model):
+            return availability(self._tiers(model), context)
+        found = self._available.get(name)
+        if found is None or found.until <= context.now:
+            found = self._available[name] = availability(placement.tiers, context)
+        return found
 
     def _tiers(self, model: ServedModel) -> tuple[tuple[Member, ...], ...]:
         placement = self._placements.get(model.info.name)
         if placement is None:
             return ()
-        if placement.model is model:
+        if placement.is_of(model):
             return placement.tiers
         # The catalog moved on since the request began: it keeps the revision it began with.
         info = model.info

@@ -31,12 +31,15 @@ UNLIMITED = Limit(allowed=_MOST)
 CAUTIOUS = Limit(allowed=LEAST)
 
 
-def after_answer(limit: Limit, seconds: float, in_flight: int) -> Limit:
-    """Return `limit` after an answer that took so long, with so many items in flight."""
+def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1) -> Limit:
+    """Return `limit` after an answer that took so long, with so many items in flight.
+
+    Several `answers` that came together weigh as much as one after the other.
+    """
     usual = limit.usual
     if not usual:
         return Limit(allowed=limit.allowed, usual=seconds)
-    usual += (_UP if seconds > usual else _DOWN) * (seconds - usual)
+    usual += _weight(_UP if seconds > usual else _DOWN, answers) * (seconds - usual)
     gradient = max(0.5, min(1.0, _TOLERANCE * usual / max(seconds, 1e-6)))
     if gradient >= 1.0 and 2 * in_flight < limit.allowed:
         # A limit that is not reached says nothing about a higher one.
@@ -44,5 +47,9 @@ def after_answer(limit: Limit, seconds: float, in_flight: int) -> Limit:
     # Shrinks from what is in use: a limit far above that would take long to have an effect.
     base = limit.allowed if gradient >= 1.0 else min(limit.allowed, 2.0 * max(in_flight, LEAST))
     target = base * gradient + math.sqrt(base)
-    allowed = base + _SMOOTHING * (target - base)
+    allowed = base + _weight(_SMOOTHING, answers) * (target - base)
     return Limit(allowed=min(_MOST, max(LEAST, allowed)), usual=usual)
+
+
+def _weight(share: float, answers: int) -> float:
+    return share if answers == 1 else 1.0 - (1.0 - share) ** answers

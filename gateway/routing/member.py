@@ -5,6 +5,7 @@ returns with a probe that finds it ready, or at the end of the ejection, and the
 slow start. Where too few endpoints are available, `regions` uses ejected ones as well.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 
 import msgspec
@@ -88,6 +89,7 @@ class Member:
         self.limit = UNLIMITED
         self.calls = 0
         self.failures = 0
+        self.ejections = 0
 
     def is_available(self, now: float) -> bool:
         """Return whether the backend is ready, not drained and not ejected."""
@@ -122,11 +124,14 @@ class Member:
         self.last_success = now
         self.ejection = after_success(self.ejection, now, routing)
 
-    def record_failure(self, now: float, routing: RoutingConfig, *, may_eject: bool) -> None:
-        """Count a failed call, and eject after too many where `may_eject`."""
+    def record_failure(
+        self, now: float, routing: RoutingConfig, *, may_eject: Callable[[], bool]
+    ) -> None:
+        """Count a failed call, and eject after too many where `may_eject()`."""
         self.failures += 1
         ejection = after_failure(self.ejection, now, routing)
-        if may_eject or not ejection.holds(now):
+        if ejection.until == self.ejection.until or may_eject():
+            self.ejections += ejection.until > self.ejection.until
             self.ejection = ejection
         if self.ejection.holds(now):
             self.returned = self.ejection.until
@@ -148,9 +153,9 @@ class Member:
         ):
             self.affinity_speed = speed
 
-    def record_latency(self, seconds: float) -> None:
-        """Update the limit by the latency of an answer."""
-        self.limit = after_answer(self.limit, seconds, self.in_flight)
+    def record_latency(self, seconds: float, answers: int = 1) -> None:
+        """Update the limit by the latency of so many answers that came together."""
+        self.limit = after_answer(self.limit, seconds, self.in_flight, answers)
 
     def is_full(self) -> bool:
         """Return whether it has as many items in flight as its limit allows."""
@@ -197,6 +202,12 @@ class Member:
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
         busy = max(queued + self.sent_since * item, self.in_flight * item)
         return self.round_trip + busy / self.share(now, slow_start)
+
+    def queueing(self, now: float, *, own: int) -> float:
+        """Predict the seconds of work there without `own` items in flight, as `wait` does."""
+        item = self.item_time()
+        queued = max(0.0, self.report.queued_seconds - (now - self.reported) - own * item)
+        return max(queued, (self.in_flight - own) * item)
 
     def headroom(self, now: float, slow_start: float) -> float:
         """Return the items a second that it could take beyond its present load."""

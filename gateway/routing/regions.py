@@ -7,25 +7,45 @@ would finish it in time.
 """
 
 from collections.abc import Sequence
+from math import inf
 from random import Random
 
-from gateway.routing.choice import ChoiceContext
+import msgspec
+
+from gateway.routing.choice import ChoiceContext, in_order, sample
 from gateway.routing.member import Health, Member
 
 Tier = Sequence[Member]
 
 
-def healthy_first_tier(tiers: Sequence[Tier], context: ChoiceContext) -> Tier | None:
-    """Return the preferred region if all its members are available and one has a short wait."""
-    if not tiers or tiers[0][0].endpoint.overflow:
-        return None
-    first, now, routing = tiers[0], context.now, context.routing
-    is_short = len(tiers) == 1  # work cannot leave for another region
-    for member in first:
-        if not member.is_available(now):
-            return None
-        is_short = is_short or member.wait(now, routing.slow_start) <= routing.spill_after
-    return first if is_short else None
+class Availability(msgspec.Struct, frozen=True, kw_only=True):
+    """The available members of a model in tiers, as they are `until` an ejection ends.
+
+    `is_whole` says that all members of the preferred region are among them.
+    """
+
+    tiers: Sequence[Tier]
+    is_whole: bool
+    until: float
+
+
+def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
+    """Return who of `tiers` is available now."""
+    now = context.now
+    ends = [member.ejection.until for tier in tiers for member in tier]
+    return Availability(
+        tiers=available_tiers(tiers, context),
+        is_whole=bool(tiers) and all(member.is_available(now) for member in tiers[0]),
+        until=min([end for end in ends if end > now], default=inf),
+    )
+
+
+def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bool:
+    """Return whether the preferred region takes whatever comes now: all of it is well."""
+    if not found.is_whole or found.tiers[0][0].endpoint.overflow:
+        return False
+    # Of a single tier work cannot leave.
+    return len(found.tiers) == 1 or _has_short_wait(found.tiers[0], context, random)
 
 
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
@@ -38,7 +58,7 @@ def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]
     members = sum(not member.drained for tier in tiers for member in tier)
     if sum(map(len, found)) < context.routing.panic_threshold * members:
         found = [[m for m in tier if m.health is Health.READY and not m.drained] for tier in tiers]
-    return [tier for tier in found if tier]
+    return [in_order(tier) for tier in found if tier]
 
 
 def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -> Tier:
@@ -50,11 +70,12 @@ def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -
     first, routing = tiers[0], context.routing
     if len(tiers) == 1:
         return first
-    soonest = _finish(first, context)
-    waits = min([member.wait(context.now, routing.slow_start) for member in first])
-    if waits <= routing.spill_after or first[0].endpoint.overflow:
+    if first[0].endpoint.overflow:
         return first
-    others = [(tier, _finish(tier, context)) for tier in tiers[1:]]
+    if _has_short_wait(first, context, random):
+        return first
+    soonest = _finish(first, context, random)
+    others = [(tier, _finish(tier, context, random)) for tier in tiers[1:]]
     normal = [(tier, at) for tier, at in others if not tier[0].endpoint.overflow and at < soonest]
     best = min([soonest, *(at for _, at in normal)])
     if best > routing.overflow_after:
@@ -63,9 +84,23 @@ def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -
             return spare[0]
     if not normal:
         return first
-    rooms = [sum(m.headroom(context.now, routing.slow_start) for m in tier) for tier, _ in normal]
+    rooms = [_headroom(tier, context, random) for tier, _ in normal]
     return random.choices([tier for tier, _ in normal], rooms)[0] if sum(rooms) > 0 else first
 
 
-def _finish(tier: Tier, context: ChoiceContext) -> float:
-    return min(map(context.finish, tier))
+def _has_short_wait(tier: Tier, context: ChoiceContext, random: Random) -> bool:
+    now, routing = context.now, context.routing
+    for member in sample(tier, random):
+        if member.wait(now, routing.slow_start) <= routing.spill_after:
+            return True
+    return False
+
+
+def _finish(tier: Tier, context: ChoiceContext, random: Random) -> float:
+    return min(map(context.finish, sample(tier, random)))
+
+
+def _headroom(tier: Tier, context: ChoiceContext, random: Random) -> float:
+    near, slow_start = sample(tier, random), context.routing.slow_start
+    rooms = [member.headroom(context.now, slow_start) for member in near]
+    return sum(rooms) * len(tier) / len(near)

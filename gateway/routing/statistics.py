@@ -37,6 +37,7 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted seconds until an item sent now is answered."""
     calls: int
     failures: int
+    ejections: int
     report: Report
 
 
@@ -63,5 +64,6 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         finish_time=member.finish_time(now, slow_start),
         calls=member.calls,
         failures=member.failures,
+        ejections=member.ejections,
         report=member.report,
     )

@@ -111,6 +111,8 @@ class RuntimeFollower:
         self._seen = _NEVER
         self._stopping = asyncio.Event()
         self._reached = True
+        self.reloads = self.failed_reloads = 0
+        """Documents that were taken, and that were not."""
         self._polling = PeriodicTask(
             self._step, interval=poll, failure="a step of following the configuration failed"
         )
@@ -217,6 +219,8 @@ class RuntimeFollower:
             generation = current.generation
         elif published is not None and generation != current.generation:
             outcome = await self._swap(_compile(published, epochs, lineage, self._settings))
+            self.reloads += outcome == "ok"
+            self.failed_reloads += outcome != "ok"
         current = self._store.current
         # Also where the document was refused: a purge is not undone by that.
         if current.lineage != lineage or dict(current.epochs) != epochs:
@@ -263,7 +267,7 @@ async def _compile(
     document = await asyncio.to_thread(
         load_sources, published.sources, placement=settings.placement
     )
-    return compile_runtime(document, published.generation, epochs, lineage)
+    return compile_runtime(document, published.generation, epochs, lineage, published.time)
 
 
 async def _with_epochs(runtime: Runtime, epochs: dict[str, int], lineage: str) -> Runtime:

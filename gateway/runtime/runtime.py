@@ -22,10 +22,16 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = ""
     """The lineage of the epochs, part of every cache key. It changes when epochs were lost or could
     not be read, so that no purged entry is found."""
+    published: float = 0.0
+    """When the document was published, in seconds since the epoch; 0 where it was not."""
 
 
 def compile_runtime(
-    document: Document, generation: int, epochs: Mapping[str, int] = NO_EPOCHS, lineage: str = ""
+    document: Document,
+    generation: int,
+    epochs: Mapping[str, int] = NO_EPOCHS,
+    lineage: str = "",
+    published: float = 0.0,
 ) -> Runtime:
     """Return `document` compiled: its endpoints in the order of preference of their regions."""
     endpoints = tuple(
@@ -37,6 +43,7 @@ def compile_runtime(
             overflow=pool.overflow,
             server_name=backend.server_name,
             dns=backend.dns,
+            models=pool.models,
         )
         for region in document.regions
         for pool in region.pools
@@ -48,6 +55,7 @@ def compile_runtime(
         endpoints=endpoints,
         epochs=MappingProxyType(dict(epochs)),
         lineage=lineage,
+        published=published,
     )
 
 

@@ -34,6 +34,7 @@ TAKEOVER_INTERVAL = 0.02
 _ACCEPTED_AT_ONCE = 64
 
 MakeProtocol = Callable[[], asyncio.Protocol]
+Take = Callable[[socket.socket, str], object]
 
 
 def refuse_new_connections(listener: socket.socket) -> None:
@@ -73,12 +74,17 @@ async def wait_until_empty(
 
 
 async def accept_for_siblings(
-    listeners: Sequence[socket.socket], make_protocol: MakeProtocol, *, until: asyncio.Event
+    listeners: Sequence[socket.socket],
+    make_protocol: MakeProtocol,
+    *,
+    until: asyncio.Event,
+    take: Take | None = None,
 ) -> None:
     """Accept connections that stay in the queues of `listeners`, other workers' sockets.
 
-    They stay there when their worker was killed, hangs or stops. `listeners` are non-blocking. Ends
-    when `until` is set. Does nothing on systems other than Linux.
+    They stay there when their worker was killed, hangs or stops. `take` has each connection and the
+    address it comes from, where there is more to do than to make a protocol. `listeners` are
+    non-blocking. Ends when `until` is set. Does nothing on systems other than Linux.
     """
     if not listeners or sys.platform != "linux":
         return
@@ -93,7 +99,7 @@ async def accept_for_siblings(
                 ready = _ready(poller)
                 for listener in listeners:
                     if listener.fileno() in pending & ready:
-                        await _accept(listener, make_protocol)
+                        await _accept(listener, make_protocol, take)
                 pending = ready | arrivals.arrived_sockets()
 
 
@@ -126,13 +132,16 @@ class _ArrivalWatcher:
         return {descriptor for descriptor, _ in self._epoll.poll(0)}
 
 
-async def _accept(listener: socket.socket, make_protocol: MakeProtocol) -> None:
+async def _accept(listener: socket.socket, make_protocol: MakeProtocol, take: Take | None) -> None:
     loop = asyncio.get_running_loop()
     for _ in range(_ACCEPTED_AT_ONCE):
         try:
-            connection, _address = listener.accept()
+            connection, address = listener.accept()
         except OSError:  # the queue is empty, or no file descriptors are free: the next poll shows
             return  # (or it is closed: this worker is stopping)
+        if take is not None:
+            take(connection, str(address[0]))
+            continue
         connection.setblocking(False)
         try:
             await loop.connect_accepted_socket(make_protocol, connection)

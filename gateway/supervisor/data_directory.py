@@ -104,7 +104,9 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
         directory.remove_sockets()
         directory.folder("logs")
         # Of processes that are gone; the folder may be one that holds more.
-        for left in directory.folder("metrics").glob("*_*.db"):
+        metrics = directory.folder("metrics")
+        # The lock's age is that of the totals, which begin anew.
+        for left in (*metrics.glob("*_*.db"), metrics / ".lock"):
             left.unlink(missing_ok=True)
         try:
             yield directory

@@ -56,6 +56,20 @@ def open_listeners(
 
 
 @contextlib.contextmanager
+def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
+    """Keep `port`, on which children listen by themselves, while this is entered; 0 is none.
+
+    Raises:
+        CannotStart: the port is in use.
+    """
+    # Never listened on: connections go to the children, which share the port.
+    with contextlib.ExitStack() as stack:
+        if port:
+            stack.enter_context(open_listeners(host, port, 1, option=option))
+        yield
+
+
+@contextlib.contextmanager
 def claim(port: int) -> Iterator[None]:
     """Claim `port` among supervisors.
 

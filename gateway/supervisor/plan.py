@@ -12,10 +12,15 @@ import yaml
 from gateway.settings import Settings
 from gateway.supervisor import topology, valkey
 from gateway.supervisor.data_directory import Credentials, DataDirectory
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
-_EVENT_ROLES = (Role.BILLING, Role.REQUEST_LOG, Role.SHIPPER, Role.BATCHES)
+_EVENT_ROLES = (
+    ProcessRole.BILLING,
+    ProcessRole.REQUEST_LOG,
+    ProcessRole.SHIPPER,
+    ProcessRole.BATCHES,
+)
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +35,8 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     demo_models: bool = False
     admin_key: str = ""
     demo_key: str = ""
+    grpc_port: int | None = None
+    """`None`: Triton's, where that can be."""
     cache_bytes: int = 256 * 1024 * 1024
 
 
@@ -68,8 +75,10 @@ def plan_up(
         silent_within=settings.heartbeat_timeout,
     )
     cache_options = valkey.cache_options(options.cache_bytes)
-    cache = valkey_spec(Role.VALKEY_CACHE, cache_options, data=directory.folder("cache"))
-    state = valkey_spec(Role.VALKEY_STATE, valkey.STATE_OPTIONS, data=directory.folder("state"))
+    cache = valkey_spec(ProcessRole.VALKEY_CACHE, cache_options, data=directory.folder("cache"))
+    state = valkey_spec(
+        ProcessRole.VALKEY_STATE, valkey.STATE_OPTIONS, data=directory.folder("state")
+    )
     own_models = (directory.root / "models").absolute()
     models = (options.models or own_models).absolute()
     demo = own_models if options.demo_models or options.models is None else None

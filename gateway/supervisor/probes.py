@@ -4,16 +4,16 @@ import asyncio
 import contextlib
 import socket
 
-from gateway.supervisor.local_http import ask
+from gateway.supervisor.local_http import PLAIN, Preface, ask
 from gateway.supervisor.spec import Probe
 
 READY_PATH = "/health/ready"
 
 
-async def probe_http(host: str, port: int) -> str:
+async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
     """Probe a process by its readiness route."""
     try:
-        status, body = await ask(host, port, READY_PATH)
+        status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
         return "does not answer yet"
     return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK

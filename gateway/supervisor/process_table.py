@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.supervisor.liveness import activity_of
-from gateway.supervisor.spec import Role
+from gateway.supervisor.spec import ProcessRole
 
 FILE = "processes.json"
 
@@ -18,7 +18,7 @@ FILE = "processes.json"
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A process. `started` is its start by the kernel's clock, which differs for a reused pid."""
 
-    role: Role
+    role: ProcessRole
     region: str
     index: int
     pid: int

@@ -6,7 +6,7 @@ import msgspec
 
 from gateway.settings import Settings
 from gateway.supervisor.local_http import ask
-from gateway.supervisor.topology import reachable
+from gateway.supervisor.topology import preface_of_admin, reachable
 
 RELOAD_PATH = "/admin/config/reload"
 
@@ -33,6 +33,7 @@ async def reload_configuration(
             RELOAD_PATH,
             method="POST",
             headers={"authorization": f"Bearer {admin_key}"},
+            preface=preface_of_admin(settings),
             timeout=10.0,
         )
         answer = msgspec.json.decode(body, type=ReloadAnswer)

@@ -9,11 +9,12 @@ from socket import socket
 from gateway.settings import Settings
 from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.listeners import open_listeners, reserve_port
 from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.reload import refuse_reload, reload_configuration
+from gateway.supervisor.rpc_port import check_rpc
 from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import Role
+from gateway.supervisor.spec import ProcessRole
 from gateway.supervisor.supervisor import Supervisor, supervise
 from gateway.supervisor.up import check_configuration
 
@@ -27,10 +28,14 @@ def run_gateway(
         CannotStart: a port is busy, the configuration is broken, a process did not start, ...
     """
     check_configuration(settings)
+    check_rpc(settings.grpc_port)
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(open_directory(settings.data_dir, say))
         listeners = stack.enter_context(
             open_listeners(settings.host, settings.port, workers, option="--port")
+        )
+        stack.enter_context(
+            reserve_port(settings.host, settings.grpc_port, option="SLUICEGATE_GRPC_PORT")
         )
         admin_listeners: Sequence[socket] = ()
         if admin:
@@ -40,7 +45,7 @@ def run_gateway(
             admin_listeners = stack.enter_context(opened)
         own = directory.settings_of_children(settings)
         specs = [
-            *topology.event_specs(own, (Role.SHIPPER, Role.BATCHES)),
+            *topology.event_specs(own, (ProcessRole.SHIPPER, ProcessRole.BATCHES)),
             *(topology.admin_spec(own, x, settings.admin_key, alone=True) for x in admin_listeners),
             *topology.worker_specs(own, listeners, alone=True),
         ]
@@ -49,7 +54,8 @@ def run_gateway(
 
         async def start() -> None:
             await supervisor.ready(supervisor.start(specs))
-            say(f"serving on http://{settings.host}:{settings.port}")
+            preface = topology.preface_of_workers(settings)
+            say(f"serving on {topology.url_of(preface, settings.host, settings.port)}")
 
         reload = partial(reload_configuration, own, settings.admin_key) if admin else refuse_reload
         rotating = None if logs is None else partial(keep_small, logs)

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 
-class Role(StrEnum):
+class ProcessRole(StrEnum):
     """What a process does; the `role` of `processes.json`."""
 
     SUPERVISOR = "supervisor"
@@ -24,13 +24,13 @@ class Role(StrEnum):
 
 # Producers of work stop before its consumers: gateways finish their requests while backends still
 # answer, and their events are shipped and billed while Valkey still runs.
-STOP_ORDER: tuple[tuple[Role, ...], ...] = (
-    (Role.GATEWAY, Role.BATCHES),
-    (Role.ADMIN,),
-    (Role.SHIPPER,),
-    (Role.REQUEST_LOG, Role.BILLING),
-    (Role.BACKEND,),
-    (Role.VALKEY_CACHE, Role.VALKEY_STATE),
+STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
+    (ProcessRole.GATEWAY, ProcessRole.BATCHES),
+    (ProcessRole.ADMIN,),
+    (ProcessRole.SHIPPER,),
+    (ProcessRole.REQUEST_LOG, ProcessRole.BILLING),
+    (ProcessRole.BACKEND,),
+    (ProcessRole.VALKEY_CACHE, ProcessRole.VALKEY_STATE),
 )
 
 
@@ -47,7 +47,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A child to run. `name` is unique and names its log; `address` is where it listens."""
 
     name: str
-    role: Role
+    role: ProcessRole
     argv: tuple[str, ...]
     probe: Probe = is_started
     region: str = ""

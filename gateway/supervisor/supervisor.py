@@ -13,7 +13,7 @@ from gateway.sockets.listening import refuse_new_connections, wait_until_empty
 from gateway.supervisor.child import Child
 from gateway.supervisor.process_table import ProcessEntry, start_of, write_table
 from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessSpec, Role, stop_groups
+from gateway.supervisor.spec import ProcessRole, ProcessSpec, stop_groups
 from gateway.supervisor.watchdog import Watchdog
 from gateway.tasks import TaskScope
 from gateway.telemetry.restarts import RestartCounts
@@ -109,7 +109,7 @@ class Supervisor:
 
     def _record(self) -> None:
         own = ProcessEntry(
-            role=Role.SUPERVISOR,
+            role=ProcessRole.SUPERVISOR,
             region="",
             index=0,
             pid=os.getpid(),

@@ -10,9 +10,12 @@ from pathlib import Path
 import msgspec
 
 from gateway.settings import Settings, environment
+from gateway.sockets.networks import Networks
+from gateway.sockets.proxy_protocol import UNKNOWN_CLIENT
 from gateway.supervisor.listeners import free_port
+from gateway.supervisor.local_http import Preface
 from gateway.supervisor.probes import probe_http, probe_listener
-from gateway.supervisor.spec import ProcessSpec, Role, is_started
+from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 
 # `-P`: the working directory may hold another folder called `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
@@ -43,7 +46,7 @@ def backend_specs(
         specs.append(
             ProcessSpec(
                 name=f"backend-{name}",
-                role=Role.BACKEND,
+                role=ProcessRole.BACKEND,
                 region=region,
                 argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
                 # No delay: the gateways that call it stop before.
@@ -78,8 +81,15 @@ def worker_specs(
             listen_fd=listener.fileno(),
             sibling_fds=" ".join(str(other.fileno()) for other in siblings),
         )
-        spec = _own(Role.GATEWAY, "run-worker", own, index=index)
-        spec = _serving(spec, listener, settings.host, settings.port, alone=alone)
+        spec = _own(ProcessRole.GATEWAY, "run-worker", own, index=index)
+        spec = _serving(
+            spec,
+            listener,
+            settings.host,
+            settings.port,
+            preface=preface_of_workers(settings),
+            alone=alone,
+        )
         specs.append(msgspec.structs.replace(spec, siblings=siblings))
     return specs
 
@@ -91,11 +101,18 @@ def admin_spec(
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
-    spec = _own(Role.ADMIN, "run-admin", own)
-    return _serving(spec, listener, settings.admin_host, settings.admin_port, alone=alone)
+    spec = _own(ProcessRole.ADMIN, "run-admin", own)
+    return _serving(
+        spec,
+        listener,
+        settings.admin_host,
+        settings.admin_port,
+        preface=preface_of_admin(settings),
+        alone=alone,
+    )
 
 
-def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
+def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[ProcessSpec]:
     """Return the processes of `roles`, behind those that answer callers.
 
     They are `shipper`, `billing`, `request-log` and `batches`.
@@ -106,7 +123,7 @@ def event_specs(settings: Settings, roles: Sequence[Role]) -> list[ProcessSpec]:
             gives_way=True,
         )
         for role in roles
-        if role is not Role.BATCHES or settings.batches
+        if role is not ProcessRole.BATCHES or settings.batches
     ]
 
 
@@ -115,27 +132,60 @@ def reachable(host: str) -> str:
     return _ANYWHERE.get(host, host)
 
 
+def preface_of_workers(settings: Settings) -> Preface:
+    """Return what the customers' listener expects of the supervisor before HTTP."""
+    # A connection to an address of this machine comes from that address.
+    is_proxy = settings.proxy_protocol and _address_of(settings.host) in Networks(
+        settings.trusted_proxies
+    )
+    return Preface(settings.tls_certificate is not None, UNKNOWN_CLIENT if is_proxy else b"")
+
+
+def preface_of_admin(settings: Settings) -> Preface:
+    """Return what the operators' listener expects before HTTP."""
+    return Preface(settings.admin_tls_certificate is not None)
+
+
+def url_of(preface: Preface, host: str, port: int) -> str:
+    """Return the URL of a listener."""
+    return f"{'https' if preface.is_tls else 'http'}://{host}:{port}"
+
+
 def child_command(entry: str) -> tuple[str, ...]:
     """Return the command line of one of `gateway`'s internal entries."""
     return (*PYTHON, "gateway", entry)
 
 
+def _address_of(host: str) -> str:
+    host = reachable(host)
+    try:
+        return socket.gethostbyname(host)  # as `bind` does
+    except OSError:
+        return host  # IPv6, or no name: then it cannot be bound
+
+
 def _serving(
-    spec: ProcessSpec, listener: socket.socket, host: str, port: int, *, alone: bool
+    spec: ProcessSpec,
+    listener: socket.socket,
+    host: str,
+    port: int,
+    *,
+    preface: Preface,
+    alone: bool,
 ) -> ProcessSpec:
     """Return `spec` as that of a process which serves HTTP on `listener`."""
-    rest = is_started if alone else partial(probe_http, reachable(host), port)
+    rest = is_started if alone else partial(probe_http, reachable(host), port, preface)
     return msgspec.structs.replace(
         spec,
         listener=listener,
-        address=f"http://{host}:{port}",
+        address=url_of(preface, host, port),
         probe=partial(probe_listener, listener, rest),
     )
 
 
-def _own(role: Role, entry: str, settings: Settings, *, index: int = 0) -> ProcessSpec:
+def _own(role: ProcessRole, entry: str, settings: Settings, *, index: int = 0) -> ProcessSpec:
     return ProcessSpec(
-        name=f"{role.value}-{index}" if role is Role.GATEWAY else role.value,
+        name=f"{role.value}-{index}" if role is ProcessRole.GATEWAY else role.value,
         role=role,
         index=index,
         argv=child_command(entry),

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
+from gateway.http.listener_settings import check_listeners
 from gateway.settings import Settings, environment
 from gateway.supervisor import topology
 from gateway.supervisor.child import Child
@@ -19,6 +22,7 @@ from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
 from gateway.supervisor.reload import reload_configuration
+from gateway.supervisor.rpc_port import open_rpc_port
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import client_tls
@@ -46,7 +50,9 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
         open_listeners(settings.admin_host, settings.admin_port, 1, option="--admin-port") as (
             admin,
         ),
+        open_rpc_port(settings.host, options.grpc_port, say=tell) as grpc_port,
     ):
+        settings = msgspec.structs.replace(settings, grpc_port=grpc_port)
         keys = choose_credentials(directory, admin_key=options.admin_key, demo_key=options.demo_key)
         plan = plan_up(
             settings, options, directory=directory, keys=keys, workers=workers, admin=admin
@@ -65,6 +71,7 @@ def check_configuration(settings: Settings) -> None:
     try:
         check_memory(parse_sources(read_folder(settings.config)), settings.memory_limit_bytes)
         client_tls(settings).renew()  # refuses files that cannot be used
+        check_listeners(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
 
@@ -121,7 +128,9 @@ class _Up:
         self._tell = tell
         self._say = say
         settings = plan.settings
-        self._url = f"http://{topology.reachable(settings.host)}:{settings.port}"
+        self._url = topology.url_of(
+            topology.preface_of_workers(settings), topology.reachable(settings.host), settings.port
+        )
         self._supervisor = Supervisor(
             root=settings.data_dir, spawner=spawner, say=tell, address=self._url
         )
@@ -176,10 +185,17 @@ class _Up:
         )
         if self._plan.demo_models is None:
             example = f"  curl -s {self._url}/v1/models {authorization}\n\n"
+        host = topology.reachable(settings.host)
+        operators = topology.url_of(
+            topology.preface_of_admin(settings),
+            topology.reachable(settings.admin_host),
+            settings.admin_port,
+        )
+        rpc = f"  gRPC       {host}:{settings.grpc_port}\n" if settings.grpc_port else ""
         self._tell("ready")
         self._say(
-            f"\n  gateway    {self._url}\n"
-            f"  operators  http://{topology.reachable(settings.admin_host)}:{settings.admin_port}\n"
+            f"\n  gateway    {self._url}\n{rpc}"
+            f"  operators  {operators}\n"
             f"  demo key   {self._keys.demo_key}\n"
             f"  admin key  {self._keys.admin_key}\n"
             f"  logs       {settings.data_dir / 'logs'}\n\n"

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.probes import probe_valkey, valkey_answers
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _MACHINES = {"amd64": "x86_64"}
 _COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")
@@ -45,7 +45,7 @@ def cache_options(max_bytes: int) -> tuple[str, ...]:
 
 
 def valkey_spec(
-    role: Role,
+    role: ProcessRole,
     options: tuple[str, ...],
     *,
     program: Path,

@@ -1,4 +1,4 @@
-"""Writes logs as JSON lines to standard output: a constant message, and fields."""
+"""Writes logs as lines to standard output, JSON or text: a constant message, and fields."""
 
 import logging
 import sys
@@ -31,6 +31,10 @@ class JsonFormatter(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         """Return `record` as a line of JSON."""
+        return msgspec.json.encode(self.fields(record), enc_hook=str).decode()
+
+    def fields(self, record: logging.LogRecord) -> dict[str, object]:
+        """Return the fields of `record`, those that every line has first."""
         fields: dict[str, object] = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
             "level": record.levelname.lower(),
@@ -41,12 +45,31 @@ class JsonFormatter(logging.Formatter):
         fields |= {k: v for k, v in record.__dict__.items() if k not in _STANDARD}
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+        return fields
 
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
         """Return the exception's type and origin; its message may quote a caller's text."""
         return _describe(ei[1]) if ei[1] is not None else ""
+
+
+class TextFormatter(JsonFormatter):
+    """Formats a record as text: time, level, process, message, and other fields as `name=value`."""
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        """Return `record` as a line of text; values are JSON, so that each stays in its line."""
+        fields = self.fields(record)
+        head = [str(fields.pop(name)) for name in ("time", "level", "process") if name in fields]
+        message = str(fields.pop("message")).replace("\n", " ")
+        rest = [f"{name}={_text(value)}" for name, value in fields.items()]
+        return " ".join([*head, message, *rest])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, str) and value.isprintable() and value and not set(value) & set(' "='):
+        return value
+    return msgspec.json.encode(value, enc_hook=str).decode()
 
 
 def _describe(error: BaseException) -> str:
@@ -74,13 +97,13 @@ class LineHandler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-def configure_logging(level: str, *, process: str) -> None:
+def configure_logging(level: str, *, process: str, is_text: bool = False) -> None:
     """Send every logger's records of `level` and above to standard output, as those of `process`.
 
     Uncaught exceptions are logged, too.
     """
     handler = LineHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter(process))
+    handler.setFormatter((TextFormatter if is_text else JsonFormatter)(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("httpx", "uvicorn.error"):  # a line for each probe, and for each start
         logging.getLogger(chatty).setLevel(logging.WARNING)

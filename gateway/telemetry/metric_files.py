@@ -5,7 +5,8 @@ writes to these. Here every block is reserved first; while the disk is full, val
 memory of the process.
 
 A process locks its files as long as it lives. When another process starts, the values of dead
-processes are added to the files of process 0, and their files are deleted.
+processes are added to the files of process 0, and their files are deleted. Series that the present
+version does not declare, as former ones did, are dropped then.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -33,6 +34,8 @@ _DEAD: Final = "0"
 _RETRY: Final = 1.0
 
 Allocate = Callable[[int, int, int], None]
+IsKept = Callable[[str], bool]
+"""Tells whether the value of a key is still of use."""
 
 
 class MetricFile:
@@ -66,7 +69,8 @@ class MetricFile:
 
     def read(self, key: str) -> float:
         """Return a value; a new one is 0."""
-        value, _ = _VALUE.unpack_from(self._buffer, self._position(key))
+        position = self._position(key)  # before the buffer, which it may replace
+        value, _ = _VALUE.unpack_from(self._buffer, position)
         return float(value)
 
     def write(self, key: str, value: float, timestamp: float = 0.0) -> None:
@@ -200,28 +204,49 @@ class FileValue:
         """Return `None`."""
 
 
-def keep_metrics_in_files(folder: Path) -> None:
+def _keep_all(_: str) -> bool:
+    return True
+
+
+def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
     """Store every metric created from now on in files in `folder`.
 
     Call once per process, before the first metric is created; the process must not fork.
     """
-    add_up_dead(folder)
+    add_up_dead(folder, is_kept=is_kept)
     values.ValueClass = partial(FileValue, MetricFiles(folder))
 
 
-def add_up_dead(folder: Path) -> None:
-    """Add the values of dead processes to the files of process 0, and delete their files."""
+def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
+    """Add the values of dead processes to the files of process 0, and delete their files.
+
+    Of all these only the values that `is_kept` wants remain.
+    """
     with files_held(folder, exclusive=True):
+        for total in folder.glob(f"*_{_DEAD}.db"):
+            with contextlib.suppress(OSError):  # the disk is full: a later start retries
+                _drop(total, is_kept)
         for path in sorted(folder.glob("*_*.db")):
             kind, _, process = path.stem.rpartition("_")
             if process == _DEAD or not _is_orphaned(path):
                 continue
             try:
                 if not kind.startswith("gauge"):
-                    _add(path, folder / f"{kind}_{_DEAD}.db")
+                    _add(path, folder / f"{kind}_{_DEAD}.db", is_kept)
             except OSError:  # the disk is full: a later start retries
                 continue
             path.unlink(missing_ok=True)
+
+
+def counted_since(folder: Path) -> int | None:
+    """Return when the totals in `folder` began (ns since 1970): they outlive processes.
+
+    A supervisor that starts deletes them, and the lock.
+    """
+    try:
+        return (folder / _LOCK_NAME).stat().st_mtime_ns  # nobody writes to it
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager
@@ -239,10 +264,22 @@ def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(file)
 
 
-def _add(path: Path, total: Path) -> None:
+def _add(path: Path, total: Path, is_kept: IsKept) -> None:
     sums = _read(total)
     for key, value in _read(path).items():
-        sums[key] = sums.get(key, 0.0) + value
+        if is_kept(key):
+            sums[key] = sums.get(key, 0.0) + value
+    _write(total, sums)
+
+
+def _drop(total: Path, is_kept: IsKept) -> None:
+    sums = _read(total)
+    kept = {key: value for key, value in sums.items() if is_kept(key)}
+    if len(kept) < len(sums):
+        _write(total, kept)
+
+
+def _write(total: Path, sums: Mapping[str, float]) -> None:
     entries = b"".join(_entry(key, value) for key, value in sums.items())
     used = _HEADER_BYTES + len(entries)
     temporary = total.with_suffix(".new")

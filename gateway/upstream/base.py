@@ -1,6 +1,6 @@
 """Declares the client of backends, the transport it sends with, and the errors of both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
@@ -9,7 +9,8 @@ from backends.plans import PlanTrial, ServingPlans
 from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
 
-Receive = Callable[[Done | Failed], None]
+Receive = Callable[[Sequence[Done | Failed]], None]
+"""Takes outcomes that arrived together."""
 OnEnd = Callable[[Report | BaseException], None]
 """Takes the report that ended a call, or the error; `CallFailed` is a backend's."""
 _PORTS = {"http": 80, "https": 443}
@@ -79,7 +80,7 @@ class BackendClient(Protocol):
     ) -> StartedCall:
         """Begin a call, without a task of the caller's.
 
-        Passes every outcome to `receive` the moment it arrives, and the end to `on_end`, once and
+        Passes outcomes to `receive` the moment they arrive, and the end to `on_end`, once and
         never before this returned. What `receive` raises ends the call; `on_end` must not raise.
         The connection is given up at `deadline` (of the loop's clock), or `idle_timeout` seconds
         after the last byte. Where others share it, that is at the latest of theirs: who will not
@@ -180,6 +181,33 @@ class TransportResponse(Protocol):
         ...
 
 
+class SentRequest(Protocol):
+    """A request that was sent over a kept connection, and what has arrived of its response."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status; 0 until it has arrived."""
+        ...
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it is known that nothing is left of the body."""
+        ...
+
+    @property
+    def error(self) -> TransportError | None:
+        """Why no more will arrive, where the connection was lost."""
+        ...
+
+    def take(self) -> bytes:
+        """Return what has arrived of the body since the last time."""
+        ...
+
+    def close(self) -> None:
+        """Read no more, and give the connection back; nothing is called any more."""
+        ...
+
+
 class Transport(Protocol):
     """Sends HTTP/1.1 requests. Belongs to one event loop; whoever calls bounds calls and bodies."""
 
@@ -193,6 +221,15 @@ class Transport(Protocol):
 
         Raises:
             TransportError: no response came.
+        """
+        ...
+
+    def send_nowait(
+        self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
+    ) -> SentRequest | None:
+        """Send a request if that needs no waiting, and call `on_change` when something arrives.
+
+        `None`: there is no kept connection that is free, or the body is large.
         """
         ...
 

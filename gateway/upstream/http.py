@@ -1,13 +1,15 @@
 """Sends calls to backends over HTTP, several requests' items in one, and decodes the responses."""
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Literal, Self, TypeVar
 
 import msgspec
 
-from backends.plans import PlanTrial, ServingPlans
+from backends.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
 from backends.protocol import (
     CALL_PATH,
     CHECK_PATH,
@@ -18,11 +20,11 @@ from backends.protocol import (
     UNREADABLE,
     Call,
     PlanVerdict,
-    Refusal,
     ServingState,
 )
 from gateway.config.document import RoutingConfig
 from gateway.errors import Overloaded
+from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
@@ -36,8 +38,15 @@ from gateway.upstream.base import (
     TransportResponse,
     locate,
 )
+from gateway.upstream.exchange import (
+    MAX_REFUSAL_BYTES,
+    CallExchange,
+    check_size,
+    explain_failure,
+    refused,
+)
 from gateway.upstream.shared_call import CallKind, CallPart, SharedCall, kind_of
-from gateway.upstream.tls import LOOK_INTERVAL, ClientTls, follow_files
+from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
 
 T = TypeVar("T")
@@ -45,13 +54,48 @@ T = TypeVar("T")
 # Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
 # bytes. An idle backend gets the first item at once.
 GATHERING_DELAY = 0.002
-MAX_REFUSAL_BYTES = 64 * 1024
 MAX_STATE_BYTES = 4 * 1024 * 1024
 
 _call_encoder = msgspec.msgpack.Encoder()
-_refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 _state_decoder = msgspec.msgpack.Decoder(ServingState)
 _verdict_decoder = msgspec.msgpack.Decoder(PlanVerdict)
+
+
+class _Slots:
+    """Bounds concurrent calls. A slot that is free is taken at once, others in turn."""
+
+    def __init__(self, limit: int) -> None:
+        self._free = limit
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    def take(self) -> bool:
+        """Take a slot if one is free; `release` gives it back."""
+        if not self._free:
+            return False
+        self._free -= 1
+        return True
+
+    async def wait(self) -> None:
+        """Take a slot once one is free."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # a slot came at the same moment
+                self.release()
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            raise
+
+    def release(self) -> None:
+        """Give a slot to who waits for the longest time, or free it."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+        self._free += 1
 
 
 class _Channel:
@@ -68,7 +112,8 @@ class _Channel:
         self.state_head = b"GET %b%b%b" % (path, STATE_PATH.encode(), common)
         self.reload_head = b"POST %b%b%b" % (path, RELOAD_PATH.encode(), common)
         self.check_head = b"POST %b%b%b" % (path, CHECK_PATH.encode(), common)
-        self.slots = asyncio.Semaphore(limit)
+        self.assignment_head = b"POST %b%b%b" % (path, ASSIGNMENT_PATH.encode(), common)
+        self.slots = _Slots(limit)
         self.joinable: dict[CallKind, SharedCall] = {}
         self.in_flight = 0
 
@@ -92,6 +137,7 @@ class HttpBackendClient:
         self._look_interval = look_interval
         self._tcp_keepalive = tcp_keepalive
         self._tasks = TaskScope()
+        self._exchanges: set[CallExchange] = set()
         self._channels: dict[BackendId, _Channel] = {}
         self._routing = RoutingConfig()
         self._transports: dict[str, Transport] = {}
@@ -106,6 +152,8 @@ class HttpBackendClient:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._tasks.__aexit__(None, None, None)
+        for exchange in tuple(self._exchanges):
+            exchange.cancel()
         for transport in self._transports.values():
             await transport.aclose()
 
@@ -153,6 +201,14 @@ class HttpBackendClient:
         fetching = self._fetch(channel, time_limit, channel.reload_head, body, _state_decoder)
         return await self._tasks.run(fetching)
 
+    async def assign(
+        self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
+    ) -> ServingState:
+        """Have a backend serve other models; see `AssignmentClient`."""
+        channel, body = self._channel(endpoint), _call_encoder.encode(assignment)
+        head = channel.assignment_head
+        return await self._tasks.run(self._fetch(channel, time_limit, head, body, _state_decoder))
+
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
     ) -> PlanVerdict:
@@ -185,9 +241,36 @@ class HttpBackendClient:
         self._start(channel, shared)
 
     def _start(self, channel: _Channel, shared: SharedCall) -> None:
-        if shared.has_waiting_callers:
+        if shared.has_waiting_callers and not self._start_exchange(channel, shared):
             task = self._tasks.create_task(self._run_call(channel, shared))
             shared.on_abandoned(task.cancel)
+
+    def _start_exchange(self, channel: _Channel, shared: SharedCall) -> bool:
+        """Send the call over a kept connection; `False` where none, or no slot, is free."""
+        if not channel.slots.take():
+            return False
+        exchange = CallExchange(shared, partial(self._exchange_ended, channel))
+        try:
+            body = _call_encoder.encode(shared.call_at(asyncio.get_running_loop().time()))
+            sent = self._transport.send_nowait(
+                channel.origin, channel.call_head, body, exchange.note_change
+            )
+        except BaseException as error:  # whatever it is, no caller may go on waiting
+            channel.slots.release()
+            shared.fail(error)
+            raise
+        if sent is None:
+            channel.slots.release()
+            return False
+        channel.in_flight += 1
+        self._exchanges.add(exchange)
+        exchange.follow(sent)
+        return True
+
+    def _exchange_ended(self, channel: _Channel, exchange: CallExchange) -> None:
+        channel.slots.release()
+        channel.in_flight -= 1
+        self._exchanges.discard(exchange)
 
     async def _run_call(self, channel: _Channel, shared: SharedCall) -> None:
         channel.in_flight += 1
@@ -206,27 +289,28 @@ class HttpBackendClient:
     async def _stream_reply(self, channel: _Channel, shared: SharedCall) -> None:
         """Send the call, and deliver the frames of its answer until it ends."""
         response: TransportResponse | None = None
-        is_sent = False
+        has_slot = False
         try:
             async with asyncio.timeout_at(shared.silent_at()) as scope:
-                is_full = channel.slots.locked()
-                async with channel.slots:
-                    if is_full:
-                        # From here anew: waiting for a free slot is not silence of the backend.
-                        scope.reschedule(shared.silent_at())
-                    is_sent = True
-                    body = _call_encoder.encode(shared.call_at(asyncio.get_running_loop().time()))
-                    response = await self._send(channel, channel.call_head, body)
-                    await _deliver(response, shared, scope)
+                if not channel.slots.take():
+                    await channel.slots.wait()
+                    # From here anew: waiting for a free slot is not silence of the backend.
+                    scope.reschedule(shared.silent_at())
+                has_slot = True
+                body = _call_encoder.encode(shared.call_at(asyncio.get_running_loop().time()))
+                response = await self._send(channel, channel.call_head, body)
+                await _deliver(response, shared, scope)
         except TimeoutError as error:
-            if not is_sent:
+            if not has_slot:
                 detail = "the backend has the maximum number of calls in flight"
                 refused = CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
                 raise refused from error
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
-            raise _connection_failure(error, response) from error
+            raise explain_failure(error, has_begun=response is not None) from error
         finally:
+            if has_slot:
+                channel.slots.release()
             if response is not None:
                 response.close()
 
@@ -244,12 +328,12 @@ class HttpBackendClient:
                 response = await self._send(channel, head, content)
                 body = await _body(response, MAX_STATE_BYTES)
             if response.status != HTTPStatus.OK:
-                raise _refusal(response.status, body)
+                raise refused(response.status, body)
             return decoder.decode(body)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
-            raise _connection_failure(error, response) from error
+            raise explain_failure(error, has_begun=response is not None) from error
         except UNREADABLE as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
         finally:
@@ -288,16 +372,10 @@ def _address(endpoint: Endpoint) -> tuple[str, str]:
     return endpoint.url, endpoint.server_name
 
 
-def _connection_failure(error: TransportError, response: TransportResponse | None) -> CallFailed:
-    if response is None:
-        return CallFailed(Cause.UNREACHABLE, f"the backend cannot be reached ({error})")
-    return CallFailed(Cause.CUT, f"the backend closed the connection in its answer ({error})")
-
-
 async def _deliver(response: TransportResponse, shared: SharedCall, scope: asyncio.Timeout) -> None:
     """Deliver the frames of a response as they arrive."""
     if response.status != HTTPStatus.OK:
-        raise _refusal(response.status, await _body(response, MAX_REFUSAL_BYTES))
+        raise refused(response.status, await _body(response, MAX_REFUSAL_BYTES))
     while chunk := await response.read():
         shared.feed(chunk)
         if response.is_read:
@@ -309,22 +387,5 @@ async def _body(response: TransportResponse, limit: int) -> bytes:
     body = bytearray()
     while chunk := await response.read():
         body += chunk
-        if len(body) > limit:
-            raise CallFailed(Cause.CUT, f"the backend's answer is over {limit} bytes")
+        check_size(len(body), limit)
     return bytes(body)
-
-
-def _refusal(status: int, body: bytes) -> CallFailed:
-    try:
-        refusal = _refusal_decoder.decode(body)
-    except UNREADABLE:
-        # Something in between answered, or no backend of ours.
-        return CallFailed(Cause.CUT, f"the backend answered with status {status}")
-    return CallFailed(
-        Cause.REFUSED,
-        refusal.detail,
-        status=status,
-        code=refusal.code,
-        retryable=refusal.retryable,
-        retry_after=refusal.retry_after,
-    )

@@ -7,7 +7,7 @@ costs several times what `transport.BackendTransport` does, and is for proxies a
 
 import contextlib
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
@@ -66,6 +66,11 @@ class HttpxTransport:
         opened = HttpxResponse(self, client, response)
         self._open.add(opened)
         return opened
+
+    def send_nowait(
+        self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
+    ) -> None:
+        """See `Transport.send_nowait`: it keeps no connections."""
 
     async def aclose(self) -> None:
         """Close every connection."""

@@ -3,6 +3,8 @@
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import httptools
 from typing_extensions import override
@@ -30,17 +32,21 @@ class HttpClientProtocol(asyncio.Protocol):
         self._is_framed = self._has_heard = False
         self._chunks: deque[bytes] = deque()
         self._buffered = 0
-        self._has_head = self._is_complete = self._is_sent = True
+        self.status = 0
+        """Of the response in progress, once its head is here."""
+        self._is_complete = self._is_sent = True
         self._keeps_alive = True
         self._is_paused = self._is_blocked = False
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self.error: TransportError | None = None
+        """Why the connection is of no use any more."""
+        self.on_change: Callable[[], object] | None = None
+        """Is called when something has arrived, and when the connection is lost."""
 
     @property
     def is_reusable(self) -> bool:
         """Whether another request may be sent."""
         whole = self._is_sent and self._is_complete and not self._chunks
-        return whole and self._keeps_alive and self._error is None
+        return whole and self._keeps_alive and self.error is None
 
     @property
     def is_read(self) -> bool:
@@ -49,27 +55,30 @@ class HttpClientProtocol(asyncio.Protocol):
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request, or as much of it as is taken before the response begins."""
-        self._header_bytes = 0
-        self._has_head = self._is_complete = self._is_sent = False
-        start = b"%bcontent-length: %d\r\n\r\n" % (head, len(body))
         if len(body) <= PIECE_BYTES:
-            self._transport.write(start + body)
-            self._is_sent = True
+            self.send_whole(head, body)
             return
-        self._transport.write(start)
+        self.send_whole(head, b"", length=len(body))
+        self._is_sent = False
         for at in range(0, len(body), PIECE_BYTES):
             self._transport.write(body[at : at + PIECE_BYTES])
-            while self._is_blocked and not self._has_head:
+            while self._is_blocked and not self.status:
                 await self._wait()
-            if self._has_head:  # it was refused, and nobody reads the rest
+            if self.status:  # it was refused, and nobody reads the rest
                 return
         self._is_sent = True
 
-    async def status(self) -> int:
-        """Return the status of the response."""
-        while not self._has_head:
+    def send_whole(self, head: bytes, body: bytes, *, length: int | None = None) -> None:
+        """Send a request whose body is not too large for one write; `length` is its length."""
+        self._header_bytes = self.status = 0
+        self._is_complete = False
+        length = len(body) if length is None else length
+        self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, length, body))
+
+    async def receive_head(self) -> None:
+        """Wait until the response has begun."""
+        while not self.status:
             await self._wait()
-        return self._parser.get_status_code()
 
     async def read(self) -> bytes:
         """Return what has arrived of the body, nothing at its end."""
@@ -77,6 +86,12 @@ class HttpClientProtocol(asyncio.Protocol):
             if self._is_complete:
                 return b""
             await self._wait()
+        return self.take()
+
+    def take(self) -> bytes:
+        """Return what has arrived of the body since the last time."""
+        if not self._chunks:
+            return b""
         whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
@@ -89,7 +104,7 @@ class HttpClientProtocol(asyncio.Protocol):
         """Close at once; `discard` what did not arrive yet."""
         if discard:
             discard_at_close(self._transport)
-        self._error = self._error or TransportError("the connection was given up")
+        self.error = self.error or TransportError("the connection was given up")
         self._transport.abort()
 
     @override
@@ -106,16 +121,16 @@ class HttpClientProtocol(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(TransportError(f"no HTTP came: {type(error).__name__}"))
-        self._wake()
+        self._note_change()
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
-        if exc is None and self._has_head and not self._is_framed:
+        if exc is None and self.status and not self._is_framed:
             # A body without a length ends with its connection, unless that was reset.
             self._is_complete = True
-        if self._error is None:
-            self._error = TransportError(self._why_lost(exc))
-        self._wake()
+        if self.error is None:
+            self.error = TransportError(self._why_lost(exc))
+        self._note_change()
 
     def _why_lost(self, exc: Exception | None) -> str:
         if isinstance(exc, ssl.SSLError):
@@ -131,12 +146,12 @@ class HttpClientProtocol(asyncio.Protocol):
     @override
     def resume_writing(self) -> None:
         self._is_blocked = False
-        self._wake()
+        self._note_change()
 
     def on_message_begin(self) -> None:
         """Notice a second answer to one request: what follows could be mistaken for another's."""
         if self._is_complete:
-            self._error = TransportError("bytes came that no request asked for")
+            self.error = TransportError("bytes came that no request asked for")
         self._is_framed = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -151,8 +166,9 @@ class HttpClientProtocol(asyncio.Protocol):
         """Let the response begin, unless it says that it comes later."""
         if self._is_complete:
             return
-        if self._parser.get_status_code() >= _FIRST_FINAL_STATUS:
-            self._has_head = True
+        status = self._parser.get_status_code()
+        if status >= _FIRST_FINAL_STATUS:
+            self.status = status
             self._keeps_alive = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
@@ -167,22 +183,28 @@ class HttpClientProtocol(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """End the exchange."""
-        if self._has_head:
+        if self.status:
             self._is_complete = True
 
-    def _fail(self, error: Exception) -> None:
-        self._error = self._error or error
+    def _fail(self, error: TransportError) -> None:
+        self.error = self.error or error
         self._transport.abort()
 
     async def _wait(self) -> None:
-        if self._error is not None:
-            raise self._error
-        self._waiter = self._loop.create_future()
+        if self.error is not None:
+            raise self.error
+        waiter = self._loop.create_future()
+        self.on_change = partial(_resolve, waiter)
         try:
-            await self._waiter
+            await waiter
         finally:
-            self._waiter = None
+            self.on_change = None
 
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def _note_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -1,7 +1,7 @@
 """Puts the items of several callers into one call of a backend, and hands each its outcomes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -43,6 +43,16 @@ class CallPart:
         self.is_open = True
         self._shared = shared
         self._on_end = on_end
+
+    def take(self, frames: Sequence[Done | Failed]) -> None:
+        """Hand outcomes to the caller, unless it waits no longer."""
+        if not self.is_open:
+            return
+        self.missing -= len(frames)
+        try:
+            self.receive(frames)
+        except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
+            self.end(error)
 
     def cancel(self) -> None:
         """End without telling the caller."""
@@ -138,14 +148,19 @@ class SharedCall:
         Raises:
             CallFailed: it cannot be decoded.
         """
+        outcomes: list[Done | Failed] = []
         try:
             for frame in self._frames.feed(chunk):
                 if isinstance(frame, Report):
+                    self._deliver(outcomes)
+                    outcomes = []
                     self._report(frame)
                 else:
-                    self._deliver(frame)
+                    outcomes.append(frame)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
+        finally:
+            self._deliver(outcomes)
 
     def _report(self, report: Report) -> None:
         """End the parts that are answered by now: they need not wait for the others."""
@@ -154,20 +169,25 @@ class SharedCall:
             if part.missing <= 0:
                 part.end(report)
 
-    def _deliver(self, frame: Done | Failed) -> None:
-        """Hand an outcome to the caller whose item it is of."""
-        self._final_report = None
-        if not 0 <= frame.index < len(self._owners):
+    def _deliver(self, frames: Sequence[Done | Failed]) -> None:
+        """Hand outcomes to the callers whose items they are of."""
+        if not frames:
             return
-        part = self._owners[frame.index]
-        if part.is_open:
-            part.missing -= 1
+        self._final_report = None
+        owners, count = self._owners, len(self._owners)
+        known = [frame for frame in frames if 0 <= frame.index < count]
+        if known and len(self._parts) == 1:
+            self._parts[0].take(known)
+            return
+        shares: dict[CallPart, list[Done | Failed]] = {}
+        for frame in known:
+            part = owners[frame.index]
+            own = frame
             if part.start:
-                frame = msgspec.structs.replace(frame, index=frame.index - part.start)
-            try:
-                part.receive(frame)
-            except Exception as error:  # noqa: BLE001 - one caller's fault must not cost another its answer
-                part.end(error)
+                own = msgspec.structs.replace(frame, index=frame.index - part.start)
+            shares.setdefault(part, []).append(own)
+        for part, share in shares.items():
+            part.take(share)
 
     def end(self) -> None:
         """End every part: with the report where it came last, else as cut."""

@@ -1,16 +1,12 @@
 """Makes the TLS context for calls to backends, renews it, and explains failed handshakes."""
 
-import asyncio
-import logging
 import ssl
 from pathlib import Path
 
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
+from gateway.sockets.certificate_files import Signature, load_certificate, signature_of
 
-_log = logging.getLogger(__name__)
-# Seconds between two checks of the files.
-LOOK_INTERVAL = 5.0
 # OpenSSL's reasons for an answer that is no handshake.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 _ALERT = "ALERT_"
@@ -33,7 +29,7 @@ class ClientTls:
         self._ca, self._certificate, self._key = ca, certificate, key
         self._files = tuple(path for path in (ca, certificate, key) if path is not None)
         self._context: ssl.SSLContext | None = None
-        self._signature: tuple[tuple[int, int, int], ...] = ()
+        self._signature: Signature = ()
 
     @property
     def has_files(self) -> bool:
@@ -61,10 +57,10 @@ class ClientTls:
         self._take(signature)
         return True
 
-    def _signature_now(self) -> tuple[tuple[int, int, int], ...]:
-        return tuple(map(_signature, self._files))
+    def _signature_now(self) -> Signature:
+        return signature_of(self._files)
 
-    def _take(self, signature: tuple[tuple[int, int, int], ...]) -> ssl.SSLContext:
+    def _take(self, signature: Signature) -> ssl.SSLContext:
         self._context, self._signature = self._read(), signature
         return self._context
 
@@ -78,44 +74,8 @@ class ClientTls:
         except OSError as error:  # an `SSLError` is one
             raise ConfigurationError("it holds no certificates in PEM", file=str(ca)) from error
         if certificate is not None:
-            _show(context, certificate, key)
+            load_certificate(context, certificate, key)
         return context
-
-
-def _show(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    """Have `context` show a certificate to whoever asks for one."""
-    try:
-        # An empty password, else OpenSSL would prompt for one at the terminal.
-        context.load_cert_chain(certificate, key, password=lambda: "")
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            detail = f"it does not belong to the key in `{key or certificate}`"
-        else:
-            detail = "it holds no certificate in PEM, or its key is missing or has a password"
-        raise ConfigurationError(detail, file=str(certificate)) from error
-    except OSError as error:  # it went since it was looked at, or is not for us to read
-        named = str(certificate if key is None else f"{certificate}` or `{key}")
-        detail = f"the file cannot be read: {error.strerror}"
-        raise ConfigurationError(detail, file=named) from error
-
-
-async def follow_files(tls: ClientTls, interval: float) -> None:
-    """Have `tls` read files that changed, every `interval` seconds, until cancelled."""
-    trouble = ""
-    while True:
-        await asyncio.sleep(interval)
-        try:
-            is_new = await asyncio.to_thread(tls.renew)
-        except ConfigurationError as error:
-            # Half of a rotation looks like this: the next look finds the other half.
-            reason = f"{error.file}: {error.detail}"
-            if reason != trouble:
-                _log.warning("the certificates stay as they were", extra={"reason": reason})
-            trouble = reason
-        else:
-            trouble = ""
-            if is_new:
-                _log.info("the certificates were read again")
 
 
 def client_tls(settings: Settings) -> ClientTls:
@@ -137,13 +97,3 @@ def explain(error: ssl.SSLError) -> str:
     _, alert, said = reason.partition(_ALERT)
     words = (said or reason).lower().replace("_", " ")
     return f"it ended the handshake: {words}" if alert else f"the handshake failed: {words}"
-
-
-def _signature(path: Path) -> tuple[int, int, int]:
-    """Return what is another after the file was replaced."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        detail = f"the file cannot be read: {error.strerror}"
-        raise ConfigurationError(detail, file=str(path)) from error
-    return found.st_mtime_ns, found.st_ino, found.st_size

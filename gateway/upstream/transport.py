@@ -6,16 +6,18 @@ and response objects, which cost more than the call.
 
 import asyncio
 import ssl
+from collections.abc import Callable
 
 from gateway.errors import ConfigurationError
 from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.upstream.base import Origin, TransportError
-from gateway.upstream.protocol import HttpClientProtocol
+from gateway.upstream.protocol import PIECE_BYTES, HttpClientProtocol
 from gateway.upstream.tls import ClientTls, explain
 
-# Idle connections are closed before a backend does it: a call sent into a closing one is lost.
-KEEPALIVE_EXPIRY = 4.0
+# Idle connections are closed before a backend does it: a call sent into a closing one is lost. They
+# outlive the pause between two probes of a backend of thousands, which keep one connection each.
+KEEPALIVE_EXPIRY = 15.0
 
 
 class BackendTransport:
@@ -47,12 +49,30 @@ class BackendTransport:
         self._busy.add(connection)
         try:
             await connection.send(head, body)
-            status = await connection.status()
+            await connection.receive_head()
         except BaseException:
             # Also when cancelled: half an exchange is on the connection.
-            self._drop(connection)
+            self.drop(connection)
             raise
-        return Response(self, origin, connection, status)
+        return Response(self, origin, connection)
+
+    def send_nowait(
+        self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
+    ) -> "Response | None":
+        """See `Transport.send_nowait`."""
+        if len(body) > PIECE_BYTES:
+            return None
+        connection = self._reusable(origin)
+        if connection is None:
+            return None
+        self._busy.add(connection)
+        connection.on_change = on_change
+        try:
+            connection.send_whole(head, body)
+        except BaseException:  # half an exchange may be on the connection
+            self.drop(connection)
+            raise
+        return Response(self, origin, connection)
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -113,7 +133,8 @@ class BackendTransport:
         context = connection.context
         return connection.is_reusable and (context is None or context is self._tls.context)
 
-    def _drop(self, connection: HttpClientProtocol) -> None:
+    def drop(self, connection: HttpClientProtocol) -> None:
+        """Close a connection on which half an exchange is."""
         self._busy.discard(connection)
         connection.abort(discard=True)
 
@@ -129,25 +150,34 @@ class BackendTransport:
 
 
 class Response:
-    """Implements `TransportResponse` over a connection of the pool."""
+    """Implements `TransportResponse` and `SentRequest` over a connection of the pool."""
 
     def __init__(
-        self,
-        transport: BackendTransport,
-        origin: Origin,
-        connection: HttpClientProtocol,
-        status: int,
+        self, transport: BackendTransport, origin: Origin, connection: HttpClientProtocol
     ) -> None:
-        self.status = status
         self._transport = transport
         self._origin = origin
         self._connection = connection
         self._closed = False
 
     @property
+    def status(self) -> int:
+        """See `SentRequest.status`."""
+        return self._connection.status
+
+    @property
     def is_read(self) -> bool:
         """See `TransportResponse.is_read`."""
         return self._connection.is_read
+
+    @property
+    def error(self) -> TransportError | None:
+        """See `SentRequest.error`."""
+        return self._connection.error
+
+    def take(self) -> bytes:
+        """See `SentRequest.take`."""
+        return self._connection.take()
 
     async def read(self) -> bytes:
         """See `TransportResponse.read`."""
@@ -155,6 +185,12 @@ class Response:
 
     def close(self) -> None:
         """Read no more."""
-        if not self._closed:
-            self._closed = True
-            self._transport.finished(self._origin, self._connection)
+        if self._closed:
+            return
+        self._closed = True
+        connection = self._connection
+        connection.on_change = None
+        if connection.status:
+            self._transport.finished(self._origin, connection)
+        else:
+            self._transport.drop(connection)

@@ -20,6 +20,7 @@ from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.budget_monitor import BudgetMonitor
 from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.ledger_writer import LedgerWriter, WriteResult
 from gateway.workers.stream import BILLING
@@ -150,6 +151,8 @@ async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
                 report=partial(metrics.statistics, "rollup"),
             )
             group.create_task(rollup.run(stop))
+            watch = BudgetMonitor(ledger.budgets, report=partial(metrics.statistics, "budgets"))
+            group.create_task(watch.run(stop))
 
 
 async def _run_and_close(billing: Billing, redis: Redis, stop: asyncio.Event) -> None:

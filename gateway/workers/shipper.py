@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
@@ -27,7 +28,7 @@ from gateway.workers.stream import AppendOutcome, EventStream
 LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0
-_CHECK_EVERY: Final = 4
+_CHECK_EVERY: Final = 2
 """Rounds of polling between two comparisons of the stream with the logs."""
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,9 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts what was shipped since the start, and the state of stream and logs.
 
     `unconsumed` are blocks in the stream; `full` tells that no more are added. `lost` events were
-    destroyed by a crash of the machine; `dropped` blocks never reached the request log.
+    destroyed by a crash of the machine; `dropped` blocks never reached the request log. `lagging`
+    are events that a consumer has not acknowledged, by the average of a block; `lag` is how long
+    the oldest part of a log waits that is not in the stream, `unshipped_bytes` all such parts.
     """
 
     logs: int
@@ -52,6 +55,9 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     unconsumed: int
     full: bool
     failures: int
+    lagging: dict[str, int] = {}
+    lag: float = 0.0
+    unshipped_bytes: int = 0
 
 
 class _ShippedLog(RetainedLog):
@@ -61,13 +67,15 @@ class _ShippedLog(RetainedLog):
         super().__init__(path)
         self.shipped: int | None = None
         self.is_positioned = False
+        self.waits_since: float | None = None
+        """When events were first seen that are not in the stream."""
 
 
 class Shipper:
     """Ships every log in `directory`, also those of dead writers, in one process at a time.
 
     While Redis is down or full, or a consumer is dead, the logs wait on disk. While the ledger is
-    down or does not answer, nothing is deleted; shipping goes on. At every fourth `poll` the logs
+    down or does not answer, nothing is deleted; shipping goes on. At every second `poll` the logs
     are compared with the stream. Events that Redis lost are shipped again from the ledger's mark,
     and so are events missing in a ledger that was restored from a backup, if `retention` still has
     them.
@@ -81,7 +89,7 @@ class Shipper:
         marks: LedgerMarks,
         retention: SegmentRetention,
         block_events: int = 1000,
-        poll: float = 0.5,
+        poll: float = 1.0,
         report: Callable[[ShipperStatistics], None] = lambda _: None,
     ) -> None:
         self._directory = directory
@@ -98,6 +106,7 @@ class Shipper:
         self._check_at = 0.0
         self._counts = dict.fromkeys(("events", "blocks", "rewinds", "lost", "dropped"), 0)
         self._unconsumed = 0
+        self._lagging: dict[str, int] = {}
         self._full = False
         self._busy = False
 
@@ -117,10 +126,10 @@ class Shipper:
         clock = asyncio.get_running_loop().time
         before = self._counts["blocks"]
         try:
+            self._discover()  # first: logs that Redis is asked about in vain wait, too
             if clock() >= self._check_at:
                 await self._check()
                 self._check_at = clock() + _CHECK_EVERY * self._poll
-            self._discover()
             self._busy = any([await self._ship(log) for log in list(self._logs.values())])
         except (RedisError, OSError) as error:
             # Each log keeps its position: the next call continues there.
@@ -129,17 +138,18 @@ class Shipper:
                     "shipping is retried: events wait on disk",
                     extra={"reason": type(error).__name__},
                 )
+            self._report(self.statistics())
             return self._backoff.failed()
         if self._backoff.succeeded():
             _log.info("shipping has recovered")
         if self._full:
-            return self._poll * 5
+            return self._poll * _CHECK_EVERY
         # Logs whose position is wrong again and again count as busy; the loop must not spin.
         return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:
         """Return the counts so far."""
-        kept = self._retention.statistics()
+        kept, waiting = self._retention.statistics(), self._waiting()
         return ShipperStatistics(
             logs=len(self._logs),
             **self._counts,
@@ -150,7 +160,38 @@ class Shipper:
             unconsumed=self._unconsumed,
             full=self._full,
             failures=self._backoff.failures,
+            lagging=self._lagging,
+            unshipped_bytes=sum(waiting.values()),
+            lag=max(waiting, default=0.0),
         )
+
+    def _waiting(self) -> dict[float, int]:
+        """Return the bytes that are not in the stream, by how long those of a log have waited."""
+        now = time.monotonic()
+        found: dict[float, int] = {}
+        for log in self._logs.values():
+            left = self._unshipped_bytes(log)
+            if left == 0:
+                log.waits_since = None
+                continue
+            if log.waits_since is None:
+                log.waits_since = now
+            waited = now - log.waits_since
+            found[waited] = found.get(waited, 0) + (left or 0)
+        return found
+
+    def _unshipped_bytes(self, log: _ShippedLog) -> int | None:
+        """Return about how much of a log is not in the stream, `None` where it cannot be read."""
+        reader = log.reader
+        try:
+            if not log.is_positioned:
+                # Redis has not told what it has: nothing but what the ledger has is surely there.
+                reader.seek(max(log.mark.value, reader.deleted_up_to()))
+                if reader.read(self._block_events) is None:
+                    return 0
+            return reader.unread_bytes()
+        except OSError:
+            return None
 
     def _discover(self) -> None:
         for path in list_logs(self._directory):
@@ -192,6 +233,9 @@ class Shipper:
             log.is_positioned = False
             return True
         log.shipped = block.last
+        if not batch.more:
+            # What is there next came after this was read.
+            log.waits_since = None
         if missing:
             reader.sequence = block.last
         else:
@@ -218,6 +262,11 @@ class Shipper:
         """Trim the stream, delete committed segments, and rewind logs whose events were lost."""
         trimmed = await self._stream.trim()
         self._unconsumed = trimmed.left
+        events = self._counts["events"] / max(1, self._counts["blocks"])
+        self._lagging = {
+            name.replace("-", "_"): round(blocks * max(1.0, events))
+            for name, blocks in trimmed.lagging.items()
+        }
         self._full = False
         self._counts["dropped"] += trimmed.dropped
         logs = {log_id: log for log_id, log in self._logs.items() if log.is_positioned}
@@ -279,5 +328,6 @@ async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
                         keep=settings.events_keep,
                         keep_bytes=settings.events_keep_bytes,
                     ),
+                    poll=settings.events_interval,
                     report=partial(metrics.statistics, "shipper"),
                 ).run(stop)

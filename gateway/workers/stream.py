@@ -1,6 +1,8 @@
 """Appends blocks of events to the stream, each once, and trims the stream."""
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
@@ -32,10 +34,14 @@ class AppendOutcome(Enum):
 
 
 class TrimCounts(NamedTuple):
-    """Counts the blocks that remain, and those deleted before every group had read them."""
+    """Counts the blocks that remain, and those deleted before every group had read them.
+
+    `lagging` counts those that a group has not acknowledged.
+    """
 
     left: int
     dropped: int
+    lagging: Mapping[str, int] = MappingProxyType({})
 
 
 class EventStream:
@@ -70,33 +76,38 @@ class EventStream:
 
     async def trim(self) -> TrimCounts:
         """Delete the blocks that every group has acknowledged."""
-        done = await self._acknowledged()
+        done, lagging = await self._acknowledged()
         if BILLING not in done:
-            return TrimCounts(left=await self._redis.xlen(STREAM), dropped=0)
+            left = await self._redis.xlen(STREAM)
+            return TrimCounts(left=left, dropped=0, lagging=lagging)
         await self._delete_before(min(done.values()))
         left = await self._redis.xlen(STREAM)
         if left < self._max_blocks // 2:
-            return TrimCounts(left=left, dropped=0)
+            return TrimCounts(left=left, dropped=0, lagging=lagging)
         dropped = await self._delete_before(done[BILLING])
-        return TrimCounts(left=left - dropped, dropped=dropped)
+        return TrimCounts(left=left - dropped, dropped=dropped, lagging=lagging)
 
-    async def _acknowledged(self) -> dict[str, tuple[int, int]]:
-        """Return, per group, the id before which it has acknowledged every block."""
+    async def _acknowledged(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
+        """Return, per group, the id before which it has acknowledged every block, and its lag."""
         try:
             groups = await self._redis.xinfo_groups(STREAM)
         except ResponseError as error:
             if "no such key" in str(error):
-                return {}
+                return {}, {}
             raise
         done: dict[str, tuple[int, int]] = {}
+        lagging: dict[str, int] = {}
         for group in groups:
             # In this order: deliveries between the two replies only make the result smaller.
             delivered = _number(group["last-delivered-id"])
             pending = await self._redis.xpending(STREAM, group["name"])
             following = (delivered[0], delivered[1] + 1)
             oldest = _number(pending["min"]) if pending["pending"] else following
-            done[group["name"].decode()] = oldest
-        return done
+            name = group["name"].decode()
+            done[name] = oldest
+            # Redis cannot tell how many are to be delivered once some were deleted.
+            lagging[name] = (group.get("lag") or 0) + pending["pending"]
+        return done, lagging
 
     async def _delete_before(self, place: tuple[int, int]) -> int:
         minimum = f"{place[0]}-{place[1]}"

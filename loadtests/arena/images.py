@@ -31,6 +31,15 @@ def build(*, anew: bool) -> None:
 
     With `anew`, the bases are built again, too.
     """
+    build_bases(anew=anew)
+    for image in own_images():
+        print(f"building {image}")
+        build_own(image)
+    _COMMIT.write_text(this_machine().commit)
+
+
+def build_bases(*, anew: bool) -> None:
+    """Build the missing base images, or with `anew` all of them."""
     if anew or not _is_there(_MINIMAL):
         _import_minimal()
     for name, image in bases().items():
@@ -38,13 +47,15 @@ def build(*, anew: bool) -> None:
             print(f"building {image}")
             file = _BASES / f"{name}.Dockerfile"
             _build(file, _BASES, [f"--tag={image}", *_apt_mounts()])
+
+
+def build_own(image: str, *, sources: Path = ROOT, tag: str = "") -> None:
+    """Build an image of the project from the sources in a folder, by default with its own name."""
+    dockerfile, target = own_images(sources)[image]
+    stage = [f"--target={target}"] if target else []
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         mounts = _pip_mounts(Path(folder))
-        for image, (dockerfile, target) in own_images().items():
-            print(f"building {image}")
-            stage = [f"--target={target}"] if target else []
-            _build(ROOT / dockerfile, ROOT, [f"--tag={image}", *stage, *mounts])
-    _COMMIT.write_text(this_machine().commit)
+        _build(sources / dockerfile, sources, [f"--tag={tag or image}", *stage, *mounts])
 
 
 def built_from() -> str:
@@ -63,21 +74,25 @@ def bases() -> dict[str, str]:
     return {kind: f"docker.io/{full_name(n)}" for kind in kinds for n in sorted(named) if kind in n}
 
 
-def own_images() -> dict[str, tuple[str, str]]:
+def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
     """Return the file and the stage of each image of the project, without those for GPUs."""
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
+    services = yaml.safe_load((sources / "compose.yaml").read_text())["services"].values()
     return {
         f"localhost/{service['image']}": (
             service["build"]["dockerfile"],
             service["build"].get("target", ""),
         )
         for service in services
-        if "build" in service and "profiles" not in service
+        if "build" in service and "gpu" not in service.get("profiles", [])
     }
 
 
 def full_name(name: str) -> str:
-    """Return the name of an image with its folder: those of Docker have one of their own."""
+    """Return the name of an image with its folder, that of Docker's own included.
+
+    Without a digest: a stand-in has another.
+    """
+    name = name.partition("@")[0]
     return name if "/" in name else f"library/{name}"
 
 
@@ -116,7 +131,6 @@ def _apt_mounts() -> Iterator[str]:
 def _pip_mounts(folder: Path) -> list[str]:
     """Return the mounts that give pip in a build the package settings of this machine."""
     settings = configparser.ConfigParser()
-    home = Path.home()
     home = Path.home()
     settings.read(["/etc/pip.conf", home / ".pip/pip.conf", home / ".config/pip/pip.conf"])
     merged = folder / "pip.conf"

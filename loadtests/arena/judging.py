@@ -55,7 +55,8 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Compares the answers of a case with its ledger.
 
-    `unanswered` are requests that the ledger has and whose caller got no answer.
+    `unanswered` are requests that the ledger has and whose caller got no answer, `lost` those that
+    got none of a gateway's, `shared` answers with an id that another has, too.
     """
 
     answered: int
@@ -66,6 +67,25 @@ class LedgerComparison(msgspec.Struct, frozen=True, kw_only=True):
     unanswered: int
     items_answered: int
     items_billed: int
+    lost: int = 0
+    shared: int = 0
+
+    def findings(self) -> Iterator[str]:
+        """Yield how answers and ledger differ beyond what may be."""
+        counted = (
+            (self.missing, "answers are not in the ledger"),
+            (self.shared, "answers have the id of another"),
+            (self.twice, "requests are in the ledger twice"),
+            (self.refused_and_billed, "refused requests are billed"),
+            # Who got no answer may have been served: that is billed, as the documentation says.
+            (max(0, self.unanswered - self.lost), "billed, of which nobody asked"),
+        )
+        for count, what in counted:
+            if count:
+                yield f"{count} {what}"
+        more = 0 if self.unanswered else self.items_billed - self.items_answered
+        if not self.missing and (self.items_billed < self.items_answered or more):
+            yield f"{self.items_billed} items billed, {self.items_answered} answered"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +132,8 @@ def compare(
 ) -> LedgerComparison:
     """Compare the answers with the ledger, request by request and in items."""
     sent = list(sent)
-    answered = {each.id for each in sent if each.status == httpx.codes.OK}
+    ids = [each.id for each in sent if each.status == httpx.codes.OK]
+    answered = set(ids)
     refused = {each.id for each in sent if each.status != httpx.codes.OK and each.id}
     paid = {id_ for id_, each in ledger.items() if each.status == httpx.codes.OK}
     return LedgerComparison(
@@ -124,6 +145,8 @@ def compare(
         unanswered=len(paid - answered - refused),
         items_answered=sum(each.items for each in sent if each.status == httpx.codes.OK),
         items_billed=items_billed,
+        lost=sum(not each.id for each in sent),
+        shared=len(ids) - len(answered),
     )
 
 
@@ -155,8 +178,6 @@ class CaseObservations(msgspec.Struct, frozen=True, kw_only=True):
     unhealthy: list[str]
     memory: dict[str, float]
     bounds: dict[str, float]
-    lost: int
-    """Requests that got no answer of a gateway's."""
 
 
 def findings(
@@ -166,17 +187,11 @@ def findings(
     counted = (
         (verdict.wrong, "wrong answers"),
         (verdict.outside, "errors outside the window"),
-        (books.missing, "answers are not in the ledger"),
-        (books.twice, "requests are in the ledger twice"),
-        (books.refused_and_billed, "refused requests are billed"),
-        # Who got no answer may have been served: that is billed, as the documentation says.
-        (max(0, books.unanswered - observations.lost), "billed, of which nobody asked"),
     )
     for count, what in counted:
         if count:
             yield f"{count} {what}"
-    if not books.unanswered and not books.missing and books.items_billed != books.items_answered:
-        yield f"{books.items_billed} items billed, {books.items_answered} answered"
+    yield from books.findings()
     if observations.unhealthy:
         yield f"not well {SETTLED:g} s after the end: {', '.join(observations.unhealthy)}"
     unseen = observations.bounds.keys() - observations.memory.keys()

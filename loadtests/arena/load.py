@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import random
 from collections import deque
-from typing import Self
+from typing import NamedTuple, Self
 
 import httpx
 import msgspec
@@ -33,6 +33,12 @@ class RequestOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What the problem says."""
 
 
+class _Connection(NamedTuple):
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    port: int
+
+
 class LoadGenerator:
     """Sends `rate` requests a second while entered, until `finish`; `sent` holds the outcomes.
 
@@ -57,7 +63,7 @@ class LoadGenerator:
         self._count = count
         self._questions = questions(seed)
         self._chooser = random.Random(seed)
-        self._idle: deque[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = deque()
+        self._idle: deque[_Connection] = deque()
         self._places = asyncio.Semaphore(_CONNECTIONS)
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: asyncio.Task[None] | None = None
@@ -76,8 +82,12 @@ class LoadGenerator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for _, writer in self._idle:
-            writer.close()
+        for connection in self._idle:
+            connection.writer.close()
+
+    def move(self, port: int) -> None:
+        """Send what comes next to another port, over connections of its own."""
+        self._port = port
 
     async def finish(self) -> None:
         """Send the rest of `count`, and wait until every request has ended."""
@@ -120,7 +130,8 @@ class LoadGenerator:
         )
 
     async def _exchange(self, question: Question) -> tuple[int, bytes, bytes]:
-        reader, writer = await self._connection()
+        connection = await self._connection()
+        reader, writer, _ = connection
         try:
             content = question.body
             lines = [
@@ -141,16 +152,18 @@ class LoadGenerator:
         if _field(head, b"connection:") == "close":
             writer.close()
         else:
-            self._idle.append((reader, writer))
+            self._idle.append(connection)
         return int(head[9:12]), head, body
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connection(self) -> _Connection:
         while self._idle:
-            reader, writer = self._idle.popleft()
-            if not reader.at_eof() and not writer.is_closing():
-                return reader, writer
+            connection = self._idle.popleft()
+            reader, writer, port = connection
+            if port == self._port and not reader.at_eof() and not writer.is_closing():
+                return connection
             writer.close()
-        return await asyncio.open_connection("127.0.0.1", self._port)
+        port = self._port
+        return _Connection(*await asyncio.open_connection("127.0.0.1", port), port)
 
 
 def _field(head: bytes, name: bytes) -> str:

@@ -19,6 +19,7 @@ BOUNDS: dict[str, float] = {
     "billing": 256,
     "request-log": 256,
     "redis": 640,
+    "sentinel": 128,
     "database": 384,
     "load-balancer": 128,
 }

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import httpx
 
@@ -113,13 +114,12 @@ async def _run(
             after = await asyncio.to_thread(_requests, arena)
             await load.finish()
     idle = [name for name, count in after.items() if count <= before.get(name, 0.0)]
-    books, settled = await asyncio.to_thread(_compare_with_ledger, arena, load.sent, started)
+    books, settled = await asyncio.to_thread(compare_with_ledger, arena, load.sent, started)
     verdict = judging.judge(load.sent, case.window, begun=begun, ended=ended)
     around = judging.CaseObservations(
         unhealthy=unhealthy,
         memory=dict(watch.largest),
         bounds=BOUNDS,
-        lost=sum(not each.id for each in load.sent),
     )
     found = judging.findings(verdict, books, around)
     return Result(
@@ -166,8 +166,12 @@ async def _inject(fault: Fault) -> list[str]:
     return problems
 
 
-def _compare_with_ledger(
-    arena: Arena, sent: list[RequestOutcome], started: float
+class _AsksLedger(Protocol):
+    def ask_ledger(self, query: str) -> list[list[str]]: ...
+
+
+def compare_with_ledger(
+    arena: _AsksLedger, sent: list[RequestOutcome], started: float
 ) -> tuple[LedgerComparison, float]:
     """Compare answers with the ledger once it has them all, or after a minute."""
 
@@ -178,7 +182,7 @@ def _compare_with_ledger(
     return judging.wait_for_ledger(look, within=_LEDGER)
 
 
-def _ledger(arena: Arena, started: float) -> tuple[dict[str, LedgerEntry], int]:
+def _ledger(arena: _AsksLedger, started: float) -> tuple[dict[str, LedgerEntry], int]:
     """Return the ledger's requests since `started`, and the items answered."""
     since = int(started * 1e9)
     query = f"SELECT id, requests, status, items, failed FROM usage_events WHERE time >= {since}"  # noqa: S608

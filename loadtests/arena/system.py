@@ -26,9 +26,8 @@ class ArenaError(Exception):
 class Arena:
     """Holds all containers of the topology."""
 
-    def __init__(self) -> None:
-        self.services: dict[str, Service] = topology.services()
-        self._admin_key = topology.secrets_of_the_arena()["SLUICEGATE_ADMIN_KEY"]
+    def __init__(self, services: dict[str, Service] | None = None) -> None:
+        self.services = services or topology.services()
 
     def start(self) -> None:
         """Start stopped containers, each as soon as its dependencies are healthy."""
@@ -86,7 +85,8 @@ class Arena:
     def admin(self, gateway: str = "gateway-1") -> Iterator[httpx.Client]:
         """Return a client of a gateway's admin listener."""
         address = inspect(PREFIX + gateway).address[PREFIX + "edge"]
-        headers = {"authorization": f"Bearer {self._admin_key}"}
+        key = topology.secrets_of_the_arena()["SLUICEGATE_ADMIN_KEY"]
+        headers = {"authorization": f"Bearer {key}"}
         with httpx.Client(
             base_url=f"http://{address}:8081", headers=headers, timeout=30.0
         ) as client:

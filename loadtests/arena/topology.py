@@ -2,7 +2,7 @@
 
 The file is used as it stands: images, commands, environments, networks, users, read-only roots,
 dropped capabilities, restarts. Differences: volumes are small file systems of their own, so that a
-disk can be filled; no spans are sent, and Prometheus and the collector are left out.
+disk can be filled; the arena leaves the profile `observability` out, and sends no spans.
 """
 
 import re
@@ -20,9 +20,13 @@ from loadtests.arena.podman import HOME, ContainerState, inspect, run
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080
-_LEFT_OUT = frozenset({"otel-collector", "jaeger", "prometheus"})
+ON_CPUS = frozenset({"cpu"})
+OBSERVED = ON_CPUS | {"observability"}
+"""Profiles of compose.yaml."""
 _VOLUME_MIB = {"database": 384}
 _SMALL_VOLUME_MIB = 96
+_NAMES = Path("/run/containers/networks/aardvark-dns")
+"""Where podman's name server finds the names of each network."""
 _MEMORY = "3g"
 """What a container that runs away may take of this machine; the arena's bounds are lower."""
 
@@ -35,7 +39,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     entrypoint: tuple[str, ...]
     environment: dict[str, str]
-    networks: tuple[str, ...]
+    networks: dict[str, str]
+    """The address in each network, empty where the engine chooses."""
     volumes: tuple[str, ...]
     tmpfs: tuple[str, ...]
     needs: tuple[str, ...]
@@ -51,30 +56,38 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def disk(self) -> Path | None:
-        """The folder of this machine that is its volume, or none."""
+        """The folder of this machine that is its own volume, or none."""
+        return next(iter(self.disks), None)
+
+    @property
+    def disks(self) -> list[Path]:
+        """The folders of this machine that are its volumes, its own first."""
         named = [volume for volume in self.volumes if not volume.startswith(".")]
-        return volume_folder(named[0].partition(":")[0]) if named else None
+        return [volume_folder(volume.partition(":")[0]) for volume in named]
 
 
-def services(values: Mapping[str, str] | None = None) -> dict[str, Service]:
-    """Return the services in an order that respects their dependencies.
+def services(
+    values: Mapping[str, str] | None = None, *, profiles: frozenset[str] = ON_CPUS
+) -> dict[str, Service]:
+    """Return the services of the profiles in an order that respects their dependencies.
 
     `values` stand for the variables of `deploy/env.example`; by default those of the arena.
     """
     values = secrets_of_the_arena() if values is None else values
     found = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    quiet = {} if profiles >= OBSERVED else {"OTEL_SDK_DISABLED": "true"}
     chosen = {
-        name: _service(name, each, values)
+        name: _service(name, each, values, quiet if "build" in each else {})
         for name, each in found.items()
-        if name not in _LEFT_OUT and "profiles" not in each
+        if "profiles" not in each or profiles & set(each["profiles"])
     }
     return {name: chosen[name] for name in _ordered(chosen)}
 
 
-def networks() -> dict[str, bool]:
-    """Return the networks of compose.yaml, and whether each is internal."""
+def networks() -> dict[str, list[str]]:
+    """Return the networks of compose.yaml, and the options that make each."""
     found = yaml.safe_load((ROOT / "compose.yaml").read_text())["networks"]
-    return {name: bool((each or {}).get("internal")) for name, each in found.items()}
+    return {name: [*_network_options(each or {})] for name, each in found.items()}
 
 
 def secrets_of_the_arena() -> dict[str, str]:
@@ -97,16 +110,16 @@ def volume_folder(name: str) -> Path:
 def make_networks() -> None:
     """Create the missing networks."""
     there = run("network", "ls", "--format", "{{.Name}}").split()
-    for name, internal in networks().items():
+    for name, options in networks().items():
         if PREFIX + name not in there:
-            run("network", "create", *(["--internal"] if internal else []), PREFIX + name)
+            run("network", "create", *options, PREFIX + name)
 
 
 def make_volumes(chosen: Mapping[str, Service]) -> None:
     """Mount an empty file system for each volume that has none."""
-    for service in chosen.values():
-        folder = service.disk
-        if folder is None or folder.is_mount():
+    wanted = {folder: service for service in chosen.values() for folder in service.disks}
+    for folder, service in wanted.items():
+        if folder.is_mount():
             continue
         image = HOME / f"{folder.name}.ext4"
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,22 +142,39 @@ def remove(*, volumes: bool) -> None:
         run("rm", "--force", "--time", "5", *own)
     if volumes:
         for folder in (HOME / "volumes").glob("*"):
-            if folder.is_mount():
-                _command("umount", str(folder))
-            (HOME / f"{folder.name}.ext4").unlink(missing_ok=True)
+            _remove_volume(folder)
     for name in run("network", "ls", "--format", "{{.Name}}").split():
         if name.startswith(PREFIX):
             run("network", "rm", "--force", name)
+    # What a container that ended badly left here would give the next network its former address.
+    for path in _NAMES.glob(f"{PREFIX}*"):
+        path.unlink()
 
 
-def start(service: Service, *, image: str = "", former: ContainerState | None = None) -> None:
+def remove_volume(service: Service) -> None:
+    """Remove the volume of a service that has no container, with its data."""
+    if service.disk is not None:
+        _remove_volume(service.disk)
+
+
+def start(
+    service: Service,
+    *,
+    image: str = "",
+    former: ContainerState | None = None,
+    port: int = BALANCER_PORT,
+) -> None:
     """Run a container of `service`: of another `image`, or at the addresses of a `former` one.
+
+    A load balancer is reached by `port` of this machine.
 
     Raises:
         PodmanError: it cannot be run.
     """
-    run("run", "--detach", *_options(service, former), image or service.image,
-        *service.command)  # fmt: skip
+    options = [*_options(service, former)]
+    if service.name.startswith("load-balancer"):
+        options.append(f"--publish=127.0.0.1:{port}:8080")
+    run("run", "--detach", *options, image or service.image, *service.command)
 
 
 def discard(service: Service) -> None:
@@ -154,18 +184,27 @@ def discard(service: Service) -> None:
 
 
 def is_healthy(service: Service) -> bool:
-    """Return whether the container runs and its own health check succeeds."""
+    """Return whether the container runs and its own health check succeeds in time."""
     if inspect(service.container).status != "running":
         return False
     if not service.health:
         return True
-    done = subprocess.run(
-        ["podman", "exec", service.container, *service.health],  # noqa: S607
-        check=False,
-        capture_output=True,
-        timeout=30,
-    )
+    try:
+        done = subprocess.run(
+            ["podman", "exec", service.container, *service.health],  # noqa: S607
+            check=False,
+            capture_output=True,
+            timeout=30,
+        )
+    except subprocess.TimeoutExpired:  # such as Sentinel's, which waits for names meanwhile
+        return False
     return done.returncode == 0
+
+
+def _remove_volume(folder: Path) -> None:
+    if folder.is_mount():
+        _command("umount", str(folder))
+    (HOME / f"{folder.name}.ext4").unlink(missing_ok=True)
 
 
 def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
@@ -173,10 +212,12 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     yield from ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--init")
     yield from ("--security-opt=no-new-privileges", "--restart=always", f"--memory={_MEMORY}")
     yield f"--stop-timeout={service.grace}"
-    for network in service.networks:
+    for network, address in service.networks.items():
         name = PREFIX + network
         # The hardware address, too, as Docker does: what neighbours remember of it stays true.
         fixed = f",ip={former.address[name]},mac={former.mac[name]}" if former else ""
+        if address and not former:
+            fixed = f",ip={address}"
         yield f"--network={name}:alias={service.name}{fixed}"
     for folder in service.tmpfs:
         yield f"--tmpfs={folder}:rw,size=64m,mode=1777"
@@ -190,11 +231,11 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
         yield f"--user={service.user}"
     if service.entrypoint:
         yield "--entrypoint=" + msgspec.json.encode(service.entrypoint).decode()
-    if service.name == "load-balancer":
-        yield f"--publish=127.0.0.1:{BALANCER_PORT}:8080"
 
 
-def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str]) -> Service:
+def _service(
+    name: str, found: Mapping[str, Any], values: Mapping[str, str], added: Mapping[str, str]
+) -> Service:
     def filled(text: object) -> str:
         named = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: values[match[1]], str(text))
         return named.replace("$$", "$")
@@ -207,16 +248,29 @@ def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str]) -> 
         image=f"localhost/{found['image']}" if own else f"docker.io/{full_name(found['image'])}",
         command=tuple(map(filled, found.get("command", []))),
         entrypoint=tuple(map(filled, found.get("entrypoint", []))),
-        environment=environment | ({"OTEL_SDK_DISABLED": "true"} if own else {}),
-        networks=tuple(found["networks"]),
+        environment=environment | dict(added),
+        networks=_addresses(found["networks"]),
         volumes=tuple(found.get("volumes", [])),
         tmpfs=tuple(found.get("tmpfs", [])),
-        needs=tuple(need for need in found.get("depends_on", {}) if need not in _LEFT_OUT),
+        needs=tuple(found.get("depends_on", {})),
         health=tuple(health[1:]),
         user=str(found.get("user", "")),
         hostname=str(found.get("hostname", "")),
         grace=int(str(found.get("stop_grace_period", "10s")).removesuffix("s")),
     )
+
+
+def _addresses(found: list[str] | dict[str, dict[str, str]]) -> dict[str, str]:
+    if isinstance(found, list):
+        return dict.fromkeys(found, "")
+    return {network: each.get("ipv4_address", "") for network, each in found.items()}
+
+
+def _network_options(found: Mapping[str, Any]) -> Iterator[str]:
+    if found.get("internal"):
+        yield "--internal"
+    for each in found.get("ipam", {}).get("config", []):
+        yield from (f"--subnet={each['subnet']}", f"--ip-range={each['ip_range']}")
 
 
 def _ordered(chosen: Mapping[str, Service]) -> Iterator[str]:

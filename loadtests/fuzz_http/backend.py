@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
-from typing import Any  # Any: the items of seven tasks
+from collections.abc import Callable, Iterator
+from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
@@ -46,7 +46,7 @@ async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
                 )
             )
             continue
-        result = msgspec.json.encode(_result(call.task, item.scope, body))
+        result = msgspec.json.encode(_RESULTS[call.task](item.scope, body))
         done.append(Done(index=index, result=result, rows=1, tokens=4))
     await reply.send(*done)
     await reply.end(stub.report)
@@ -60,28 +60,38 @@ def _check(call: Call, body: Any) -> None:
         hypotheses(msgspec.msgpack.decode(call.parameters, type=ZeroShotParameters))
 
 
-def _result(task: Task, scope: str, body: Any) -> Any:
-    match task:
-        case Task.CLASSIFY | Task.ZERO_SHOT:
-            text = body if isinstance(body, str) else "|".join(body)
-            return {"labels": [{"label": label(scope, text), "score": 1.0}]}
-        case Task.CHOOSE:
-            return {"choice": 0, "scores": [1.0 for _ in body["choices"]]}
-        case Task.RERANK:
-            return {"score": 0.5}
-        case Task.EMBED:
-            return {"embedding": [0.0, 1.0]}
-        case Task.ENTITIES:
-            found = {"label": "X", "score": 1.0, "text": body[:1], "start": 0, "end": len(body[:1])}
-            return {"entities": [found]}
-        case Task.INFER:
-            return {"scope": scope, "item": body}
+def _labels(scope: str, body: Any) -> Any:
+    text = body if isinstance(body, str) else "|".join(body)
+    return {"labels": [{"label": label(scope, text), "score": 1.0}]}
+
+
+def _entities(_: str, body: Any) -> Any:
+    found = {"label": "X", "score": 1.0, "text": body[:1], "start": 0, "end": len(body[:1])}
+    return {"entities": [found]}
+
+
+def _tokens(_: str, body: Any) -> Any:
+    counts = {"count": 1, "fits": True, "windows": 1}
+    return counts | {"ids": [1], "tokens": [body[:1]], "offsets": [[0, len(body[:1])]]}
+
+
+_RESULTS: dict[Task, Callable[[str, Any], Any]] = {
+    Task.CLASSIFY: _labels,
+    Task.ZERO_SHOT: _labels,
+    Task.CHOOSE: lambda _, body: {"choice": 0, "scores": [1.0 for _ in body["choices"]]},
+    Task.RERANK: lambda _, __: {"score": 0.5},
+    Task.EMBED: lambda _, __: {"embedding": [0.0, 1.0]},
+    Task.ENTITIES: _entities,
+    Task.INFER: lambda scope, body: {"scope": scope, "item": body},
+    Task.TOKENIZE: _tokens,
+    Task.DETOKENIZE: lambda _, body: {"text": " ".join(map(str, body))},
+}
 
 
 @contextlib.contextmanager
-def backend(backend_id: str) -> Iterator[str]:
-    """Run the backend as a process and yield its URL."""
-    command = [sys.executable, "-m", "loadtests.fuzz_http.backend", backend_id]
+def backend(backend_id: str, module: str = "loadtests.fuzz_http.backend") -> Iterator[str]:
+    """Run the backend of a module as a process and yield its URL."""
+    command = [sys.executable, "-m", module, backend_id]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process.stdout.readline().strip() if process.stdout else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from loadtests.fuzz_http.client import Finding
-from loadtests.fuzz_http.run import MEMORY_BOUND, FuzzResult, fuzz
+from loadtests.fuzz_http.run import HTTP, MEMORY_BOUND, FuzzResult, Traffic, fuzz
 
 _SHOWN = 3000
 
@@ -22,10 +22,29 @@ def fuzz_http_command(
     *, requests: int, seed: int | None, only: int | None, without: tuple[str, ...]
 ) -> None:
     """Send valid, unusual and invalid requests; find crossed answers, hangs and crashes."""
+    run_and_show(requests=requests, seed=seed, only=only, without=without)
+
+
+def run_and_show(
+    *,
+    requests: int,
+    seed: int | None,
+    only: int | None = None,
+    without: tuple[str, ...] = (),
+    traffic: Traffic = HTTP,
+) -> None:
+    """Run the fuzzer, print the result, and fail where anything was found."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     with tempfile.TemporaryDirectory() as folder:
-        done = fuzz(Path(folder), seed=chosen, requests=requests, only=only, without=without)
+        done = fuzz(
+            Path(folder),
+            seed=chosen,
+            requests=requests,
+            only=only,
+            without=without,
+            traffic=traffic,
+        )
     show(done)
     if done.findings or done.trouble:
         sys.exit(

@@ -4,11 +4,12 @@ It uses none of the gateway's code: the rules are those of RFC 9110, RFC 9112 an
 """
 
 import json
+from collections.abc import Callable
 from typing import Any  # Any: JSON
 
 import msgspec
 
-OK, CONTINUE, NO_CONTENT, NOT_MODIFIED, _OVERLOADED = 200, 100, 204, 304, 503
+OK, CONTINUE, NO_CONTENT, NOT_MODIFIED, OVERLOADED = 200, 100, 204, 304, 503
 # Codes of 503, which the error of an item has in place of a status.
 _BUSY = frozenset({"overloaded", "upstream_unavailable"})
 LENIENT = frozenset(
@@ -37,6 +38,8 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     may_be_silent: bool = False
     """Whether the server may close the connection in its place."""
     is_inference: bool = True
+    check: Callable[["Response"], int] | None = None
+    """Judges all of the response in place of what is said here, as `judge` does."""
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +61,10 @@ def judge(expect: ExpectedResponse, response: Response) -> int:
         UnexpectedResponse: it differs.
     """
     status = response.status
+    if expect.check is not None:
+        return expect.check(response)
     # A machine that is busy otherwise has too little left for what would be answered else.
-    is_refused = status == _OVERLOADED and OK in expect.statuses
+    is_refused = status == OVERLOADED and OK in expect.statuses
     if status not in expect.statuses and not is_refused:
         raise UnexpectedResponse(f"{expect.name}: {status} is none of {sorted(expect.statuses)}")
     if not response.headers.get(b"x-request-id"):
@@ -69,7 +74,7 @@ def judge(expect: ExpectedResponse, response: Response) -> int:
     if status >= 400:
         _judge_problem(expect, response)
     elif expect.is_inference and status == OK and _judge_results(expect, response):
-        return _OVERLOADED
+        return OVERLOADED
     return status
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,12 +16,14 @@ from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, calle
 from loadtests.fuzz_http.client import Finding, ScriptRunner
 from loadtests.fuzz_http.script import Script, script
 from loadtests.gateway import Gateway
+from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
 from loadtests.soak.sampling import sample
 
 MEMORY_BOUND = 256 * 1024 * 1024
 """Bytes that a process may have resident, whatever was sent to it."""
 _CONNECTIONS = 48
+_REQUESTS_A_CALL = 10
 _ENOUGH = 10
 _OVERLOADED = 503
 # So many, or such a share of all, may be refused while the machine is busy otherwise.
@@ -44,6 +46,27 @@ class FuzzResult(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong with the processes afterwards."""
 
 
+CallSender = Callable[[Sequence[str], list[Caller], int], list[str]]
+"""Sends so many calls to gRPC listeners for the callers; returns what was wrong."""
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """What is sent: the script of each connection, and what models it needs."""
+
+    script: Callable[..., Script] = script
+    backend: str = "loadtests.fuzz_http.backend"
+    """The module of the backend."""
+    models: Mapping[str, object] = {}
+    """The section of the document."""
+    beside: CallSender | None = None
+    """Sends a call for every tenth request, in threads of its own."""
+    afterwards: Callable[[], list[str]] = list
+    """Returns what is wrong with all answers together."""
+
+
+HTTP = Traffic()
+
+
 def fuzz(
     folder: Path,
     *,
@@ -52,16 +75,19 @@ def fuzz(
     bound: float = 60.0,
     without: Container[str] = (),
     only: int | None = None,
+    traffic: Traffic = HTTP,
 ) -> FuzzResult:
     """Send so many requests, or connection `only`, and return the result."""
     people = callers(seed)
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(backend("fuzz-1"))
+        url = stack.enter_context(backend("fuzz-1", traffic.backend))
         gateways = [
-            stack.enter_context(_gateway(folder / kind, url, people, fast_lane=fast))
+            stack.enter_context(
+                _gateway(folder / kind, url, people, fast_lane=fast, traffic=traffic)
+            )
             for kind, fast in (("fast", True), ("application", False))
         ]
-        run = _FuzzRun(seed, people, gateways, bound=bound, without=without)
+        run = _FuzzRun(seed, people, gateways, bound=bound, without=without, traffic=traffic)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run.run(requests, only=only))
 
@@ -77,8 +103,10 @@ class _FuzzRun:
         *,
         bound: float,
         without: Container[str],
+        traffic: Traffic,
     ) -> None:
         self._seed = seed
+        self._traffic = traffic
         self._people = people
         self._gateways = gateways
         self._without = without
@@ -92,13 +120,15 @@ class _FuzzRun:
         started = time.monotonic()
         pids = self._pids()
         watching = asyncio.create_task(self._watch(pids))
+        called = asyncio.create_task(self._call(requests if only is None else 0))
         if only is None:
             await asyncio.gather(*(self._play_on(requests) for _ in range(_CONNECTIONS)))
         else:
             await self._play(self._script(only))
         watching.cancel()
         seconds = time.monotonic() - started
-        trouble = [*await self._afterwards(), *self._changed(pids)]
+        trouble = [*await called, *await self._afterwards(), *self._changed(pids)]
+        trouble += self._traffic.afterwards()
         answers: dict[tuple[str, int], int] = {}
         for script_runner in self._players:
             for kind, count in script_runner.answers.items():
@@ -121,6 +151,14 @@ class _FuzzRun:
             self._requests += played.requests
             await self._play(played)
 
+    async def _call(self, requests: int) -> list[str]:
+        if self._traffic.beside is None or not requests:
+            return []
+        addresses = [f"127.0.0.1:{gateway.settings.grpc_port}" for gateway in self._gateways]
+        return await asyncio.to_thread(
+            self._traffic.beside, addresses, self._people, requests // _REQUESTS_A_CALL
+        )
+
     async def _play(self, played: Script) -> None:
         script_runner = self._players[played.number % len(self._players)]
         try:
@@ -133,7 +171,7 @@ class _FuzzRun:
             self._findings.append(finding)
 
     def _script(self, number: int) -> Script:
-        return script(self._seed, number, self._people, without=self._without)
+        return self._traffic.script(self._seed, number, self._people, without=self._without)
 
     @property
     def _refused(self) -> int:
@@ -206,12 +244,20 @@ _ALL = _AllButPlain()
 
 
 @contextlib.contextmanager
-def _gateway(folder: Path, url: str, people: list[Caller], *, fast_lane: bool) -> Iterator[Gateway]:
+def _gateway(
+    folder: Path,
+    url: str,
+    people: list[Caller],
+    *,
+    fast_lane: bool,
+    traffic: Traffic,
+) -> Iterator[Gateway]:
     """Run a gateway with two workers that knows the callers."""
     document = {
         "regions": [{"name": "eu", "pools": [{"backends": [{"id": "fuzz-1", "url": url}]}]}],
         "request": {"max_body_bytes": MAX_BODY_BYTES, "max_items": MAX_ITEMS},
         "limits": {"tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60}]},
+        "models": traffic.models,
     }
     with contextlib.ExitStack() as stack:
         cache, state = (stack.enter_context(Valkey()) for _ in range(2))
@@ -222,6 +268,7 @@ def _gateway(folder: Path, url: str, people: list[Caller], *, fast_lane: bool) -
             cache_url=cache.url,
             state_url=state.url,
             fast_lane=fast_lane,
+            grpc_port=free_port() if traffic.beside else 0,
         )
         with Ledger(gateway.settings.ledger) as ledger:
             for caller in people:

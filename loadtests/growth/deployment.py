@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import msgspec
 
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import KeySpec
 from gateway.types import Rule
 from loadtests.backend import RunningBackend, backend
 from loadtests.gateway import Gateway
@@ -28,6 +28,7 @@ _SECRET = "0123456789abcdef" * 2
 _IDLE = 1.0
 _WARM = 0.5
 _PHASES = 3
+_AT_ONCE = 10_000
 
 Clocks = dict[str, float]
 
@@ -133,21 +134,21 @@ class Deployment:
             memory={role: sum(map(resident_mib, pids)) for role, pids in self._pids.items()},
         )
 
-    def add_tenants(self, first: int, last: int) -> None:
-        """Add tenants with a key each, as one change."""
-        rules = msgspec.json.encode((RULE,)).decode()
-        rows = [(_name(n), _name(n), rules, 0) for n in range(first, last)]
-        keys = [(_name(n), _name(n), hash_key(key_of(n)), "", rules, 0) for n in range(first, last)]
-        with contextlib.closing(sqlite3.connect(self.ledger, timeout=60)) as connection, connection:
-            connection.executemany(
-                "INSERT INTO tenants (id, name, rules, created) VALUES (?, ?, ?, ?)", rows
-            )
-            connection.executemany(
-                "INSERT INTO keys (id, tenant, hash, name, rules, created)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
-                keys,
-            )
-        self.add_key()
+    def add_keys(self, first: int, last: int, *, each_its_tenant: bool = False) -> None:
+        """Add keys, of a tenant each or of one, by the way that operators' changes take."""
+        with Ledger(self.gateway.settings.ledger) as ledger:
+            for start in range(first, last, _AT_ONCE):
+                numbers = range(start, min(last, start + _AT_ONCE))
+                specs = [
+                    KeySpec(
+                        tenant=f"tenant-{number:07}" if each_its_tenant else TENANT,
+                        key_hash=hash_key(key_of(number)),
+                        # A key's own limit has it wait for Redis, as a tenant's has.
+                        rules=(RULE,) if each_its_tenant else (),
+                    )
+                    for number in numbers
+                ]
+                ledger.accounts.create_keys(specs, new_tenants=True)
 
     def add_key(self, name: str = "") -> None:
         """Add a key by the way that operators' changes take."""
@@ -186,6 +187,7 @@ def deployment(
                 "regions": [{"name": "eu", "pools": [{"backends": pool}]}],
                 "deadline": {"default": 60.0},
                 "routing": {"attempt_timeout": 60.0},
+                "limits": {"tenant": [msgspec.to_builtins(RULE)]},
             }
             | (document or {}),
             workers=workers,
@@ -217,12 +219,8 @@ def request(body: bytes, *, key: str = KEY) -> bytes:
 
 
 def key_of(number: int) -> str:
-    """Return the key of a tenant that `add_tenants` added."""
-    return f"sk-growth-tenant-{number:07}"
-
-
-def _name(number: int) -> str:
-    return f"tenant-{number:07}"
+    """Return the text of a key that `add_keys` added."""
+    return f"sk-growth-key-{number:07}"
 
 
 def _measured(run: PhaseResult[Use], idle: Clocks) -> Measured:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any  # matplotlib's types come with it, and it may be absent
 
+from loadtests.drawing import finish_axes, new_figure, save_figure
 from loadtests.growth.points import GrowthPoint
 
 _PANELS: Mapping[str, Callable[[GrowthPoint], float]] = {
@@ -19,19 +20,11 @@ def draw(
     section: str, axis: str, curves: Mapping[str, Sequence[GrowthPoint]], folder: Path
 ) -> Path:
     """Write `SECTION.svg` into `folder`."""
-    import matplotlib as mpl  # noqa: PLC0415 - of the tools, and slow to import
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    mpl.rcParams["svg.fonttype"] = "none"
-    mpl.rcParams["svg.hashsalt"] = section
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    figure = new_figure(section, width=10, height=6.5)
     for axes, (what, value) in zip(figure.subplots(2, 2).flat, _PANELS.items(), strict=True):
         _panel(axes, what, axis, {name: _line(each, value) for name, each in curves.items()})
     figure.suptitle(f"How it grows: {axis}\n{_note([p for each in curves.values() for p in each])}")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{section}.svg"
-    figure.savefig(path, metadata={"Date": None})
-    return path
+    return save_figure(figure, folder / f"{section}.svg")
 
 
 def _panel(axes: Any, what: str, axis: str, lines: Mapping[str, tuple[list[int], Any]]) -> None:
@@ -39,10 +32,7 @@ def _panel(axes: Any, what: str, axis: str, lines: Mapping[str, tuple[list[int],
         axes.plot(sizes, values, marker="o", label=name)
     axes.set_xscale("log", base=2 if max(max(sizes) for sizes, _ in lines.values()) < 5000 else 10)
     axes.set_yscale("log")
-    axes.set_xlabel(axis)
-    axes.set_ylabel(what)
-    axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(fontsize="small")
+    finish_axes(axes, axis, what)
 
 
 def _line(

@@ -25,9 +25,10 @@ from loadtests.harness.waiting import wait_until
 
 _CONNECTIONS = 32
 _HITS = 100  # texts that are asked for again and again
-_FILL_ITEMS = 256
+_FILL_ITEMS = 1024
 _ROOM = 4 * 1024**3  # of the memory tier, for a million answers
 _HEAD = "sentiment"
+_TO_A_MILLION = (10, 100, 1000, 10_000, 100_000, 1_000_000)
 _CHANGES = 3
 _LEAST_CHANGE = 2e-3  # seconds: less is not told from what waiting for it takes
 
@@ -153,12 +154,30 @@ def _tenants(run: SectionRun) -> None:
         _fill(system)
         there = 0
         for size in run.sizes:
-            system.add_tenants(there, size)
+            system.add_keys(there, size, each_its_tenant=True)
             there = size
             _wait_for_key(system, key_of(size - 1), within=run.prepare)
             time.sleep(1.0)
             run.measure(system, one, size, _hits())
-            run.measure(system, everyone, size, _hits_of_tenants(size))
+            run.measure(system, everyone, size, _hits_of_any_key(size))
+            if run.wants(change, size):
+                run.keep(change, size, _change(system))
+
+
+def _api_keys(run: SectionRun) -> None:
+    """Hits by API keys of one tenant, and a change of a key."""
+    everyone, change = "hit by any key", "a key is added"
+    if not any(run.wanted(everyone, change)):
+        return
+    with deployment(run.place()) as system:
+        _fill(system)
+        there = 0
+        for size in run.sizes:
+            system.add_keys(there, size)
+            there = size
+            _wait_for_key(system, key_of(size - 1), within=run.prepare)
+            time.sleep(1.0)
+            run.measure(system, everyone, size, _hits_of_any_key(size))
             if run.wants(change, size):
                 run.keep(change, size, _change(system))
 
@@ -180,7 +199,8 @@ SECTIONS = {
     "backends": Section(axis="backends", sizes=(1, 2), run=_backends),
     "connections": Section(axis="connections", sizes=(1, 8, 64, 256, 1000, 2000), run=_connections),
     "items": Section(axis="items of a request", sizes=(1, 4, 16, 64, 256, 1024, 2048), run=_items),
-    "keys": Section(axis="keys", sizes=(10, 100, 1000, 10_000, 100_000, 1_000_000), run=_keys),
+    "keys": Section(axis="keys", sizes=_TO_A_MILLION, run=_keys),
+    "api-keys": Section(axis="API keys", sizes=_TO_A_MILLION, run=_api_keys),
     "tenants": Section(axis="tenants", sizes=(1, 10, 100, 1000, 10_000, 100_000), run=_tenants),
     "models": Section(axis="models", sizes=(1, 10, 50, 100, 200), run=_models),
 }
@@ -205,7 +225,7 @@ def _hits() -> Iterator[bytes]:
     return itertools.cycle([request(_body([text])) for text in _texts("hits", _HITS)])
 
 
-def _hits_of_tenants(count: int) -> Iterator[bytes]:
+def _hits_of_any_key(count: int) -> Iterator[bytes]:
     chooser = random.Random(count)
     bodies = [_body([text]) for text in _texts("hits", _HITS)]
     while True:

@@ -1,11 +1,44 @@
 """Finds free loopback ports."""
 
+import contextlib
+import os
+import random
 import socket
+import sys
+from collections import deque
+
+# Below the range of ephemeral ports (32,768 to 60,999 by default): a port of that range is given to
+# an outgoing connection of another process before a server that takes seconds to start binds it.
+# The gateway looks for ports of backends above this one.
+_PORTS = range(10_000, 20_000)
+_ATTEMPTS = 200
+_CLAIMS_KEPT = 64
+
+# File descriptors of the newest claims: other processes are kept off a port until a server has it.
+_claims: deque[int] = deque()
+_choose = random.SystemRandom()
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback port that nobody listens on and that this returned to nobody else lately.
+
+    Raises:
+        RuntimeError: no free one was found.
+    """
+    for _ in range(_ATTEMPTS):
+        port = _choose.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            _claims.append(_claim(port))
+            if len(_claims) > _CLAIMS_KEPT:
+                os.close(_claims.popleft())
+            return port
+    raise RuntimeError("no free loopback port was found")
+
+
+def _claim(port: int) -> int:
+    """Return the descriptor of a socket with the port's name, which one process can have."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+        if sys.platform == "linux":  # only there a name needs no file
+            claim.bind(f"\0sluicegate-test-port-{port}")
+        return claim.detach()

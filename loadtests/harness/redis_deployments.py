@@ -1,6 +1,6 @@
 """Runs Redis as several real servers: under Sentinel, or as a cluster."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -125,6 +125,20 @@ def node_id(server: Valkey) -> str:
     return server.ask("CLUSTER MYID").split(b"\r\n")[1].decode()
 
 
+def move_slots(slots: Iterable[int], source: Valkey, target: Valkey) -> None:
+    """Give the empty `slots` of one node of a cluster to another.
+
+    Only a node that imports a slot takes a new epoch with it: without one, a message that the
+    `source` had sent before would give the slot back, and the nodes would disagree for ever.
+    """
+    old, new = node_id(source), node_id(target)
+    for slot in slots:
+        _do(target, f"CLUSTER SETSLOT {slot} IMPORTING {old}")
+        _do(source, f"CLUSTER SETSLOT {slot} MIGRATING {new}")
+        for server in (target, source):
+            _do(server, f"CLUSTER SETSLOT {slot} NODE {new}")
+
+
 def is_primary(server: Valkey) -> bool:
     """Whether a node is a primary."""
     return b"role:master" in server.ask("INFO replication")
@@ -139,6 +153,11 @@ def _node() -> Valkey:
 
 def _sees(sentinel: Valkey, view: bytes) -> bool:
     return view in sentinel.ask("INFO sentinel")
+
+
+def _do(server: Valkey, command: str) -> None:
+    reply = server.ask(command)
+    assert reply == b"+OK\r\n", reply
 
 
 def _obeys(server: Valkey, command: str) -> bool:

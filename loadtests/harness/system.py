@@ -65,9 +65,12 @@ class System:
             *("--demo-key", DEMO_KEY, "--admin-key", ADMIN_KEY),
             *arguments,
         ]
-        # Most systems run no batches, and a process less starts sooner.
-        self._environment = dict(process_environment()) | {"SLUICEGATE_BATCHES": "false"}
-        self._environment |= environment or {}
+        # Most systems run no batches and serve no gRPC, and start sooner so.
+        own = {"SLUICEGATE_BATCHES": "false", "SLUICEGATE_GRPC_PORT": "0"}
+        self._environment = dict(process_environment()) | own | (environment or {})
+        port_of_grpc = self._environment["SLUICEGATE_GRPC_PORT"]
+        self.grpc_address = "" if port_of_grpc == "0" else f"127.0.0.1:{port_of_grpc}"
+        """Where it serves gRPC, if it does."""
         self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:

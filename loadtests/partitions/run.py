@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -92,9 +92,16 @@ class PartitionRun:
         await self._stack.aclose()
 
     async def case(
-        self, *pairs: ProcessPair, direction: Direction, seconds: float
+        self,
+        *pairs: ProcessPair,
+        direction: Direction,
+        seconds: float,
+        beside: Sequence[ProcessPair] = (),
     ) -> PartitionResult:
-        """Part `pairs` at once for so many seconds, and return the result."""
+        """Part `pairs` at once for so many seconds, and return the result.
+
+        Pairs `beside` them are parted in both directions.
+        """
         clock = asyncio.get_running_loop().time
         watch = ResourceSampler(self._members.processes)
         async with self._load() as (misses, hits):
@@ -103,6 +110,8 @@ class PartitionRun:
             async with watch:
                 for pair in pairs:
                     pair.start_dropping(self._network, direction)
+                for pair in beside:
+                    pair.start_dropping(self._network, Direction.BOTH)
                 await asyncio.sleep(seconds)
                 self._network.restore_traffic()
                 healed = clock()
@@ -111,7 +120,7 @@ class PartitionRun:
         self._answered.update(each.status for each in sent)
         failed = [each for each in sent if each.status != httpx.codes.OK]
         return PartitionResult(
-            pair="; ".join(pair.name for pair in pairs),
+            pair="; ".join(pair.name for pair in (*pairs, *beside)),
             direction=direction,
             parted=seconds,
             requests=len(sent),

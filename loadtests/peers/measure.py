@@ -1,6 +1,7 @@
-"""Measures Sluicegate and its peers on the same sentences, one server at a time."""
+"""Measures Sluicegate and its peers on the same texts, one server at a time."""
 
 import asyncio
+import contextlib
 import re
 import shutil
 import tempfile
@@ -27,24 +28,27 @@ from loadtests.peers.servers import PEERS, Peer
 from loadtests.peers.table import (
     TOLERANCES,
     AnswersDiffer,
+    PeerRow,
     PeerRun,
     check_answers,
     lines,
     markdown,
     verdict,
 )
+from loadtests.rivals import nginx
 from loadtests.workload import sentences
 
 Body = Callable[[str], bytes]
 Bodies = Callable[[list[str]], Iterator[bytes]]
 Values = Callable[[bytes], list[float]]
+Texts = Callable[..., list[str]]
 
 _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
 _VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
-_OWN = 2
-_BACKEND = "Sluicegate, its backend over HTTP"
-_GATEWAY = "Sluicegate, through the gateway"
+OWN = 2
+BACKEND = "Sluicegate, its backend over HTTP"
+GATEWAY = "Sluicegate, through the gateway"
 _MODELS = {Task.CLASSIFY: "sentiment", Task.EMBED: "minilm"}
 _PATHS = {Task.CLASSIFY: "/v1/classify", Task.EMBED: "/v1/embed"}
 
@@ -63,13 +67,22 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measurement:
-    """Measures all servers at one task in turns, each run on new sentences."""
+    """Measures all servers at one task in turns, each run on new texts of `texts`."""
 
-    def __init__(self, models: Models, *, task: Task, connections: int, count: int) -> None:
+    def __init__(
+        self,
+        models: Models,
+        *,
+        task: Task,
+        connections: int,
+        count: int,
+        texts: Texts = sentences,
+    ) -> None:
         self._models = models
         self._task = task
         self._connections = connections
         self._count = count
+        self._texts = texts
         self._seed = 100
         self._checked = sentences(_CHECKED, seed=99)
         self._answers: list[list[float]] = []
@@ -82,7 +95,7 @@ class Measurement:
             info = started.model(_MODELS[self._task])
             bodies = partial(calls, info=info, task=self._task)
             self._ask(started.target, lambda text: next(bodies([text])), self._read)
-            self._run(_BACKEND, started.target, bodies, started.pid)
+            self._run(BACKEND, started.target, bodies, started.pid)
 
     def gateway(self, data: Path) -> None:
         """Run the whole system."""
@@ -96,30 +109,44 @@ class Measurement:
                 host="127.0.0.1", port=system.port, path=_PATHS[self._task], headers=headers
             )
             self._ask(target, self._request, self._read)
-            self._run(_GATEWAY, target, lambda texts: map(self._request, texts), system.pid)
+            self._run(GATEWAY, target, lambda texts: map(self._request, texts), system.pid)
 
-    def peer(self, peer: Peer, way: PeerConfiguration) -> None:
-        """Run a peer in one configuration; record why it does not start, or is not timed."""
-        what = f"{peer.label}: {way.label}"
+    def peer(self, peer: Peer, way: PeerConfiguration, *, cached: bool = False) -> None:
+        """Run a peer in one configuration; record why it does not start, or is not timed.
+
+        With `cached` it is behind nginx with Lua, which keeps answers in its memory.
+        """
+        what = f"nginx + Lua before {peer.label}" if cached else peer.label
+        what = f"{what}: {way.label}"
         if way.precision != self._models.precision or what in self.failures:
             return
         call = peer.calls[self._task]
         try:
-            with running(peer, way, self._models.exported, self._task) as started:
-                self._ask(started.target, call.body, call.values)
-                self._run(what, started.target, lambda texts: map(call.body, texts), started.pid)
+            with contextlib.ExitStack() as stack:
+                started = stack.enter_context(running(peer, way, self._models.exported, self._task))
+                target, pids = started.target, [started.pid]
+                if cached:
+                    target, pid = stack.enter_context(_caching(target))
+                    pids.append(pid)
+                self._ask(target, call.body, call.values)
+                self._run(what, target, lambda texts: map(call.body, texts), *pids)
         except (PeerFailed, AnswersDiffer, httpx.HTTPError) as error:
             self.failures[what] = str(error)
 
-    def show(self, title: str) -> None:
-        """Print the table, and keep it."""
-        table = lines(self.measured, self.failures, own=_OWN)
+    def table(self, *, own: int) -> list[PeerRow]:
+        """Return the medians; the first `own` are what the others are compared with."""
+        return lines(self.measured, self.failures, own=own)
+
+    def show(self, title: str, folder: Path) -> None:
+        """Print the table, and keep it in `folder`."""
+        table = self.table(own=OWN)
         title = f"{self._task.value} {self._models.precision}, {title}"
         machine = this_machine()
         print(f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, ", end="")
-        print(f"{machine.commit}\n\n{markdown(table)}\n\n{verdict(table, own=_OWN)}", flush=True)
+        print(f"{machine.commit}\n\n{markdown(table)}\n\n{verdict(table, own=OWN)}", flush=True)
         slug = re.sub(r"[^a-z0-9]+", "-", title.partition(":")[0].lower())
-        path = Path(__file__).parents[1] / "results" / f"{machine.date}-{slug}.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{machine.date}-{slug}.json"
         result = {"title": title, "machine": machine, "lines": table}
         path.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
 
@@ -138,14 +165,15 @@ class Measurement:
         tolerance = TOLERANCES[self._models.precision]
         check_answers(self._answers, found, task=self._task, tolerance=tolerance)
 
-    def _run(self, what: str, target: Target, bodies: Bodies, pid: int) -> None:
+    def _run(self, what: str, target: Target, bodies: Bodies, *pids: int) -> None:
         self._seed += 1
-        texts = iter(sentences(_WARMING + self._count, seed=self._seed))
+        texts = iter(self._texts(_WARMING + self._count, seed=self._seed))
         loop = partial(closed_loop, target, connections=self._connections, duration=60)
         asyncio.run(loop(bodies(list(islice(texts, _WARMING)))))
-        before = busy_with_children(pid)
+        before = sum(map(busy_with_children, pids))
         outcome: Outcome = asyncio.run(loop(bodies(list(texts))))
-        busy = (busy_with_children(pid) - before) / max(1, len(outcome.latencies))
+        used = sum(map(busy_with_children, pids)) - before
+        busy = used / max(1, len(outcome.latencies))
         self.measured.setdefault(what, []).append(PeerRun(outcome=outcome, busy=busy))
 
     def _request(self, text: str) -> bytes:
@@ -168,34 +196,47 @@ def measure(
     connections: int,
     count: int,
     rounds: int,
+    folder: Path,
     tuned: bool = False,
-) -> None:
-    """Measure each peer in its ways beside Sluicegate; print a table for each task and precision.
+) -> Iterator[tuple[Task, str, list[PeerRow]]]:
+    """Measure each peer in its ways beside Sluicegate; yield the table of each task and precision.
 
-    With `tuned` the ways are all that are worth trying. A server that does not the same work is
-    named and not timed.
+    Tables are printed too, and kept in `folder`. With `tuned` the ways are all that are worth
+    trying. A server that does not the same work is named and not timed.
 
     Raises:
         AnswersDiffer: the gateway does not give what its backend gives.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        for models in _write(Path(folder), precisions):
+    with tempfile.TemporaryDirectory() as scratch:
+        for models in write_models(Path(scratch), precisions):
             for task in tasks:
                 run = Measurement(models, task=task, connections=connections, count=count)
                 for number in range(rounds):
                     run.backend()
-                    run.gateway(Path(folder) / f"data-{models.precision}-{task.value}-{number}")
+                    run.gateway(Path(scratch) / f"data-{models.precision}-{task.value}-{number}")
                     for peer in (PEERS[name] for name in peers):
                         for way in peer.tried if tuned else peer.ways:
                             run.peer(peer, way)
                 kind = "Ways" if tuned else "Peers"
                 run.show(
                     f"{kind} {' '.join(peers)}: {connections} connections, {count} sentences, "
-                    f"{rounds} rounds"
+                    f"{rounds} rounds",
+                    folder,
                 )
+                yield task, models.precision, run.table(own=OWN)
 
 
-def _write(root: Path, precisions: tuple[str, ...]) -> Iterator[Models]:
+@contextlib.contextmanager
+def _caching(target: Target) -> Iterator[tuple[Target, int]]:
+    """Run nginx with Lua before a server; yield where it answers, and its process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        upstream = f"{target.host}:{target.port}"
+        with nginx.nginx("proxy", Path(scratch) / "nginx", upstream=upstream) as (port, pid):
+            headers = (("authorization", f"Bearer {nginx.KEY}"),)
+            yield Target(host="127.0.0.1", port=port, path=target.path, headers=headers), pid
+
+
+def write_models(root: Path, precisions: tuple[str, ...]) -> Iterator[Models]:
     """Write the models, with the encoder as a common exporter writes it for those who serve it."""
     served, exported = root / "models", root / "exported"
     build_demo_models(served, print)

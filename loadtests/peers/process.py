@@ -34,6 +34,11 @@ class RunningPeer(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
+def is_installed(peer: Peer) -> bool:
+    """Tell whether all of the peer's packages are there: `make` says so by a stamp."""
+    return (_folder(peer) / ".installed").exists()
+
+
 @contextlib.contextmanager
 def running(peer: Peer, way: PeerConfiguration, models: Path, task: Task) -> Iterator[RunningPeer]:
     """Run a peer over the demo's models.
@@ -42,8 +47,7 @@ def running(peer: Peer, way: PeerConfiguration, models: Path, task: Task) -> Ite
         PeerFailed: it is not installed, or did not become ready within three minutes.
     """
     port = free_port()
-    program = _ROOT / ".venv-peers" / peer.environment / "bin" / peer.command[0]
-    if not program.exists():
+    if not is_installed(peer):
         raise PeerFailed(f"not installed: `make .venv-peers/{peer.environment}/.installed`")
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / "output"
@@ -60,7 +64,7 @@ def running(peer: Peer, way: PeerConfiguration, models: Path, task: Task) -> Ite
         )
         with output.open("wb") as log:
             child = subprocess.Popen(
-                [str(program), *peer.command[1:], str(port)],
+                [str(_folder(peer) / "bin" / peer.command[0]), *peer.command[1:], str(port)],
                 cwd=_ROOT,
                 env=environment,
                 stdout=log,
@@ -90,6 +94,10 @@ def busy_with_children(pid: int) -> float:
         with contextlib.suppress(OSError):
             total += busy_seconds(each)
     return total
+
+
+def _folder(peer: Peer) -> Path:
+    return _ROOT / ".venv-peers" / peer.environment
 
 
 def _wait(child: subprocess.Popen[bytes], url: str, output: Path) -> None:

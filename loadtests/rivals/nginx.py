@@ -1,4 +1,4 @@
-"""Runs nginx with Lua as a rival for hits, with its own memory or with Redis.
+"""Runs nginx with Lua as a rival: for hits, with its own memory or with Redis, or as a proxy.
 
 Needs nginx, its Lua module and the Lua libraries for JSON and Redis (`make install-system`).
 """
@@ -29,14 +29,24 @@ def is_installed() -> bool:
 
 @contextlib.contextmanager
 def nginx(
-    kind: str, folder: Path, texts: Sequence[str], *, answer: str, redis_port: int = 0
+    kind: str,
+    folder: Path,
+    texts: Sequence[str] = (),
+    *,
+    answer: str = "",
+    redis_port: int = 0,
+    upstream: str = "",
 ) -> Iterator[tuple[int, int]]:
-    """Run the rival `kind` (`memory` or `redis`) that knows `texts`; yield its port and process."""
+    """Run the rival `kind`; yield its port and process.
+
+    `memory` and `redis` know `texts`; `proxy` asks the model server at `upstream`, and keeps what
+    it says.
+    """
     folder.mkdir()
     (folder / "texts").write_text("".join(f"{text}\n" for text in texts))
     port = free_port()
     filled = {"FOLDER": folder, "REDIS_PORT": redis_port, "PORT": port, "API_KEY": KEY}
-    filled |= {"MODULES": _MODULES, "ANSWER": answer}
+    filled |= {"UPSTREAM": upstream, "MODULES": _MODULES, "ANSWER": answer}
     document = (_FOLDER / f"{kind}.conf").read_text()
     for name, value in filled.items():
         document = document.replace(name, str(value))

@@ -26,7 +26,7 @@ _WORKERS, _ASKERS = 2, 12
 _SEGMENT_BYTES = 4 * 1024 * 1024
 _CACHE_BYTES = 256 * 1024 * 1024
 _MIB = 1024 * 1024
-_TASKS = re.compile(r'^sluicegate_worker\{figure="tasks",part="worker"\} (\S+)$', re.MULTILINE)
+_TASKS = re.compile(r"^sluicegate_tasks (\S+)$", re.MULTILINE)
 # Small, so that they are full before the warm-up ends.
 _MEMORY_TIER, _ROW_CACHE = 4 * _MIB, 4 * _MIB
 _SHARE, _BESIDE = 0.05, 4 * _MIB

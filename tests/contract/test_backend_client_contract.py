@@ -52,6 +52,13 @@ async def over_http(steps: Steps) -> AsyncIterator[Opened]:
 
 
 @asynccontextmanager
+async def over_kept_connection(steps: Steps) -> AsyncIterator[Opened]:
+    async with over_http(steps) as (client, target):
+        await client.state(target, time_limit=5.0)
+        yield client, target
+
+
+@asynccontextmanager
 async def over_httpx(steps: Steps) -> AsyncIterator[Opened]:
     async with over_http(steps) as (client, target):
         assert isinstance(client, HttpBackendClient)
@@ -70,7 +77,10 @@ async def scripted(steps: Steps) -> AsyncIterator[Opened]:
     yield client, endpoint("stub")
 
 
-@pytest.fixture(params=[over_http, over_httpx, scripted], ids=["native", "httpx", "scripted"])
+@pytest.fixture(
+    params=[over_http, over_kept_connection, over_httpx, scripted],
+    ids=["native", "kept", "httpx", "scripted"],
+)
 def opened(request: pytest.FixtureRequest) -> Opener:
     opener: Opener = request.param
     return opener
@@ -101,7 +111,7 @@ async def send(
         call,
         deadline=asyncio.get_running_loop().time() + 5.0,
         idle_timeout=idle_timeout,
-        receive=received.append,
+        receive=received.extend,
     )
 
 
@@ -139,7 +149,7 @@ async def test_an_outcome_is_delivered_while_the_call_still_runs(opened: Opener)
                 call_of(2),
                 deadline=asyncio.get_running_loop().time() + 60.0,
                 idle_timeout=60.0,
-                receive=first.set_result,
+                receive=lambda frames: first.set_result(frames[0]),
             )
         )
         frame = await asyncio.wait_for(first, 60.0)

@@ -15,6 +15,7 @@ BLOCKS = {
 SECTIONS = {
     "gateway": "### The gateway",
     "backends": "### A backend",
+    "bulk": "### Bulk jobs",
     "sluicegate": "### The client",
 }
 

@@ -27,7 +27,9 @@ def singular(noun: str) -> str:
 @pytest.fixture(scope="module")
 def public_classes() -> list[ast.ClassDef]:
     """The classes of the product, for which all of it is parsed."""
-    paths = [path for folder in ("gateway", "backends") for path in (ROOT / folder).rglob("*.py")]
+    paths = [
+        path for folder in ("gateway", "backends", "bulk") for path in (ROOT / folder).rglob("*.py")
+    ]
     body = [node for path in sorted(paths) for node in ast.parse(path.read_bytes()).body]
     return [node for node in body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
 

@@ -1,15 +1,23 @@
 """Tests the product as a customer uses it: demo models, cache headers, explained errors."""
 
 import asyncio
+import json
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from bulk.cli import main as bulk
 from loadtests.harness.system import System, pretty
 from loadtests.pipeline import PacedDevice, PipelineMeter
 from loadtests.workload import sentences
+from tests.clients.checks import Row
+from tests.clients.matrix import run_client, target_of
+from tests.clients.slow_region import slow_region
 
 pytestmark = pytest.mark.e2e
 
@@ -283,6 +291,15 @@ def test_a_deadline_that_cannot_be_met_is_said(system: System) -> None:
     }
 
 
+def test_an_unmodified_client_passes_every_row_of_the_matrix(system: System) -> None:
+    """The one whose packages are here; `make check-clients` runs all of them."""
+    with slow_region(system, system.data_dir.parent / "config"):
+        lines = run_client("huggingface_hub", Path(sys.executable), system, target_of(system))
+
+    assert [line.text() for line in lines if line.wrong] == []
+    assert set(Row) <= {line.row for line in lines}
+
+
 def test_the_pipeline_benchmark_counts_the_time_of_every_process(system: System) -> None:
     pipeline = PipelineMeter(system, PacedDevice())
 
@@ -299,3 +316,36 @@ def test_the_pipeline_benchmark_accepts_no_hits(system: System) -> None:
 
     with pytest.raises(RuntimeError, match="4 items were sent, 0 rows computed"):
         pipeline.run(texts, items=1, connections=1)
+
+
+def test_bulk_jobs_and_requests_share_answers(
+    system: System, demo_models: Path, tmp_path: Path
+) -> None:
+    """What one has computed, the other is given; the job's model answers otherwise."""
+    texts = ["computed for a request", "computed for a bulk job"]
+    (known,) = results(system, "/v1/embed", {"model": "minilm", "input": texts[0]})
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    cache, state = (
+        f"unix://{(system.processes(role)[0].address or '').removeprefix('unix:')}"
+        for role in ("valkey-cache", "valkey-state")
+    )
+
+    done = CliRunner().invoke(
+        bulk,
+        [
+            *("--models", str(demo_models), "--provider", "paced", "--model", "minilm"),
+            *("--task", "embed", "--cache", cache, "--cache-state", state),
+            *("--cache-scope", "tenant:demo"),
+            *("--cache-secret-file", str(system.data_dir / "secret")),
+            *(str(source), str(tmp_path / "out")),
+        ],
+    )
+
+    assert done.exit_code == 0, done.output
+    lines = (tmp_path / "out" / "part-00000-00000.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
+    assert first["embedding"] == pytest.approx(known["embedding"], abs=1e-7)
+    response = answer(system, "/v1/embed", {"model": "minilm", "input": texts[1]}).json()
+    assert response["usage"]["hit"] == 1
+    assert response["results"][0]["embedding"] == pytest.approx(second["embedding"], abs=1e-7)

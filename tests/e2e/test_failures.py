@@ -1,6 +1,7 @@
 """Tests kills under load: no wrong answer, no answer lost or billed twice."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sqlite3
@@ -123,16 +124,18 @@ async def test_every_answer_is_billed_once_though_workers_are_killed(system: Sys
 async def test_answers_go_on_without_either_valkey(system: System) -> None:
     """The cache is then a miss, limits a local share; nothing hangs and nothing is a 500."""
     load = Load(system, "valkey", count=200)
+    pids = [system.processes(role)[0].pid for role in ("valkey-cache", "valkey-state")]
 
     def freeze() -> None:
-        for role in ("valkey-cache", "valkey-state"):
-            os.kill(system.processes(role)[0].pid, signal.SIGSTOP)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
 
     try:
         await load.run(then=freeze, after=50)
     finally:
-        for role in ("valkey-cache", "valkey-state"):
-            os.kill(system.processes(role)[0].pid, signal.SIGCONT)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # replaced, where this took long
+                os.kill(pid, signal.SIGCONT)
 
     assert set(load.statuses) <= {200, 429}
     assert load.statuses[200] > 100

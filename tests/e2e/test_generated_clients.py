@@ -33,7 +33,7 @@ content_type_overrides:
   application/yaml: application/octet-stream
 """
 _PATIENT = httpx.Timeout(60.0)
-_OF_EVERY_SERVER = {"content-length", "content-type", "date"}
+_OF_EVERY_SERVER = {"content-length", "content-type", "date", "x-content-type-options"}
 TYPESCRIPT = Path(__file__).parents[1] / "clients" / "typescript"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", page("docs/clients.md"), re.MULTILINE | re.DOTALL)
 # Names of what no example can know.
@@ -65,9 +65,14 @@ def answerable(document: Document) -> list[tuple[str, str, dict[str, Any]]]:
     return [
         (method, path, operation)
         for method, path, operation in operations(document)
-        if not any(f'"{name}"' in json.dumps(operation) for name in UNKNOWN)
+        if not names_unknown(operation)
         and "multipart/form-data" not in operation.get("requestBody", {}).get("content", {})
     ]
+
+
+def names_unknown(operation: dict[str, Any]) -> bool:
+    """Tell whether the examples of an operation name what must be made first."""
+    return any(f'"{name}"' in json.dumps(operation) for name in UNKNOWN)
 
 
 def customer(made: Modules, system: System) -> Any:
@@ -249,7 +254,8 @@ def samples(language: str) -> list[str]:
     """Return the programs of the customers' document in one language, if they can be answered."""
     return [
         sample["source"]
-        for _, _, operation in answerable(documents()["customers"])
+        for _, _, operation in operations(documents()["customers"])
+        if not names_unknown(operation)
         for sample in operation.get("x-codeSamples", ())
         if sample["lang"] == language
     ]

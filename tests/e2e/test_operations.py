@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from backends.telemetry.catalogue import backend_metrics
+from gateway.telemetry.catalogue import gateway_metrics
 from loadtests.harness.loopback import get
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import ONE_REGION, System, pretty
@@ -136,6 +139,42 @@ def test_a_revoked_key_is_refused_at_once(system: System) -> None:
 
     assert allowed.status_code == 200
     assert refused.status_code == 401
+
+
+def _shown(page: str, *, of: str) -> dict[str, set[str]]:
+    """Return the metrics of a page, each with its labels, by the names of its declaration."""
+    found: dict[str, set[str]] = {}
+    for metric in text_string_to_metric_families(page):
+        if metric.name.startswith(of) and metric.samples:
+            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+            labels = {label for sample in metric.samples for label in sample.labels} - {"le"}
+            found[name] = labels
+    return found
+
+
+def test_the_metrics_of_a_run_are_declared_ones(system: System) -> None:
+    with system.client() as client, system.admin() as admin:
+        for text in ("good", "good", "bad"):
+            client.post("/v1/classify", json={"model": "sentiment", "input": text})
+        wait_until(
+            lambda: "sluicegate_shipped_events_total" in admin.get("/metrics").text,
+            what="every process publishes",
+        )
+        page, accept = admin.get("/metrics").text, {"accept": "application/openmetrics-text"}
+        open_metrics = admin.get("/metrics", headers=accept)
+    (backend, *_) = system.processes("backend")
+    declared = {name: set(metric.labels) for name, metric in gateway_metrics().items()}
+    own = {name: set(metric.labels) for name, metric in backend_metrics().items()}
+
+    gateway = _shown(page, of="sluicegate_")
+    # Those of what did not happen here: refusals, faults, several regions' limits, certificates.
+    assert len(gateway) > 0.6 * len(declared)
+    assert {name: declared.get(name) for name in gateway} == gateway
+    of_backend = _shown(get(f"{backend.address}/metrics").text, of="sluicegate_backend_")
+    assert len(of_backend) > 0.6 * len(own)
+    assert {name: own.get(name) for name in of_backend} == of_backend
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert open_metrics.text.endswith("# EOF\n")
 
 
 def test_a_second_up_on_a_busy_port_is_refused_in_one_line(

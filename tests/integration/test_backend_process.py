@@ -16,8 +16,9 @@ from backends.protocol import (
     Task,
 )
 from loadtests.harness.model_repository import write_head, write_repository
+from loadtests.harness.ports import free_port
 from loadtests.harness.waiting import until, wait_until
-from tests.support.backend_process import SERVE, ask, free_port, infos, is_ready, request, serving
+from tests.support.backend_process import SERVE, ask, infos, is_ready, request, serving
 from tests.support.steady_load import SteadyLoad
 
 pytestmark = pytest.mark.anyio

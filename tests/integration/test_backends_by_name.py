@@ -116,7 +116,7 @@ async def test_a_worker_starts_without_a_name_server_and_finds_backends_later(
         figures = worker.metrics()
 
     assert before == 503
-    assert 'part="discovery"' in figures
+    assert "sluicegate_discovery_names 1.0" in figures
 
 
 async def status_of(worker: RunningWorker) -> int:

@@ -19,6 +19,7 @@ from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
 from tests.support.gateway_process import GatewayProcess
 from tests.support.name_server import NameServer
+from tests.support.rpc import RpcClient, message, packed
 from tests.support.steady_load import SteadyLoad
 from tests.support.worker import classify
 
@@ -40,15 +41,19 @@ class Site:
         self._folder = folder
         self._redis = redis
         self._stub = stub
+        self.grpc_port = free_port()
         self.ports = {name: free_port() for name in ("gateway-1", "gateway-2")}
+        self.grpc_ports = {name: free_port() for name in self.ports}
 
     def configuration(self) -> Path:
         """Return the shipped configuration, with the addresses of the test."""
         text = _SHIPPED.read_text()
         for shipped, here in (
             ("bind :8080", f"bind 127.0.0.1:{self.port}"),
+            ("bind :8001", f"bind 127.0.0.1:{self.grpc_port}"),
             ("parse-resolv-conf", f"nameserver test 127.0.0.1:{self.names.port}"),
             *((f"{name}:8080\n", f"{name}:{port}\n") for name, port in self.ports.items()),
+            *((f"{name}:8001 ", f"{name}:{port} ") for name, port in self.grpc_ports.items()),
         ):
             assert shipped in text
             text = text.replace(shipped, here)
@@ -66,13 +71,27 @@ class Site:
             stub=self._stub,
             host=host,
             port=self.ports[name],
+            SLUICEGATE_GRPC_PORT=str(self.grpc_ports[name]),
             SLUICEGATE_SHUTDOWN_DELAY="3",
             SLUICEGATE_DRAIN="1",
+            SLUICEGATE_TRUSTED_PROXIES="127.0.0.0/8",
         )
 
     def load(self) -> SteadyLoad:
         """Return a load of 60 requests a second through the balancer."""
         return SteadyLoad(self.port, _REQUEST, rate=60.0)
+
+    async def call(self, client: RpcClient) -> str:
+        """Make a call of gRPC through the balancer; return how it ended."""
+        item = {"name": "INPUT", "datatype": "BYTES", "shape": [1, 1]}
+        sent = message(
+            "ModelInferRequest",
+            model_name="stub",
+            inputs=[item],
+            raw_input_contents=[packed('"a text"')],
+        )
+        reply = await client.ask("ModelInfer", sent)
+        return f"{reply.code.name} {reply.details}"
 
     async def is_answering(self) -> bool:
         """Return whether a request through the balancer is answered."""
@@ -138,13 +157,21 @@ async def test_one_of_two_gateways_is_stopped_and_nothing_is_lost(site: Site) ->
         site.gateway("gateway-2", "127.0.7.2"),
     ):
         await eventually(site.is_answering, within=60)
-        async with site.load() as sent:
+        async with site.load() as sent, RpcClient(site.grpc_port, key=KEY) as client:
+            calls = [await site.call(client) for _ in range(4)]
             await until(lambda: sent.answered > 60, within=60)
             leaving.signal(SIGTERM)
-            await until(lambda: not leaving.is_running(), within=90, what="the end")
+
+            async def has_left() -> bool:
+                calls.append(await site.call(client))
+                return not leaving.is_running()
+
+            await eventually(has_left, within=90, every=0.05)
+            calls += [await site.call(client) for _ in range(4)]
             after = sent.answered
             await until(lambda: sent.answered > after + 60, within=60)
 
+    assert set(calls) == {"OK "}
     assert (set(sent.statuses), sent.refused, sent.broken) == ({200}, 0, [])
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from copy import copy
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.protocol import Call
+from backends.protocol import Call, Failed
 from gateway.app.batches import run_batches
 from gateway.batches.runner import FileRetention
 from gateway.errors import Conflict, NotFound
@@ -23,13 +24,15 @@ from gateway.storage.build import build_storage, file_object
 from gateway.types import KeyId, Principal, Rule, TenantId
 from gateway.workers.billing import run_billing
 from gateway.workers.shipper import run_shipper
-from loadtests.harness.stub_backend import Reply, StubBackend, answer, refuse
+from loadtests.harness.stub_backend import Reply, StubBackend, answer, echo, hang, refuse
 from loadtests.harness.valkey import Valkey
 from tests.support.batches import BatchScene, add_caller, batch_settings, request_line
 from tests.support.pipeline import running
 
 pytestmark = pytest.mark.anyio
 _LINES, _ITEMS = 200, 10
+_LONGEST = 0.5
+"""Seconds that a request may take."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,9 @@ async def scene(
             Rule(name="minute", unit="requests", capacity=1, window=60.0),
             Rule(name="month", unit="requests", capacity=3, period="month"),
         )
-        made = BatchScene(settings, ledger, stub)
+        made = BatchScene(
+            settings, ledger, stub, deadline={"default": _LONGEST, "maximum": _LONGEST}
+        )
         async with running(lambda stop: run_batches(settings, stop=stop)):
             yield made
 
@@ -195,6 +200,58 @@ async def test_a_cancelled_batch_keeps_what_is_done(scene: BatchScene, stub: Stu
     assert ended.status is BatchState.CANCELLED
     assert [line["custom_id"] for line in output] == [f"{n}" for n in range(20)]
     assert len(output) == ended.completed == 20
+
+
+async def test_a_line_without_some_items_is_asked_again_and_billed_once(
+    scene: BatchScene, stub: StubBackend
+) -> None:
+    """What lacks room or time may be answered yet; what fails is given as it is, and billed."""
+    await bill(scene.settings)
+    before = used(scene.ledger)
+    failures = Counter({b"soon": 2, b"never": 99})
+
+    async def behave(stub: StubBackend, call: Call, reply: Reply) -> None:
+        for index, item in enumerate(call.items):
+            word = bytes(item.body).split()[-1]
+            if failures[word]:
+                failures[word] -= 1
+                status, code = (504, "deadline_exceeded") if word == b"soon" else (500, "odd")
+                failed = Failed(index=index, status=status, code=code, detail="", retryable=False)
+                await reply.send(failed)
+            else:
+                await reply.send(echo(call, index, stub.backend_id))
+        await reply.end(stub.report)
+
+    stub.behaviour = behave
+    bodies = [
+        {"model": "stub", "input": [f"partial {word}", f"{word} two"], "on_error": "continue"}
+        for word in ("soon", "never")
+    ]
+    batch = await scene.create(*(request_line(f"{n}", [], body=b) for n, b in enumerate(bodies)))
+    ended = await scene.ended(batch)
+    stub.behaviour = answer
+    await bill(scene.settings)
+
+    output = await scene.lines_of(ended.output_file)
+    results = [line["response"]["body"]["results"] for line in output]
+    assert ["error" in result for line in results for result in line] == [False, False, True, False]
+    after = used(scene.ledger)
+    changes = {name: after[name] - before[name] for name in ("requests", "items", "failed")}
+    assert changes == {"requests": 2, "items": 4, "failed": 1}
+
+
+async def test_lines_that_need_more_than_a_request_may_take_get_it(
+    scene: BatchScene, stub: StubBackend
+) -> None:
+    async def behave(stub: StubBackend, call: Call, reply: Reply) -> None:
+        has_time = call.items[0].remaining > 1.5 * _LONGEST
+        await (answer if has_time else hang)(stub, call, reply)
+
+    stub.behaviour = behave
+    ended = await scene.ended(await scene.create(request_line("slow", ["slow"])))
+    stub.behaviour = answer
+
+    assert (ended.completed, ended.failed) == (1, 0)
 
 
 async def test_lines_that_have_no_time_left_are_in_the_errors_file(scene: BatchScene) -> None:

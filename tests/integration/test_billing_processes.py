@@ -1,13 +1,17 @@
 """The workers as processes run them: started, stopped by an event, nothing left uncounted."""
 
 import asyncio
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from gateway.config.document import PriceConfig
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.pricing import NANO
+from gateway.ledger.types import Budget
 from gateway.settings import Settings
 from gateway.workers.billing import run_billing
 from gateway.workers.file_lock import FileLock
@@ -15,7 +19,7 @@ from gateway.workers.request_log import run_request_log
 from gateway.workers.shipper import LOCK_NAME, run_shipper
 from loadtests.harness.waiting import until
 from tests.support.events import make_event
-from tests.support.ledgers import sums
+from tests.support.ledgers import record, sums
 from tests.support.pipeline import Work, running
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +54,17 @@ async def test_a_shutdown_leaves_nothing_uncounted(settings: Settings) -> None:
     with Ledger(settings.ledger) as ledger:
         assert sums(ledger).events == 5000
     assert len((settings.data_dir / "requests.log").read_bytes().splitlines()) == 5000
+
+
+async def test_billing_tells_of_a_budget_that_is_reached(settings: Settings) -> None:
+    with Ledger(settings.ledger) as ledger:
+        ledger.prices.publish([PriceConfig(model="*", since="2026-01-01", hit=NANO)])
+        ledger.accounts.create_tenant("acme")
+        ledger.budgets.set("acme", Budget(amount="1", thresholds=(100,)))
+        record(ledger, "w", 1, [make_event(1, time=time.time_ns())])
+
+        async with running(works(settings)[1]):
+            await until(lambda: bool(ledger.deliveries.take(seconds=0)), what="a webhook is due")
 
 
 async def test_the_next_start_deletes_what_was_counted(settings: Settings) -> None:

@@ -85,6 +85,39 @@ async def test_while_little_is_found_a_look_up_claims_what_is_missing(valkey: st
     assert theirs == [False, True]
 
 
+async def test_what_a_worker_has_claimed_stays_its_own_when_the_cache_is_configured_anew(
+    valkey: str,
+) -> None:
+    async with cache_at(valkey) as cache:
+        assert await cache.claim([cache_key("a")]) == [False]
+        before = cache._remote
+        cache.configure(CacheConfig(memory_enabled=False, redis_timeout=4.0, lease=60.0))
+        await until(lambda: cache._remote is not before)
+
+        assert await cache.claim([cache_key("a")]) == [False]
+
+
+async def test_a_claim_by_a_look_up_that_nobody_takes_ends_when_it_is_released(
+    valkey: str,
+) -> None:
+    keys = [cache_key("a"), cache_key("b")]
+    async with cache_at(valkey) as cache, cache_at(valkey) as other:
+        await cache.lookup([cache_key("x")])  # from now on look-ups claim
+        found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
+        cache.lookup_nowait(keys, found.set_result, claims=True)
+        assert await found == [None, None]
+        assert await other.claim(keys) == [True, True]
+
+        cache.release_unused(keys[:1])
+        tier = cache._remote
+        assert isinstance(tier, RedisTier)
+        await until(lambda: len(tier._tasks) == 0, what="it is released")
+
+        assert await other.claim(keys[:1]) == [False]
+        assert cache.has_claimed(keys[1:])
+        assert not cache.has_claimed(keys[:1])
+
+
 class RenewalsOf(StandaloneClient):
     """Keeps how many claims each round trip renewed."""
 

@@ -75,3 +75,27 @@ async def test_a_call_that_an_algorithm_works_on_is_not_silent(tmp_path: Path) -
     assert early
     assert all(isinstance(frame, Report) for frame in [*early, last])
     assert isinstance(done, Done)
+
+
+async def test_a_bulk_call_that_a_pause_keeps_waiting_is_not_silent(tmp_path: Path) -> None:
+    """A gateway would count the backend as one that hangs, and eject it."""
+    executor = DummyExecutor(dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
+        report_often(backend)
+        pause = backend.engine._device.bulk
+        pause.until = time.monotonic() + 60.0
+        call = backend.call("mood", Task.CLASSIFY, ["bad", "film"], lane="bulk")
+        exchange = backend.exchange(call)
+        running = asyncio.create_task(exchange.run())
+
+        await until(lambda: bool(exchange.frames))
+        early = exchange.frames
+        queued = backend.engine.report()
+        # An interactive row that is done ends the wait for the pause's end.
+        pause.until = 0.0
+        await backend.ask("mood", Task.CLASSIFY, ["good"])
+        await running
+
+    assert all(isinstance(frame, Report) for frame in early)
+    assert (queued.queued_rows, queued.queued_seconds) == (2, 0.0)
+    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 2

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.admin.publishing import Publisher, etag
+from gateway.admin.generations import etag
+from gateway.admin.publishing import Publisher
 from gateway.config.sources import DocumentSource
 from gateway.errors import (
     ConfigurationError,

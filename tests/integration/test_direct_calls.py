@@ -1,6 +1,9 @@
 """Calls whose head repeats an earlier one are answered as the first, without ASGI."""
 
 import asyncio
+import gc
+import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ import msgspec
 import pytest
 import uvloop
 
+from backends.api.calls import CallHandler
 from backends.api.direct_calls import DirectCall
 from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.server import BackendServer, bind
@@ -26,6 +30,8 @@ from backends.protocol import (
     Report,
     Task,
 )
+from backends.serving.call_work import CallWork
+from backends.serving.core import ModelSetEntry, ServingCore
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.raw_http import Connection, Response
 from loadtests.harness.waiting import until
@@ -152,6 +158,49 @@ async def test_outcomes_are_sent_when_they_are_ready(
     assert len(direct) == 2
 
 
+async def test_outcomes_of_one_request_are_sent_together(server: Server) -> None:
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.classify("the first", "good", atomic=True))
+        await until(lambda: server.gate.arrived == 2)  # the other row is cached
+        server.gate.open()
+        response = await connection.response()
+
+    assert "transfer-encoding" not in response.headers
+    assert [type(frame) for frame in frames(response)] == [Done, Done, Report]
+
+
+async def test_an_outcome_of_a_request_waits_for_the_others_for_a_moment_only(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.classify("the first", "good", atomic=True))
+        await connection.head()
+        early = await connection.chunk()
+        server.gate.open()
+        later = await connection.chunk()
+
+    assert isinstance(next(FrameReader().feed(early)), Done)
+    assert isinstance(next(FrameReader().feed(later)), Done)
+    assert direct[0].response_complete
+
+
+async def test_a_failure_ends_the_wait_for_the_rest_of_a_request(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.api.direct_calls._LONGEST_HOLD", 3600.0)
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        await connection.send(server.classify("the first", "", "good", atomic=True))
+        await connection.head()
+        early = await connection.chunk()
+        server.gate.open()
+        await connection.chunk()
+
+    assert {type(frame) for frame in FrameReader().feed(early)} >= {Done, Failed}
+
+
 async def test_a_call_that_waits_while_batches_run_is_not_silent(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,9 +274,17 @@ async def test_what_comes_behind_a_call_is_answered_after_it(
 
 
 async def test_other_algorithms_and_strangers_are_answered_by_asgi(
-    server: Server, direct: list[DirectCall]
+    server: Server, direct: list[DirectCall], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.gate.open()
+    opened: list[str] = []
+    admit = ServingCore.admit
+
+    def record(self: ServingCore, call: Call) -> tuple[ModelSetEntry, CallWork]:
+        opened.append(call.model)
+        return admit(self, call)
+
+    monkeypatch.setattr(ServingCore, "admit", record)
     review = server.backend.call("reviewer", Task.INFER, ["good film"])
     async with Connection(server.port) as connection, Connection(server.port) as stranger:
         await begun(server, connection)
@@ -239,6 +296,31 @@ async def test_other_algorithms_and_strangers_are_answered_by_asgi(
 
     assert isinstance(frames(answered)[0], Done)
     assert not direct
+    assert opened == ["mood", "reviewer"]
+
+
+async def test_nothing_is_kept_of_a_caller_that_left_before_its_call_was_answered(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[weakref.ref[CallWork]] = []
+    admit, begin = ServingCore.admit, CallHandler.begin
+
+    def record(self: ServingCore, call: Call) -> tuple[ModelSetEntry, CallWork]:
+        entry, work = admit(self, call)
+        opened.append(weakref.ref(work))
+        return entry, work
+
+    def begin_and_leave(self: CallHandler, body: bytes, connection: Any, *rest: Any) -> Any:
+        connection.transport.abort()
+        return begin(self, body, connection, *rest)
+
+    review = server.backend.call("reviewer", Task.INFER, ["good film"])
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        monkeypatch.setattr(ServingCore, "admit", record)
+        monkeypatch.setattr(CallHandler, "begin", begin_and_leave)
+        await connection.send(server.request(review))
+        await until(lambda: bool(opened and gc.collect() >= 0 and opened[0]() is None))
 
 
 async def test_the_answer_of_a_backend_that_stops_is_the_last_of_its_connection(
@@ -275,3 +357,22 @@ async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
 
         assert (await connection.response()).status == 200
         assert await connection.is_closed()
+
+
+@pytest.mark.parametrize(("lane", "reports"), [("bulk", [True]), ("interactive", [False])])
+async def test_a_call_in_a_bulk_pause_reports_that_it_does_not_hang(
+    lane: str, reports: list[bool], server: Server, direct: list[DirectCall]
+) -> None:
+    """Reports of an interactive call would hide that its backend hangs."""
+    server.gate.open()
+    device = server.backend.engine._device
+    async with Connection(server.port) as connection:
+        await begun(server, connection)
+        device.bulk.until = time.monotonic() + 60.0
+        with device._changed:  # no batch begins meanwhile
+            await connection.send(server.classify("bad film", lane=lane))
+            await until(lambda: server.backend.engine.report().queued_rows == 1)
+
+            direct[0].report_progress()
+
+    assert [call._has_begun for call in direct] == reports

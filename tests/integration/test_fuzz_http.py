@@ -1,9 +1,15 @@
-"""Requests that are right, odd and wrong, for some seconds; `make fuzz-http` is longer."""
+"""Requests that are right, odd and wrong, of all dialects, for some seconds.
+
+`make fuzz-http` and `make fuzz-dialects` are longer.
+"""
 
 from pathlib import Path
 
 import pytest
 
+from loadtests.fuzz_dialects.command import dialects_and_http
+from loadtests.fuzz_dialects.routes import ROUTES
+from loadtests.fuzz_dialects.traffic import DialectTraffic
 from loadtests.fuzz_http.command import describe_finding
 from loadtests.fuzz_http.run import fuzz
 
@@ -14,11 +20,14 @@ def test_no_request_crosses_answers_or_hangs_or_brings_a_worker_down(
     tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     seed = pytestconfig.getoption("--fuzz-seed")
+    dialects = DialectTraffic()
 
-    done = fuzz(tmp_path, seed=seed, requests=4_000)
+    done = fuzz(tmp_path, seed=seed, requests=5_000, traffic=dialects_and_http(dialects))
 
     assert [describe_finding(done, finding) for finding in done.findings] == []
     assert done.trouble == []
-    assert done.requests >= 4_000
+    assert done.requests >= 5_000
+    assert min(dialects.hits, dialects.calls) > 100
     kinds = {kind for kind, _ in done.answers}
+    assert {route.name for route in ROUTES} <= kinds
     assert {"plain", "chunked", "upgrade", "half-closed", "long head", "framing"} <= kinds

@@ -24,8 +24,9 @@ from loadtests.harness.hostile_algorithms import (
     write_algorithm,
 )
 from loadtests.harness.model_repository import write_repository
+from loadtests.harness.ports import free_port
 from loadtests.harness.waiting import wait_until
-from tests.support.backend_process import ask, free_port, infos, request, serving
+from tests.support.backend_process import ask, infos, request, serving
 
 Outcomes = dict[str, list[Done | Failed]]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from prometheus_client import CollectorRegistry
 
 from gateway.admin.serve import serve_admin
 from gateway.http.connection_timeouts import ConnectionTimeouts
@@ -51,7 +52,7 @@ async def worker(
     folder = tmp_path_factory.mktemp("worker")
     timeouts = ConnectionTimeouts(connections=12)
     running = running_worker(
-        folder, valkey_server.url, [stub], timeouts=timeouts, fast_lane=request.param
+        folder, valkey_server.url, [stub], timeouts=timeouts, own={"fast_lane": request.param}
     )
     async with running as found:
         yield found
@@ -81,7 +82,7 @@ async def listening(folder: Path, url: str) -> AsyncIterator[int]:
         admin_port=free_port(),
     )
     stop = asyncio.Event()
-    serving = asyncio.create_task(serve_admin(settings, stop=stop))
+    serving = asyncio.create_task(serve_admin(settings, stop=stop, registry=CollectorRegistry()))
 
     async def listens() -> bool:
         try:

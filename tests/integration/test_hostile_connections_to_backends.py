@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -125,7 +126,7 @@ async def test_a_head_that_others_repeat_need_not_be_the_first(
     begun = list[bytes]()
     begin = RepeatedHeadProtocol._begin_call
 
-    def record(self: RepeatedHeadProtocol, body: bytes) -> bool:
+    def record(self: RepeatedHeadProtocol, body: bytes) -> Any:
         begun.append(body)
         return begin(self, body)
 

@@ -358,3 +358,34 @@ async def test_without_the_store_only_requests_with_a_key_are_refused(
     assert int(keyed.headers["retry-after"]) >= 1
     assert plain.status == 200
     assert again.headers["idempotency-replayed"] == "true"
+
+
+@pytest.mark.parametrize("method", ["DELETE", "PUT", "TRACE", "QUERY"])
+async def test_a_method_that_no_route_has_is_refused_whatever_came_with_its_key(
+    method: str, scene: Scene, key: str
+) -> None:
+    """So are methods that a later standard may name."""
+    headers = {"idempotency-key": key}
+    async with scene.one.connect() as connection:
+        statuses = []
+        for text in ("one", "another"):
+            await connection.send(
+                post("/v1/classify", classify(text), method=method, headers=headers)
+            )
+            statuses.append((await connection.response()).status)
+
+    assert statuses == [405, 405]
+
+
+@pytest.mark.parametrize("path", ["/v1/classify/", "/v1/infer/sentiment", "/v1/keys/rotate"])
+async def test_a_key_is_honoured_on_every_route_that_changes_something(
+    path: str, scene: Scene, key: str
+) -> None:
+    bodies = [msgspec.json.encode({"inputs": [text]}) for text in ("one", "another")]
+    async with scene.one.connect() as connection:
+        statuses = []
+        for body in bodies:
+            await connection.send(post(path, body, headers={"idempotency-key": key}))
+            statuses.append((await connection.response()).status)
+
+    assert statuses[1] == 422

@@ -27,7 +27,7 @@ async def test_bodies_beyond_the_room_are_refused_until_others_have_ended(
     async with (
         StubBackend() as stub,
         running_worker(
-            tmp_path, valkey_server.url, [stub], fast_lane=fast_lane, request=bounds
+            tmp_path, valkey_server.url, [stub], own={"fast_lane": fast_lane}, request=bounds
         ) as worker,
     ):
 

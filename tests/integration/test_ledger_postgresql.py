@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import exc, make_url
 
+from gateway.api.body_budget import LARGE
 from gateway.auth.keys import hash_key
 from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.ledger.ledger import Ledger
@@ -26,6 +27,7 @@ from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 _NEVER = 3600.0
+_ROTATIONS = 40
 
 
 class Line:
@@ -195,6 +197,15 @@ async def test_a_database_without_an_encoding_is_refused_in_one_line(
     assert "SQL_ASCII" in worker.stderr.strip().splitlines()[-1]
 
 
+def with_a_key(postgresql: PostgreSQL) -> str:
+    """Return the URL of a ledger with one tenant, whose key is `KEY`."""
+    url = postgresql.database()
+    with Ledger(url) as ledger:
+        ledger.accounts.create_tenant("acme")
+        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    return url
+
+
 async def ask(worker: RunningWorker, request: bytes) -> Response:
     async with worker.connect() as connection:
         await connection.send(request)
@@ -204,10 +215,7 @@ async def ask(worker: RunningWorker, request: bytes) -> Response:
 async def test_a_worker_that_starts_without_its_ledger_says_so_and_recovers(
     postgresql: PostgreSQL, line: Line, tmp_path: Path, valkey: str
 ) -> None:
-    url = postgresql.database()
-    with Ledger(url) as ledger:
-        ledger.accounts.create_tenant("acme")
-        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    url = with_a_key(postgresql)
     request = post("/v1/classify", classify("a"))
     usage = post("/v1/usage", None, method="GET")
     nobody = post("/v1/classify", classify("a"), key="")
@@ -235,10 +243,7 @@ async def test_a_worker_that_starts_without_its_ledger_says_so_and_recovers(
 async def test_usage_is_answered_in_time_while_the_ledger_is_silent(
     postgresql: PostgreSQL, line: Line, tmp_path: Path, valkey: str
 ) -> None:
-    url = postgresql.database()
-    with Ledger(url) as ledger:
-        ledger.accounts.create_tenant("acme")
-        ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
+    url = with_a_key(postgresql)
     usage = post("/v1/usage", None, method="GET", headers={"x-request-timeout": "0.2"})
     async with (
         StubBackend() as stub,
@@ -252,3 +257,26 @@ async def test_usage_is_answered_in_time_while_the_ledger_is_silent(
 
     assert before.status == 200
     assert {(a.status, a.json()["code"]) for a in during} == {(503, "dependency_unavailable")}
+
+
+async def test_keys_that_are_rotated_while_the_ledger_is_silent_hold_up_no_large_request(
+    postgresql: PostgreSQL, line: Line, tmp_path: Path, valkey: str
+) -> None:
+    """Large bodies are read in threads, of which the ledger must not have all."""
+    url = with_a_key(postgresql)
+    rotate = post("/v1/keys/rotate", b"{}")
+    large = post("/v1/classify", classify("long " * LARGE))
+    async with (
+        StubBackend() as stub,
+        DelayingProxy(postgresql.socket(), delay=line) as proxy,
+        running_worker(tmp_path, valkey, [stub], ledger_url=through(url, proxy)) as worker,
+    ):
+        line.held = _NEVER
+        rotations = [asyncio.create_task(ask(worker, rotate)) for _ in range(_ROTATIONS)]
+        answer = await ask(worker, large)
+        answered = sum(one.done() for one in rotations)
+        line.held = 0.0
+        await asyncio.gather(*rotations)
+
+    assert answer.status == 200
+    assert answered < _ROTATIONS // 2

@@ -9,7 +9,8 @@ from loadtests import limits
 def test_no_window_of_any_tenant_has_more_than_its_limit_and_each_gets_what_is_its() -> None:
     kept = limits.run(duration=6.0, away=0.0, state_timeout=60.0)
 
-    assert kept.over <= 0.0
+    # Nothing, unless Redis was late: then what decision 0006 lets each worker be ahead.
+    assert kept.over <= kept.ahead
     assert kept.share >= 0.97
     assert all(one.other == 0 for one in kept.tenants)
 
@@ -17,5 +18,5 @@ def test_no_window_of_any_tenant_has_more_than_its_limit_and_each_gets_what_is_i
 def test_without_redis_no_more_is_added_than_the_local_share() -> None:
     kept = limits.run(duration=9.0, away=3.0)
 
-    assert kept.over <= kept.by_share
+    assert kept.over <= kept.allowed
     assert all(one.other == 0 for one in kept.tenants)

@@ -71,7 +71,8 @@ async def test_an_owner_rotates_a_key_and_both_texts_are_valid_for_a_while(
 
     assert meanwhile == [200, 401, 200]
     assert (before, first.status, again.status, last.status) == (200, 200, 200, 200)
-    # No text is stored to be replayed.
+    # No text is stored to be replayed, nor by anybody between.
+    assert first.headers["cache-control"] == "private, no-store"
     assert "idempotency-replayed" not in again.headers
     assert texts[0] != texts[1]
     assert {answer.json()["id"] for answer in (first, again, last)} == {first.json()["id"]}

@@ -21,8 +21,9 @@ from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import QueryCall
 from backends.telemetry.otel_tracing import OtelTracing
 from backends.telemetry.spans import NO_TRACING
+from backends.tokenization.tokenizer import Tokenizer
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.waiting import until
+from loadtests.harness.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 
@@ -46,7 +47,7 @@ def busy_tokenizer(backend: Backend) -> Iterator[threading.Event]:
     """Keep the tokenizer's thread busy until the event is set."""
     free = threading.Event()
     (encoder,) = backend.engine.model_set.encoders
-    encoder.pipeline.tokenizer._pool.submit(free.wait, 60.0)
+    encoder.pipeline.tokenizer._row_queue._pool.submit(free.wait, 60.0)
     try:
         yield free
     finally:
@@ -90,6 +91,22 @@ async def test_what_fails_before_it_is_tokenized_is_sent_at_once(backend: Backen
     codes = [frame.code for frame in early if isinstance(frame, Failed)]
     assert codes == ["empty_input", "deadline_exceeded"]
     assert sum(isinstance(frame, Done) for frame in exchange.frames) == 19
+
+
+async def test_texts_that_cannot_be_tokenized_fail_at_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def encode_each(self: Tokenizer, groups: object) -> object:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Tokenizer, "encode_each", encode_each)
+    exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, LONG[:300]))
+    async with asyncio.timeout(WAIT_LIMIT):
+        await exchange.run()
+
+    failed = [frame for frame in exchange.frames if isinstance(frame, Failed)]
+    assert len(failed) == 300
+    assert {frame.detail for frame in failed} == {"the backend failed on this item"}
 
 
 async def test_tokenization_that_nobody_waits_for_any_more_has_a_span(tmp_path: Path) -> None:

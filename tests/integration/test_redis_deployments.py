@@ -15,7 +15,7 @@ from loadtests.harness.redis_deployments import (
     SentinelDeployment,
     cluster_of,
     is_primary,
-    node_id,
+    move_slots,
     sentinel_deployment,
 )
 from loadtests.harness.valkey import Valkey
@@ -105,14 +105,11 @@ async def test_a_cluster_is_found_by_any_one_of_its_nodes(cluster: list[Valkey])
 
 async def test_slots_that_moved_to_another_node_are_found_there(cluster: list[Valkey]) -> None:
     first, second, _ = cluster
-    ids = {server: node_id(server) for server in cluster}
     for server in cluster:
         server.flush()
     async with cache_at(f"redis-cluster://127.0.0.1:{first.port}") as cache:
         await known(cache, range(_MANY))
-        for server in cluster:
-            for slot in range(100):
-                server.ask(f"CLUSTER SETSLOT {slot} NODE {ids[second]}")
+        move_slots(range(100), first, second)
         names = range(_MANY * 10)
 
         async def all_kept() -> bool:

@@ -87,11 +87,17 @@ async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
         yield running
 
 
-def counted(worker: RunningWorker, name: str, *, part: str = "cache") -> float:
-    """Return a figure of a part, by default of the remote tier, from the metrics page."""
-    prefix = "remote_" if part == "cache" else ""
-    figure = rf'figure="{prefix}{name}",part="{part}"}} (\S+)$'
-    found = re.search(figure, worker.metrics(), re.MULTILINE)
+WRITTEN = 'cache_writes_total{result="written",tier="redis"}'
+WRITE_ERRORS = 'cache_writes_total{result="error",tier="redis"}'
+CACHE_BREAKER = 'breaker_openings_total{dependency="cache_redis"}'
+STATE_BREAKER = 'breaker_openings_total{dependency="state_redis"}'
+ADMITTED_BY_REDIS = 'limit_admissions_total{source="redis"}'
+
+
+def counted(worker: RunningWorker, name: str) -> float:
+    """Return a counter of the worker, by its name and labels on the metrics page."""
+    line = rf"^sluicegate_{re.escape(name)} (\S+)$"
+    found = re.search(line, worker.metrics(), re.MULTILINE)
     return float(found[1]) if found else 0.0
 
 
@@ -107,14 +113,14 @@ async def test_a_fault_of_redis_costs_misses_little_and_hits_nothing(
         caller = Caller(connection)
         before, during, hits = await caller.lives_through(redis)
         if fault in OPENING:
-            await until(lambda: counted(worker, "breaker_opened") >= 1, what="the breaker opens")
+            await until(lambda: counted(worker, CACHE_BREAKER) >= 1, what="the breaker opens")
         else:
             # Where the machine stalled, the breaker is open for a moment and nothing is written.
-            await eventually(partial(caller.misses_until, worker, "write_errors", 0.0), every=0.05)
+            await eventually(partial(caller.misses_until, worker, WRITE_ERRORS, 0.0), every=0.05)
         redis.end()
-        written = counted(worker, "written")
+        written = counted(worker, WRITTEN)
         # The breaker closed.
-        await eventually(partial(caller.misses_until, worker, "written", written), every=0.05)
+        await eventually(partial(caller.misses_until, worker, WRITTEN, written), every=0.05)
 
     allowed = statistics.median(before) + _ALLOWED + _BUSY_MACHINE
     assert statistics.median(during) < allowed
@@ -138,16 +144,16 @@ async def test_a_fault_of_the_state_redis_costs_misses_little_and_hits_nothing(
 
         async def is_open() -> bool:
             await caller.hit()
-            return counted(worker, "breaker_opened", part="limits") >= 1
+            return counted(worker, STATE_BREAKER) >= 1
 
         if fault in STATE_OPENING:
             await eventually(is_open, every=0.02)
         redis.end()
-        asked = counted(worker, "admitted_by_redis", part="limits")
+        asked = counted(worker, ADMITTED_BY_REDIS)
 
         async def is_asked() -> bool:
             await caller.miss()
-            return counted(worker, "admitted_by_redis", part="limits") > asked
+            return counted(worker, ADMITTED_BY_REDIS) > asked
 
         await eventually(is_asked, every=0.05)  # the breaker closed
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from math import inf
 
 import pytest
@@ -29,13 +29,6 @@ async def redis(valkey: str, anyio_backend: str) -> AsyncIterator[Redis]:
     client = connect(valkey, timeout=60.0)
     yield client
     await client.aclose()
-
-
-@pytest.fixture
-def own_valkey() -> Iterator[Valkey]:
-    """A server the test may kill."""
-    with Valkey() as server:
-        yield server
 
 
 async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:

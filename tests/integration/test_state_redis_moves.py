@@ -23,7 +23,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.harness.ports import free_port
-from loadtests.harness.redis_deployments import cluster_of, node_id, sentinel_deployment
+from loadtests.harness.redis_deployments import cluster_of, move_slots, sentinel_deployment
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually, until
 from loadtests.windows import local_share
@@ -326,8 +326,7 @@ async def test_a_cluster_keeps_limits_events_and_configuration(tmp_path: Path) -
             (old,) = (each for each in cluster if owns(each, slot))
             new = next(each for each in cluster if each is not old)
             old.flush()
-            for server in cluster:
-                server.ask(f"CLUSTER SETSLOT {slot} NODE {node_id(new)}")
+            move_slots([slot], old, new)
             await eventually(lambda: is_touched(redis))
             assert b"version" in new.ask(f"CLUSTER GETKEYSINSLOT {slot} 100")
 

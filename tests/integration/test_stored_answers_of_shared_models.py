@@ -98,10 +98,10 @@ class SlowRunner:
 
     async def _run(self, work: Work, settle: Settle) -> None:
         for item in work.items[: self.failing]:
-            settle(item.index, LOST)
+            settle([(item.index, LOST)])
         await self.gate.wait()
         for item in work.items[self.failing :]:
-            settle(item.index, ItemOutcome(source=Source.COMPUTED, result=b"1"))
+            settle([(item.index, ItemOutcome(source=Source.COMPUTED, result=b"1"))])
 
 
 @pytest.fixture
@@ -264,7 +264,7 @@ async def test_work_that_is_given_up_while_it_claims_leaves_no_claim(anyio_backe
     runner = claiming(SlowRunner(), cache, lease=60.0)
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
     running = asyncio.create_task(
-        dispatch(runner, work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+        dispatch(runner, work_on("a", "b"), deadline=deadline, settle=lambda _: None)
     )
     await cache.asked.wait()
 
@@ -284,7 +284,7 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
 
     running = asyncio.create_task(
-        dispatch(shared, work_on("a", "b"), deadline=deadline, settle=lambda _index, _outcome: None)
+        dispatch(shared, work_on("a", "b"), deadline=deadline, settle=lambda _: None)
     )
     await until(lambda: cache.renewals > 0)
     renewed = cache.renewed
@@ -300,7 +300,7 @@ async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> 
     shared = claiming(runner, cache, lease=0.25)
     now = asyncio.get_running_loop().time()
 
-    await dispatch(shared, work_on("a"), deadline=now + 3.0, settle=lambda _index, _outcome: None)
+    await dispatch(shared, work_on("a"), deadline=now + 3.0, settle=lambda _: None)
 
     assert 0 < cache.looked < 60  # in 1.5 s
 
@@ -315,7 +315,7 @@ async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend
             shared,
             work_on("a"),
             deadline=loop.time() + WAIT_LIMIT,
-            settle=lambda _index, _outcome: None,
+            settle=lambda _: None,
         )
     )
     began = loop.time()
@@ -336,10 +336,7 @@ async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) 
     deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
     settled: list[tuple[int, ItemOutcome]] = []
 
-    def settle(index: int, outcome: ItemOutcome) -> None:
-        settled.append((index, outcome))
-
-    running = asyncio.create_task(dispatch(shared, work, deadline=deadline, settle=settle))
+    running = asyncio.create_task(dispatch(shared, work, deadline=deadline, settle=settled.extend))
     await until(lambda: cache.renewals > 0)
 
     shared.lease = 0.0

@@ -16,7 +16,7 @@ from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.probes import probe_valkey
 from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
+from gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from loadtests.harness.waiting import until, wait_until
@@ -77,7 +77,7 @@ class Bench:
     def spec(
         self,
         script: str,
-        role: Role = Role.BACKEND,
+        role: ProcessRole = ProcessRole.BACKEND,
         *,
         probe: Probe = is_started,
         stop_within: float = 10.0,
@@ -100,7 +100,7 @@ class Bench:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
 
-    def pid(self, role: Role = Role.BACKEND) -> int | None:
+    def pid(self, role: ProcessRole = ProcessRole.BACKEND) -> int | None:
         """Return the pid that the table gives."""
         return next((e.pid for e in read_table(self.root) if e.role is role), None)
 
@@ -169,14 +169,15 @@ async def test_a_program_that_does_not_exist_is_an_error(bench: Bench) -> None:
 
 
 async def test_processes_stop_in_the_order_of_their_roles(bench: Bench) -> None:
-    roles = (Role.VALKEY_STATE, Role.BACKEND, Role.BILLING, Role.SHIPPER, Role.GATEWAY)
+    names = ("VALKEY_STATE", "BACKEND", "BILLING", "SHIPPER", "GATEWAY")
+    roles = [ProcessRole[name] for name in names]
     await bench.supervisor.ready(bench.supervisor.start([bench.spec(WAITS, r) for r in roles]))
 
     await bench.supervisor.stop(bench.force)
 
     stopped = [line.split()[1] for line in bench.said if line.startswith("stopped")]
     assert stopped == ["gateway", "shipper", "billing", "backend", "valkey-state"]
-    assert [entry.role for entry in read_table(bench.root)] == [Role.SUPERVISOR]
+    assert [entry.role for entry in read_table(bench.root)] == [ProcessRole.SUPERVISOR]
 
 
 async def test_a_process_that_does_not_listen_is_killed_when_its_time_is_over(
@@ -230,17 +231,17 @@ async def test_live_gauges_of_a_process_end_with_it_and_counters_stay(bench: Ben
 
 
 async def test_valkey_keeps_what_it_was_told_over_a_crash(bench: Bench) -> None:
-    role, root = Role.VALKEY_STATE, bench.root
+    role, root = ProcessRole.VALKEY_STATE, bench.root
     spec = valkey_spec(role, STATE_OPTIONS, program=find_program(), sockets=root, data=root)
     await bench.supervisor.ready(bench.supervisor.start([spec]))
-    pid = bench.pid(Role.VALKEY_STATE)
+    pid = bench.pid(ProcessRole.VALKEY_STATE)
     assert pid is not None
     async with connected(spec) as (reader, writer):
         writer.write(b"SET k v\r\n")
         assert await reader.readline() == b"+OK\r\n"
 
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: bench.pid(Role.VALKEY_STATE) not in (None, pid), what="a successor")
+    await until(lambda: bench.pid(ProcessRole.VALKEY_STATE) not in (None, pid), what="a successor")
     while await spec.probe():
         await until(lambda: True)
 
@@ -287,7 +288,7 @@ import asyncio, sys
 from pathlib import Path
 from gateway.supervisor.data_directory import open_directory
 from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spec import ProcessSpec, ProcessRole
 from gateway.supervisor.supervisor import Supervisor, supervise
 
 def say(line):
@@ -300,7 +301,7 @@ with open_directory(Path(sys.argv[1]), say) as directory:
         say=say,
     )
     spec = ProcessSpec(
-        name="backend", role=Role.BACKEND,
+        name="backend", role=ProcessRole.BACKEND,
         argv=(sys.executable, "-c", sys.argv[2])
     )
 
@@ -338,7 +339,7 @@ class Driver:
 
     def child(self) -> int:
         """Return the pid of its child."""
-        return next(e.pid for e in read_table(self.root) if e.role is Role.BACKEND)
+        return next(e.pid for e in read_table(self.root) if e.role is ProcessRole.BACKEND)
 
     def end(self) -> None:
         self.process.kill()

@@ -13,7 +13,7 @@ import pytest
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.process_table import read_table
 from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import Probe, ProcessSpec, Role, is_started
+from gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
 from gateway.supervisor.supervisor import Supervisor
 from loadtests.harness.waiting import until
 
@@ -60,7 +60,7 @@ class Bench:
         """Start the child, and wait until it is ready."""
         spec = ProcessSpec(
             name="billing",
-            role=Role.BILLING,
+            role=ProcessRole.BILLING,
             argv=(sys.executable, "-c", script),
             probe=probe,
             stop_within=20.0,
@@ -74,7 +74,7 @@ class Bench:
 
     def pid(self) -> int:
         """Return the pid that the table gives; 0 where nothing runs."""
-        return next((e.pid for e in read_table(self.root) if e.role is Role.BILLING), 0)
+        return next((e.pid for e in read_table(self.root) if e.role is ProcessRole.BILLING), 0)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ async def test_a_restart_that_finds_its_socket_closed_ends_nobody_else(bench: Be
         pass
     spec = ProcessSpec(
         name="gateway-0",
-        role=Role.GATEWAY,
+        role=ProcessRole.GATEWAY,
         argv=(sys.executable, "-c", WAITS),
         probe=Printed(bench.root / "never"),
         listener=listener,

@@ -3,7 +3,6 @@
 import http.client
 import json
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from backends.protocol import STATE_PATH
 from gateway.settings import process_environment
 from loadtests.harness.certificates import Authority
 from loadtests.harness.model_repository import write_repository
+from loadtests.harness.ports import free_port
 from loadtests.harness.waiting import wait_until
 
 SERVE = (sys.executable, "-m", "backends", "serve", "--provider", "paced")
@@ -31,13 +31,6 @@ def models(tmp_path: Path) -> Path:
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path / "authority")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def variables(**settings: object) -> dict[str, str]:

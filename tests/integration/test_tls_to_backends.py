@@ -65,7 +65,7 @@ async def classified(client: HttpBackendClient, endpoint: Endpoint) -> list[Done
     received: list[Done | Failed] = []
     deadline = asyncio.get_running_loop().time() + PATIENCE
     await call_backend(
-        client, endpoint, call, deadline=deadline, idle_timeout=PATIENCE, receive=received.append
+        client, endpoint, call, deadline=deadline, idle_timeout=PATIENCE, receive=received.extend
     )
     return received
 

@@ -226,5 +226,6 @@ async def test_a_collector_in_trouble_costs_no_answer_and_is_counted(
 
 
 def is_counted(worker: RunningWorker) -> bool:
-    found = re.findall(r'figure="(?:dropped|failed)",part="tracing"\} ([0-9.]+)', worker.metrics())
+    lost = r'^sluicegate_trace_spans_total\{outcome="(?:dropped|failed)"\} ([0-9.]+)'
+    found = re.findall(lost, worker.metrics(), re.MULTILINE)
     return sum(map(float, found)) > 0

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.supervisor.process_table import read_table, start_of
 from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from gateway.telemetry.restarts import read_restarts
@@ -59,7 +59,7 @@ class Bench:
         """Start the child; return its pid once it has given a sign of life."""
         spec = ProcessSpec(
             name="gateway-0",
-            role=Role.GATEWAY,
+            role=ProcessRole.GATEWAY,
             argv=(sys.executable, "-c", LIVES, str(self.root)),
             heartbeat_variable="HEARTBEAT",
             silent_within=silent_within,
@@ -72,7 +72,9 @@ class Bench:
 
     def pid(self) -> int:
         """Return the pid that the table gives; 0 where nothing runs."""
-        return next((e.pid for e in read_table(self.root) if e.role is not Role.SUPERVISOR), 0)
+        return next(
+            (e.pid for e in read_table(self.root) if e.role is not ProcessRole.SUPERVISOR), 0
+        )
 
     async def successor_of(self, pid: int) -> int:
         """Return the pid of what took the place of `pid`."""
@@ -115,7 +117,7 @@ async def test_a_spinning_event_loop_is_killed_and_replaced(bench: Bench) -> Non
 async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
     root = bench.root
     spec = valkey_spec(
-        Role.VALKEY_STATE,
+        ProcessRole.VALKEY_STATE,
         STATE_OPTIONS,
         program=find_program(),
         sockets=root,

@@ -110,6 +110,26 @@ async def test_so_much_work_of_a_tenant_runs_at_a_time_and_no_more(
     assert (second.status, second.headers["retry-after"]) == (429, "1")
 
 
+async def test_requests_that_miss_together_take_a_place_each(
+    tmp_path: Path, valkey: str, stub: StubBackend
+) -> None:
+    gate = asyncio.Event()
+    stub.behaviour = answer_when(gate)
+    places = Rule(name="running", unit="concurrent", capacity=2)
+    async with running_worker(tmp_path, valkey, [stub], rules=(places,)) as worker:
+        asked = [asyncio.create_task(ask(worker, f"text {number}")) for number in range(6)]
+        async with asyncio.timeout(WAIT_LIMIT):
+            for _ in range(4):
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+                refused = [one for one in asked if one.done()]
+                if len(refused) == 4:
+                    break
+        gate.set()
+        answers = [await one for one in asked]
+
+    assert sorted(answer.status for answer in answers) == [200, 200, 429, 429, 429, 429]
+
+
 async def test_a_models_limit_holds_over_all_and_a_refused_tenant_leaves_it_alone(
     tmp_path: Path, valkey: str, stub: StubBackend
 ) -> None:
@@ -136,7 +156,8 @@ async def test_a_limit_in_shadow_mode_is_counted_and_not_felt(
 
     assert {one.status for one in answers} == {200}
     assert all("ratelimit" not in one.headers for one in answers)
-    assert 'sluicegate_rate_limit_shadowed_total{policy="trial"} 3.0' in metrics
+    labels = 'decision="shadow_refused",policy="trial"'
+    assert f"sluicegate_limit_decisions_total{{{labels}}} 3.0" in metrics
 
 
 async def test_a_used_up_quota_says_that_trying_again_is_of_no_use(

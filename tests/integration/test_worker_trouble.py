@@ -1,7 +1,7 @@
 """A worker whose callers are slow, whose Redis hangs or is away, and that stops in mid-request."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -26,13 +26,6 @@ _PATH = "/v1/classify"
 async def stub(anyio_backend: str) -> AsyncIterator[StubBackend]:
     async with StubBackend() as running:
         yield running
-
-
-@pytest.fixture
-def own_valkey() -> Iterator[Valkey]:
-    """A server the test may stop."""
-    with Valkey() as server:
-        yield server
 
 
 async def ask(worker: RunningWorker, request: bytes) -> Response:

@@ -1,13 +1,18 @@
 """Calls the operators' listener in this process, without a socket."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
 from redis.asyncio import Redis
 
+from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.app import build_admin
+from gateway.admin.backend_calls import BackendCalls
+from gateway.admin.extension import Extend, no_extension
+from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
+from gateway.admin.operator_keys import OperatorKeys
 from gateway.admin.publishing import Publisher
 from gateway.api.application import Application
 from gateway.ledger.ledger import Ledger
@@ -30,18 +35,30 @@ async def application_of(
     backend_client: BackendClient | None = None,
     *,
     body_timeout: float = 30.0,
+    authenticators: Sequence[OperatorAuthenticator] = (),
+    extend: Extend = no_extension,
 ) -> AsyncIterator[Application]:
     control = Control(redis)
     recovery = LedgerRecovery(control=control, record=ledger.published, region=settings.region)
+    calls = backend_client or HttpBackendClient()
+    active = ActiveDocumentReader(control=control, settings=settings)
     publisher = Publisher(
         control=control,
         ledger=ledger,
         settings=settings,
         clock=lambda: 0.0,
         recovery=recovery,
+        labels=BackendCalls(control=control, active=active, client=calls).labels,
         workers_timeout=60.0,
     )
     cache = open_client(settings.cache_url, timeout=2.0, slow=2.0)
+    operator_keys = OperatorKeys(store=ledger.operators)
+    await operator_keys.refresh()
+    directory = OperatorDirectory(
+        admin_key=settings.admin_key,
+        metrics_key=settings.metrics_key,
+        authenticators=[operator_keys, *authenticators],
+    )
     yield build_admin(
         settings=settings,
         control=control,
@@ -49,8 +66,11 @@ async def application_of(
         ledger=ledger,
         publisher=publisher,
         recovery=recovery,
-        backend_client=backend_client or HttpBackendClient(),
+        backend_client=calls,
+        operator_keys=operator_keys,
+        directory=directory,
         body_timeout=body_timeout,
+        extensions=extend(directory).routers,
     )
     await cache.aclose()
 
@@ -63,9 +83,17 @@ async def client_of(
     backend_client: BackendClient | None = None,
     *,
     body_timeout: float = 30.0,
+    authenticators: Sequence[OperatorAuthenticator] = (),
+    extend: Extend = no_extension,
 ) -> AsyncIterator[httpx.AsyncClient]:
     async with application_of(
-        settings, redis, ledger, backend_client, body_timeout=body_timeout
+        settings,
+        redis,
+        ledger,
+        backend_client,
+        body_timeout=body_timeout,
+        authenticators=authenticators,
+        extend=extend,
     ) as app:
         transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:

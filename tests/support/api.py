@@ -12,13 +12,16 @@ from prometheus_client import CollectorRegistry
 
 from backends.protocol import ModelInfo
 from gateway.api.cross_origin import CrossOrigin
+from gateway.api.dialect import Dialect
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.key_rotation import RotatedKey
+from gateway.api.load_shedding import LoadShedder
 from gateway.api.metadata import UsageLine
 from gateway.api.request_events import RequestEvents
+from gateway.api.request_lines import RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.routes import build_api, inference_routes
@@ -28,8 +31,9 @@ from gateway.batches.batch_access import open_batch_parts
 from gateway.config.document import Document, LimitsConfig
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import DependencyUnavailable
+from gateway.http.loop_iterations import LoopIterations
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import RecordedRequest
+from gateway.ledger.types import BudgetReport, RecordedRequest
 from gateway.middleware.admission import AdmissionMiddleware
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
@@ -82,6 +86,10 @@ class FakeUsage:
         self.asked.append((caller, since, until, group_by))
         return self.lines
 
+    async def budget(self, caller: Principal) -> BudgetReport | None:
+        """Know no budget."""
+        return None
+
     async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
         """Know no request."""
         return None
@@ -94,12 +102,15 @@ class FakeUsage:
 class Api:
     """Holds the application and its fakes, to be inspected and changed."""
 
+    dialects: Sequence[Dialect] = DIALECTS
+
     def __init__(self, tracer: Tracer | None = None) -> None:
         self.tracer = tracer or Tracer()
         self.scene = Scene(tracer=self.tracer)
         self.events = RecordedEvents()
         self.registry = CollectorRegistry()
         self.metrics = GatewayMetrics(self.registry)
+        self.request_lines = RequestLines(share=1.0, per_second=1000)
         self.usage = FakeUsage()
         self.ready = Readiness(ready=True, missing=[])
         self.runtimes = RuntimeStore(compile_runtime(Document(), 1))
@@ -129,12 +140,13 @@ class Api:
                 metrics=self.metrics,
                 loop_time=self.scene.loop_time,
                 wall=lambda: 7,
+                lines=self.request_lines,
             ),
             metrics=self.metrics,
             tracer=self.tracer,
         )
         rules = CrossOrigin(runtimes=self.runtimes, keys=self.keys)
-        self.routes = inference_routes(DIALECTS)
+        self.routes = inference_routes(self.dialects)
         heads = RequestHeadCache(
             processor=processor,
             keys=self.keys,
@@ -142,7 +154,10 @@ class Api:
             routes=self.routes,
             cross_origin=rules,
         )
-        self.fast_path = build_fast_path(processor, heads)
+        shedder = LoadShedder(
+            iterations=LoopIterations(target=0.0), metrics=self.metrics, new_id=ids.new
+        )
+        self.fast_path = build_fast_path(processor, heads, shedder)
         self.handler = handler = InferenceHandler(processor=processor)
         return build_api(
             version="1.2.3",
@@ -161,8 +176,9 @@ class Api:
             requests=self.usage,
             rotation=self.usage,
             health=self,
+            request_lines=self.request_lines,
             batches=open_batch_parts(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
-            dialects=DIALECTS,
+            dialects=self.dialects,
         )
 
     def document(self) -> Document:
@@ -182,10 +198,10 @@ class Api:
         document = msgspec.structs.replace(self.document(), **sections)
         self.runtimes.current = compile_runtime(document, 2)
 
-    def count(self, status: int, task: str = "classify") -> float | None:
-        """Return how many requests of a task were counted with this status."""
+    def count(self, status: int, route: str = "/v1/classify") -> float | None:
+        """Return how many requests to a route were counted with this status."""
         self.metrics.flush()
-        labels = {"task": task, "status": str(status)}
+        labels = {"route": route, "model": INFO.name, "status": str(status)}
         return self.registry.get_sample_value("sluicegate_requests_total", labels)
 
     @contextlib.asynccontextmanager

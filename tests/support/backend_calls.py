@@ -21,6 +21,7 @@ from backends.protocol import (
     CallItem,
     ChooseParameters,
     ClassifyParameters,
+    DetokenizeParameters,
     Done,
     EmbedParameters,
     EntitiesParameters,
@@ -32,6 +33,7 @@ from backends.protocol import (
     Parameters,
     Report,
     Task,
+    TokenizeParameters,
 )
 from backends.qualification.qualify import qualify, qualify_unmeasured
 from backends.serving.reloading import Repository
@@ -45,6 +47,8 @@ _DEFAULTS: dict[Task, Callable[[], Parameters]] = {
     Task.EMBED: EmbedParameters,
     Task.ENTITIES: EntitiesParameters,
     Task.INFER: InferParameters,
+    Task.TOKENIZE: TokenizeParameters,
+    Task.DETOKENIZE: DetokenizeParameters,
 }
 
 

@@ -1,7 +1,6 @@
 """Runs a backend as a process, and sends it requests."""
 
 import http.client
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -29,13 +28,6 @@ from loadtests.harness.waiting import wait_until
 SERVE = (sys.executable, "-m", "backends", "serve")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def serving(
     models: Path, port: int, *options: str, environment: Mapping[str, str] | None = None
@@ -48,7 +40,7 @@ def serving(
         env=dict(process_environment()) | dict(environment or {}),
     ) as process:
         try:
-            wait_until(lambda: process.poll() is not None or is_ready(port), within=60)
+            wait_until(lambda: process.poll() is not None or is_ready(port), within=180)
             yield process
         finally:
             process.kill()

@@ -19,14 +19,16 @@ from tests.support.worker import write_document
 
 
 class BatchScene:
-    """A tenant, its files and batches; the document names `stub` for a backend."""
+    """A tenant, its files and batches; `document` is the rest of one that names `stub`."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, stub: StubBackend) -> None:
+    def __init__(
+        self, settings: Settings, ledger: Ledger, stub: StubBackend, **document: Any
+    ) -> None:
         self.settings = settings
         self.caller = add_caller(ledger, "acme", KEY)
         self.ledger = ledger
         self.files, self.batches = open_batch_parts(settings, ledger)
-        write_document(settings.config, [(stub.backend_id, stub.region, stub.url)], {})
+        write_document(settings.config, [(stub.backend_id, stub.region, stub.url)], document)
 
     async def upload(self, content: bytes) -> str:
         """Store a file; return its id."""

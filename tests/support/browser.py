@@ -51,10 +51,15 @@ class Page:
         """Go to `url` and return when it is loaded, its scripts running."""
         for domain in ("Page", "Network", "Log", "Runtime"):
             await self._call(f"{domain}.enable")
+        self._is_loaded = False
         await self._call("Page.navigate", url=url)
-        async with asyncio.timeout(120):
-            while not self._is_loaded:
-                self._note(await self._socket.receive_json())
+        await self._loaded()
+
+    async def follow(self, expression: str) -> None:
+        """Evaluate what leads to another page, and return when that is loaded."""
+        self._is_loaded = False
+        await self.evaluate(expression)
+        await self._loaded()
 
     async def text_with(self, expected: str) -> str:
         """Return the page's text once `expected` is in it."""
@@ -74,6 +79,11 @@ class Page:
         answer = await self._call("Page.captureScreenshot", format="png")
         return base64.b64decode(answer["data"])
 
+    async def _loaded(self) -> None:
+        async with asyncio.timeout(120):
+            while not self._is_loaded:
+                self._note(await self._socket.receive_json())
+
     async def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
@@ -87,6 +97,8 @@ class Page:
                 self._note(message)
 
     def _note(self, message: dict[str, Any]) -> None:
+        if "method" not in message:  # the answer to a call that was given up
+            return
         event, values = message["method"], message["params"]
         if event == "Page.loadEventFired":
             self._is_loaded = True

@@ -40,11 +40,15 @@ def serve_models(api: Api) -> Api:
     return api
 
 
+def routed_app(api: Api) -> InferenceRouter:
+    """Return the application with its inference routes before it."""
+    return InferenceRouter(api.application, api.handler, api.routes)
+
+
 @contextlib.asynccontextmanager
 async def routed_client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
     """Return a client of all routes, those with a model in their path among them."""
-    app = InferenceRouter(api.application, api.handler, api.routes)
-    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+    transport = httpx.ASGITransport(app=routed_app(api))  # type: ignore[arg-type]  # as uvicorn's
     async with httpx.AsyncClient(
         transport=transport, base_url="http://api", headers=AUTHORIZATION
     ) as client:

@@ -1,6 +1,7 @@
 """Provides values and a collector for tests of routing and dispatch."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 
@@ -84,9 +85,10 @@ class Outcomes:
     def __init__(self) -> None:
         self.by_index: dict[int, ItemOutcome] = {}
 
-    def settle(self, index: int, outcome: ItemOutcome) -> None:
-        assert index not in self.by_index, f"item {index} was settled twice"
-        self.by_index[index] = outcome
+    def settle(self, outcomes: Sequence[tuple[int, ItemOutcome]]) -> None:
+        for index, outcome in outcomes:
+            assert index not in self.by_index, f"item {index} was settled twice"
+            self.by_index[index] = outcome
 
     def backends(self) -> list[str]:
         """Return who answered each item, after checking that it was the item's own answer."""

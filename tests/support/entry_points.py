@@ -54,6 +54,10 @@ class RecordedTransport(asyncio.Transport):
         self._closing = True
 
     @override
+    def can_write_eof(self) -> bool:
+        return True
+
+    @override
     def write_eof(self) -> None:
         self.has_ended = True
 
@@ -140,8 +144,9 @@ class EntryPoint:
         quiet = written = 0
         for _ in range(200):
             await asyncio.sleep(0)
-            # The connection itself is among them while it waits for a backend without a task.
-            waiting = [t for t in self.state.tasks if t is self.protocol or not t.done()]
+            # Connections are among them while they wait for a backend without a task.
+            tasks = self.state.tasks
+            waiting = [t for t in tasks if not (isinstance(t, asyncio.Task) and t.done())]
             quiet = 0 if waiting or len(self.transport.written) > written else quiet + 1
             written = len(self.transport.written)
             if quiet > 2:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class FakeModel:
         return sum(map(len, self.questions))
 
     async def vectors(
-        self, texts: Sequence[Text], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[Any], caller: RowCaller, prompts: Sequence[str] | None = None
     ) -> FloatArray:
         self.questions.append(list(texts))
         return np.array([self._outputs(text) for text in texts], dtype=np.float32)
@@ -35,9 +36,30 @@ class FakeModel:
         return await self.vectors([(first, second) for second in seconds], caller)
 
     async def windows(
-        self, text: str, caller: RowCaller, *, overlap: int, most: int = MAX_WINDOWS
+        self,
+        text: str,
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        prompt: str | None = None,
     ) -> FloatArray:
-        return await self.vectors(text.split("|")[:most], caller)
+        return await self.vectors(
+            [(prompt or "") + part for part in text.split("|")[:most]], caller
+        )
+
+    async def pair_windows(
+        self,
+        text: str,
+        others: Sequence[str],
+        caller: RowCaller,
+        *,
+        overlap: int,
+        most: int = MAX_WINDOWS,
+        text_first: bool,
+    ) -> FloatArray:
+        pairs = [(part, other) for part in text.split("|")[:most] for other in others]
+        return await self.vectors([pair if text_first else pair[::-1] for pair in pairs], caller)
 
     async def token_vectors(
         self, text: str, caller: RowCaller

@@ -19,6 +19,7 @@ from gateway.dispatch.work_task import WorkTask
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
+from gateway.inference.prepared_request import PreparedRequest
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
@@ -82,13 +83,25 @@ class DictCache:
 
     def __init__(self) -> None:
         self.has_memory = True
+        self.peeks = 0
+        self.released: list[CacheKey] = []
+        self.on_release: Callable[[], None] = lambda: None
         self.entries: dict[CacheKey, CachedResult] = {}
         self.before_lookup: Callable[[], None] = lambda: None
 
+    def has(self, address: bytes) -> bool:
+        """Tell whether there is an entry."""
+        return any(key.address == address for key in self.entries)
+
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
         """Return the entry unless it is too old."""
+        self.peeks += 1
         entry = self.entries.get(key) if self.has_memory else None
         return entry if entry is not None and entry.expires_at > now else None
+
+    def entry_of(self, key: CacheKey) -> CachedResult | None:
+        """Return the entry."""
+        return self.entries.get(key) if self.has_memory else None
 
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
@@ -113,9 +126,14 @@ class DictCache:
         """Tell of the entries that are there then, as if from Redis."""
         asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
 
-    def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep the entry."""
-        self.entries[key] = entry
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """Note that they were released."""
+        self.released += keys
+        self.on_release()
+
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]]) -> None:
+        """Keep the entries."""
+        self.entries.update(entries)
 
 
 class GatedRunner:
@@ -134,6 +152,11 @@ class GatedRunner:
         self.bug: Exception | None = None
         self.result: Callable[[bytes], bytes] = msgspec.json.encode
         """Makes the result of an item's body."""
+
+    @property
+    def begun(self) -> int:
+        """How many items have begun; requests that come together may be one work."""
+        return sum(len(work.items) for work in self.works)
 
     def start(
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
@@ -156,7 +179,7 @@ class GatedRunner:
         else:
             outcomes = [self._outcome(item.body) for item in work.items]
         for item, outcome in zip(work.items, outcomes, strict=True):
-            settle(item.index, outcome)
+            settle([(item.index, outcome)])
 
     @property
     def computed(self) -> list[bytes]:
@@ -190,14 +213,14 @@ class FailingRunner(GatedRunner):
 
     @override
     async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
-        settle(work.items[0].index, self._outcome(work.items[0].body))
+        settle([(work.items[0].index, self._outcome(work.items[0].body))])
         try:
             async with asyncio.timeout_at(deadline):
                 await asyncio.get_running_loop().create_future()
         except TimeoutError:
             late = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")
             for item in work.items[1:]:
-                settle(item.index, ItemOutcome(source=Source.FAILED, failure=late))
+                settle([(item.index, ItemOutcome(source=Source.FAILED, failure=late))])
         except asyncio.CancelledError:
             self.given_up += 1
             raise
@@ -234,6 +257,8 @@ class Scene:
         self.cache = DictCache()
         self.runner = runner or GatedRunner()
         self.flights = Flights()
+        self._known_runtime: Runtime | None = None
+        self.principals: dict[str, Principal] = {}
         self.wall = Clock(1_000.0)
         self.tiers = ResultCache(
             CacheConfig(), make_remote=lambda _: remote or NullTier(), clock=self.wall
@@ -268,7 +293,19 @@ class Scene:
         models = {"sentiment": msgspec.convert(entry, ModelConfig)}
         self.document = msgspec.structs.replace(self.document, models=models)
 
-    async def ask(
+    def _runtime(self) -> Runtime:
+        """Return the runtime of what is configured now: the same one while that stays."""
+        known = self._known_runtime
+        if known is None or known.document is not self.document or known.epochs != self.epochs:
+            known = self._known_runtime = Runtime(
+                generation=1,
+                document=self.document,
+                endpoints=(),
+                epochs=MappingProxyType(dict(self.epochs)),
+            )
+        return known
+
+    def prepared(
         self,
         *texts: str,
         tenant: str = "t1",
@@ -278,9 +315,9 @@ class Scene:
         directives: CacheDirectives | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         continue_on_error: bool = False,
-        by_callback: bool = False,
-    ) -> Answer:
-        """Return the answer for `texts`; the cache is read by callback, or awaited."""
+        deadline: float | None = None,
+    ) -> tuple[PreparedRequest, Caller]:
+        """Return a prepared request for `texts`, and its caller."""
         request = InferenceRequest(
             task=task,
             model=ModelName(model),
@@ -289,18 +326,18 @@ class Scene:
             continue_on_error=continue_on_error,
         )
         caller = Caller(
-            principal=Principal(tenant=TenantId(tenant), key=KeyId("k")),
-            deadline=asyncio.get_running_loop().time() + within,
+            principal=self.principals.setdefault(
+                tenant, Principal(tenant=TenantId(tenant), key=KeyId("k"))
+            ),
+            deadline=deadline or asyncio.get_running_loop().time() + within,
             directives=directives or CacheDirectives(),
             criticality=criticality,
         )
-        runtime = Runtime(
-            generation=1,
-            document=self.document,
-            endpoints=(),
-            epochs=MappingProxyType(self.epochs),
-        )
-        prepared = self.inference.prepare(request, caller.principal, runtime)
+        return self.inference.prepare(request, caller.principal, self._runtime()), caller
+
+    async def ask(self, *texts: str, by_callback: bool = False, **asked: Any) -> Answer:
+        """Return the answer for `texts`; the cache is read by callback, or awaited."""
+        prepared, caller = self.prepared(*texts, **asked)
         answer = self.inference.from_memory(prepared, caller.directives)
         if answer is not None or not by_callback:
             return answer or await self.inference.infer(prepared, caller)

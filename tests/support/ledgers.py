@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch, Recorded
-from gateway.types import RequestEvent
+from gateway.types import Principal, RequestEvent
 from tests.support.events import START
 
 
@@ -47,6 +47,12 @@ def record(
     first = high_water - len(events) + 1
     batch = Batch(log_id=log_id, first=first, last=high_water, events=events)
     return ledger.recorder.record([batch])
+
+
+def principals(ledger: Ledger) -> dict[str, Principal]:
+    """Return the principals of valid keys, by the hash of a key's text."""
+    changes = ledger.principals.changes(None)
+    return {} if changes is None else dict(changes.principals)
 
 
 class LedgerSums(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,11 +7,13 @@ from typing import Any
 
 import msgspec
 
+from backends.protocol import Call, Done
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.runtime.control import Control
-from loadtests.harness.stub_backend import Behaviour, answer, refuse
+from loadtests.harness.raw_http import KEY, post
+from loadtests.harness.stub_backend import Behaviour, Reply, StubBackend, answer, refuse
 from loadtests.harness.waiting import eventually
 from tests.support.reload_scene import OTHER_KEY, ReloadCase, ReloadScene, Section, case_of
 
@@ -76,6 +78,20 @@ async def _(scene: ReloadScene) -> None:
     found = await scene.both({}, {"regions": scene.regions(name="spot")}, pool)
 
     assert found == ("default", "spot")
+
+
+@case_of(CASES, "regions[].pools[].cost_per_hour")
+async def _(scene: ReloadScene) -> None:
+    """It is for operators, whose console draws the margin with it."""
+    control = Control(scene.redis)
+    active = ActiveDocumentReader(control=control, settings=scene.worker.settings)
+
+    async def cost() -> float:
+        return (await active.document()).regions[1].pools[0].cost_per_hour
+
+    found = await scene.both({}, {"regions": scene.regions(cost_per_hour=1.25)}, cost)
+
+    assert found == (0.0, 1.25)
 
 
 @case_of(CASES, "regions[].pools[].overflow")
@@ -214,6 +230,25 @@ async def _(scene: ReloadScene) -> None:
 
 
 # Deadlines and bounds of requests
+
+
+async def _vector_of(stub: StubBackend, call: Call, reply: Reply) -> None:
+    assert msgspec.msgpack.decode(call.items[0].body) == [1, 2]
+    await reply.send(Done(index=0, result=b'{"embedding":[0.5]}', rows=1, tokens=4))
+    await reply.end(stub.report)
+
+
+async def _status_of_tokens(scene: ReloadScene) -> int:
+    scene.eu.behaviour = scene.us.behaviour = _vector_of
+    body = msgspec.json.encode({"model": scene.name, "input": [[1, 2]]})
+    return (await scene.exchange(post("/v1/embeddings", body, key=KEY))).status
+
+
+@case_of(CASES, "models.*.token_ids")
+async def _(scene: ReloadScene) -> None:
+    found = await scene.both({}, {"entry": {"token_ids": True}}, partial(_status_of_tokens, scene))
+
+    assert found == (400, 200)
 
 
 @case_of(CASES, "deadline.default")

@@ -21,6 +21,17 @@ def routing(**fields: object) -> Section:
     return {"routing": fields}
 
 
+@case_of(CASES, "regions[].pools[].models[]")
+async def _(scene: ReloadScene) -> None:
+    async def assigned() -> set[tuple[str, ...]]:
+        return {endpoint.models for endpoint in scene.fleet.endpoints}
+
+    # Every served model has a backend: the first region's serves what it is set to.
+    assert await scene.both(
+        {"regions": scene.regions()}, {"regions": scene.regions(models=["x-*"])}, assigned
+    ) == ({()}, {(), ("x-*",)})
+
+
 # Calls
 
 

@@ -86,7 +86,7 @@ class ScriptedClient:
                     elif isinstance(step, Pause):
                         await asyncio.sleep(0)
                     else:
-                        receive(step)
+                        receive([step])
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "silence") from error
         raise CallFailed(Cause.CUT, "the script ended without a report")

@@ -8,6 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import Any, Protocol
 
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -83,6 +86,7 @@ class HttpSink(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.status = status
         self.spans: list[Span] = []
+        self.metrics: list[ExportMetricsServiceRequest] = []
         self.headers: list[Mapping[str, str]] = []
         self.answers = threading.Event()
         self.answers.set()
@@ -110,7 +114,10 @@ class _Handler(BaseHTTPRequestHandler):
         sink.answers.wait(60.0)
         if sink.status == 200:
             sink.headers.append({"path": self.path} | dict(self.headers))
-            sink.spans += _spans(body)
+            if self.path.endswith("/v1/metrics"):
+                sink.metrics.append(ExportMetricsServiceRequest.FromString(body))
+            else:
+                sink.spans += _spans(body)
         self.send_response(sink.status)
         self.send_header("content-length", "0")
         self.end_headers()

@@ -1,9 +1,10 @@
 """Runs a whole gateway worker in this process, on a real socket."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -55,15 +56,15 @@ async def running_worker(
     ledger_url: str = "",
     before: Callable[[], None] = lambda: None,
     timeouts: ConnectionTimeouts | None = None,
-    fast_lane: bool = True,
     draining: Draining | None = None,
+    own: Mapping[str, Any] = MappingProxyType({}),
     **document: Any,
 ) -> AsyncIterator[RunningWorker]:
     """Run a worker on the Valkey at `url` that calls `stubs`; `KEY` is the key of a tenant.
 
     `rules` are the tenant's limits; `state_url` is that of another Valkey for the shared state;
-    `timeouts` bounds its connections; `document` holds sections of the configuration.
-    A ledger at `ledger_url` is the test's to fill.
+    `timeouts` bounds its connections; `own` are further settings; `document` holds sections of the
+    configuration. A ledger at `ledger_url` is the test's to fill.
     `before` is called when all is there that a worker needs.
     """
     settings = Settings(
@@ -75,7 +76,7 @@ async def running_worker(
         upstream_ca=upstream_ca,
         ledger_url=ledger_url,
         drain=2.0,
-        fast_lane=fast_lane,
+        **own,
     )
     _configure(settings, stubs, document)
     if not ledger_url:
@@ -87,7 +88,9 @@ async def running_worker(
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
         parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
-        app, protocol = await parts.start(stack, draining or Draining())
+        draining = draining or Draining()
+        app, protocol = await parts.start(stack, draining)
+        await stack.enter_async_context(parts.rpc_listener(app, draining, stop))
         listener = open_listener("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
             serve(

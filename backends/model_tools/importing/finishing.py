@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import tokenizers
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 
 from backends.errors import ModelProblem, StartProblem

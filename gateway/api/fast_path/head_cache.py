@@ -6,19 +6,23 @@ cleared when keys or the document change.
 
 import secrets
 from hashlib import blake2b
+from typing import Literal, NamedTuple
 
 import httptools
 import msgspec
+from msgspec.structs import replace
 
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.http import Headers, headers_by_name
 from gateway.api.inference_route import InferenceRoutes, RouteMatch
+from gateway.api.recent_cache import RecentCache
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
 from gateway.auth.key_ring import KeyRing
-from gateway.errors import GatewayError
-from gateway.http.request_head import MAX_FIELDS, has_valid_host
+from gateway.errors import AuthenticationFailed, GatewayError
+from gateway.http.client_id import echo_line, split_client_id
+from gateway.http.request_head import MAX_FIELDS, has_valid_host, split_length
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.trace_context import MOST_LINES
@@ -28,12 +32,14 @@ _LONGEST = 4096
 _MOST = 4096
 _KEYED = b"idempotency-key"
 _NAMED = b"request-id:"
+_NAME_PART = b"equest-"
+_TAKEN_OUT = b"\0"
 # A body with one of these does not end where its declared length says, or is not to be read yet.
 _UNUSUAL = (b"transfer-encoding", b"expect", b"upgrade", b"content-encoding")
 
 
 class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The decisions about a request by its head; `length` is that of its body."""
+    """The decisions about a request by its head; `length` is that of the first one's body."""
 
     match: RouteMatch
     fields: tuple[bytes, ...]
@@ -51,6 +57,15 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the caller names the request by."""
     context: str
     """The trace context, where it is of another form than `split_context` takes out."""
+
+
+class FoundHead(NamedTuple):
+    """What is `known` of the `head` of a request, the trace context, and the body's length."""
+
+    known: CachedHead
+    head: bytes
+    context: str
+    length: int
 
 
 class RequestHeadCache:
@@ -71,9 +86,11 @@ class RequestHeadCache:
         self._cross_origin = cross_origin
         # Copied for each digest: to begin with the key anew would cost a round of it.
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
-        self._heads: dict[bytes, CachedHead | None] = {}
-        self._requests: dict[bytes, ParsedBody] = {}
+        self._heads: RecentCache[bytes, CachedHead | Literal[False]] = RecentCache(_MOST)
+        """What heads say; `False` where the application answers."""
+        self._requests: RecentCache[bytes, ParsedBody] = RecentCache(_MOST)
         self._runtime: Runtime | None = None
+        self._max_body_bytes = 0
         self._generation = -1
         self._is_closed = False
         self._routes = routes
@@ -81,26 +98,28 @@ class RequestHeadCache:
     def __len__(self) -> int:
         return len(self._heads)
 
-    def find(self, head: bytes) -> CachedHead | None:
-        """Return what `head`, up to and with its empty line, says.
+    def find(self, head: bytes) -> tuple[CachedHead, int] | None:
+        """Return what `head`, up to and with its empty line, says, and the length of the body.
 
-        `None` where the request is not of the plain kind, or will not be let in.
+        `None` where the request is not of the plain kind, or will not be let in. Heads that differ
+        by the length of the body, or by the caller's id, are parsed once.
         """
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
-        digest = self._digest(head)
-        known = self._heads.get(digest)
-        if known is None and digest not in self._heads and len(head) <= _LONGEST:
-            # Each such head is another, and would push those that return out of the cache.
-            lowered = head.lower()
-            if _KEYED in lowered:
-                return None
-            if _NAMED in lowered:
-                return self._read(head)
-            if len(self._heads) >= _MOST:
-                self._heads.clear()
-            known = self._heads[digest] = self._read(head)
-        return known
+        client_id = ""
+        if _NAME_PART in head:
+            client_id, head = split_client_id(head)
+        length, rest = split_length(head)
+        if length > self._max_body_bytes:
+            return None
+        # A head without a length, which is none of a length that was taken out, ends otherwise.
+        digest = self._digest(rest + _TAKEN_OUT if length else rest)
+        known = self._heads.newer.get(digest) or self._heads.get(digest)
+        if known is None:
+            known = self._read_new(head, digest)
+        if not known:
+            return None
+        return _named(known, client_id) if client_id else known, length or known.length
 
     def find_replayable(self, request: bytes) -> ParsedBody | None:
         """Return the parsed body of a whole request that was a memory hit."""
@@ -110,14 +129,13 @@ class RequestHeadCache:
             return None
         hasher = self._keyed.copy()
         hasher.update(request)
-        return self._requests.get(hasher.digest())
+        digest = hasher.digest()
+        return self._requests.newer.get(digest) or self._requests.get(digest)
 
     def add_replayable(self, request: bytes, parsed: ParsedBody) -> None:
         """Store a whole request, head and body."""
         if len(request) <= _LONGEST and not self._is_closed:
-            if len(self._requests) >= _MOST:
-                self._requests.clear()
-            self._requests[self._digest(request)] = parsed
+            self._requests.put(self._digest(request), parsed)
 
     def close(self) -> None:
         """Clear the cache and store nothing more: every request goes to the application."""
@@ -133,7 +151,21 @@ class RequestHeadCache:
         self._heads.clear()
         self._requests.clear()
         self._runtime = self._runtimes.current
+        self._max_body_bytes = self._runtime.document.request.max_body_bytes
         self._generation = self._keys.generation
+
+    def _read_new(self, head: bytes, digest: bytes) -> CachedHead | Literal[False]:
+        """Return what a head says that is not in the cache, and store it unless it is unique."""
+        lowered = head.lower()
+        if len(head) > _LONGEST or _KEYED in lowered:
+            return False
+        try:
+            known: CachedHead | Literal[False] = self._read(head) or False
+        except AuthenticationFailed:
+            return False  # not stored: a key that is added does not clear the cache
+        if _NAMED not in lowered:
+            self._heads.put(digest, known)
+        return known
 
     def _read(self, head: bytes) -> CachedHead | None:
         if self._is_closed:
@@ -153,6 +185,8 @@ class RequestHeadCache:
             if state.principal is None:
                 return None
             self._cross_origin.check(state.principal, target.decode(), origin)
+        except AuthenticationFailed:
+            raise
         except GatewayError:
             return None
         lines = state.own_lines + self._cross_origin.lines(origin, state.principal)
@@ -170,6 +204,12 @@ class RequestHeadCache:
             client_id=state.client_id,
             context=context,
         )
+
+
+def _named(known: CachedHead, client_id: str) -> CachedHead:
+    """Return what is known of a head for a request that its caller has named."""
+    lines = echo_line(client_id) + known.own_lines
+    return replace(known, client_id=client_id, own_lines=lines, is_plain=False)
 
 
 class _HeadReader:
@@ -196,8 +236,8 @@ class _HeadReader:
         lengths = [value for name, value in self.headers if name == b"content-length"]
         return (
             not self._has_more
-            # Less those of a trace context, which were taken out.
-            and len(self.headers) <= MAX_FIELDS - MOST_LINES
+            # Less those of a trace context and an id, which were taken out.
+            and len(self.headers) < MAX_FIELDS - MOST_LINES
             and has_valid_host(self.headers)
             and parser.get_method() == b"POST"
             and parser.get_http_version() == "1.1"

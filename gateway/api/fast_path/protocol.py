@@ -8,128 +8,23 @@ untouched.
 
 import asyncio
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from typing_extensions import override
 
-from gateway.api.answers import HIT
 from gateway.api.content_coding import SMALLEST, compressed
-from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
-from gateway.api.http import Headers, HttpReply
-from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import ParsedBody, RequestState
+from gateway.api.fast_path.answering import FastPath
+from gateway.api.http import HttpReply
+from gateway.api.request_state import RequestState
 from gateway.errors import GatewayError
-from gateway.http.server_internals import STATUS_LINE
-from gateway.http.write_coalescing import CLOSE, WriteCoalescer, WriteCoalescingProtocol
+from gateway.http.request_head import split_fields
+from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.tasks import log_failure
 from gateway.types import Answer
 
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
 _MOST_AT_ONCE = 64 * 1024
-
-
-class FoundHead(NamedTuple):
-    """What is `known` of the `head` of a request, and the trace context that was taken out."""
-
-    known: CachedHead
-    head: bytes
-    context: str
-
-
-class FastPath:
-    """Answers the requests of all connections of a worker."""
-
-    def __init__(self, *, processor: RequestProcessor, heads: RequestHeadCache) -> None:
-        self.heads = heads
-        self.hit_events = processor.hits.events
-        self.coalescer = WriteCoalescer(before=self.hit_events.commit)
-        self.processor = processor
-        self._hits = processor.hits
-        self._split = processor.tracer.contexts.split
-        self._splits_first = False
-        self._server_headers: Headers = []
-        self._server_lines = b""
-        self._hit_lines = b""
-
-    def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
-        """Return the answer to a whole request that is the same as an earlier memory hit.
-
-        `None` where there was none; see `MemoryHits.replay`.
-        """
-        parsed = None if self._splits_first else self.heads.find_replayable(request)
-        if parsed is None:
-            parsed, _ = self._find_without_context(request)
-            if parsed is None:
-                return None
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
-        return self._hits.replay(parsed, self._hit_lines)
-
-    def find(self, head: bytes) -> FoundHead | None:
-        """Return what is known of a head, `None` where the application answers the request."""
-        context, head = self._split(head)
-        found = self.heads.find(head)
-        return None if found is None else FoundHead(found, head, context or found.context)
-
-    def reply(self, found: FoundHead, body: bytes) -> HttpReply | RequestState:
-        """Return the answer to a request, or its state where it has to be waited for.
-
-        A plain memory hit is replayed to equal requests from now on.
-        """
-        head = found.known
-        state = self.processor.new_state(head.match)
-        state.principal = head.principal
-        state.options = head.options
-        state.wants_timing = head.wants_timing
-        if head.coding:
-            state.coding = head.coding
-        if head.own_lines:
-            state.own_lines, state.client_id = head.own_lines, head.client_id
-        if head.fields:
-            state.fields = head.fields
-        self.processor.start_span(state, found.context)
-        state.on_head_read()
-        reply = self.processor.reply_now(state, body)
-        parsed = state.parsed
-        if head.is_plain and parsed is not None and parsed.replay is not None:
-            self.heads.add_replayable(found.head + body, parsed)
-        if reply is not None and head.coding and len(reply.body) >= SMALLEST:
-            state.reply = reply  # it is compressed first, in a thread
-            return state
-        return reply or state
-
-    def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
-        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
-
-        `is_last` adds `connection: close`.
-        """
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
-        return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
-            STATUS_LINE[reply.status],
-            self._server_lines,
-            reply.lines,
-            len(reply.body),
-            CLOSE if is_last else b"",
-            reply.body,
-        )
-
-    def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
-        """Return what is known of a request but for its trace context, and that."""
-        context, rest = self._split(request)
-        was_looked_up = not self._splits_first
-        # The next request is most likely of this kind, too: one look-up for each suffices.
-        self._splits_first = rest is not request
-        if rest is request and was_looked_up:
-            return None, ""
-        return self.heads.find_replayable(rest), context
-
-    def _prepare(self, server_headers: Headers) -> None:
-        """Make what answers begin with; the date in it is another each second."""
-        self._server_headers = server_headers
-        self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
-        self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
 
 
 class FastPathProtocol(WriteCoalescingProtocol):
@@ -194,7 +89,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
             return super().eof_received()
         self._is_at_eof = True
         self.shutdown()
-        return True
+        return self.stays_half_open
 
     @override
     def resume_writing(self) -> None:
@@ -230,18 +125,22 @@ class FastPathProtocol(WriteCoalescingProtocol):
 
     def _answer(self, data: bytes) -> bytes:
         """Answer what can be answered, and return what is left for the application."""
-        fast_path, start, size = self._fast_path, 0, 0
+        fast_path, most, start, size = self._fast_path, self._peer.requests.most, 0, 0
         answers: list[bytes] = []
         while (end := data.find(_END, start) + 4) > 3:  # noqa: PLR2004 - found
             head = fast_path.find(data[start:end])
-            if head is None or end + head.known.length > len(data):
+            if head is None or end + head.length > len(data):
                 break
-            stop = end + head.known.length
-            reply = fast_path.reply(head, data[end:stop])
+            stop = end + head.length
+            # By what proxies say, before the request is charged.
+            refusal = self._count_client(split_fields(head.head)) if most else None
+            reply = fast_path.shed(head.known) or fast_path.reply(head, data[end:stop], refusal)
             if isinstance(reply, RequestState):
                 self._send(b"".join(answers), len(answers))
                 self._begin(reply)
                 return self._hold(data[stop:])
+            if most and refusal is None:
+                self._forget_client()
             answers.append(fast_path.render(reply, self.server_state.default_headers))
             start = stop
             size += len(answers[-1])
@@ -301,9 +200,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
             self._computed = state
             self.tasks.add(self)  # type: ignore[arg-type]  # it can be cancelled
             try:
-                if self._fast_path.processor.compute_nowait(
-                    state, partial(self._on_computed, state)
-                ):
+                on_done = partial(self._on_computed, state)
+                if self._fast_path.processor.compute_nowait(state, on_done):
                     return
             except BaseException:  # whatever it was, a stop must not wait for it
                 self._forget_computed()
@@ -360,6 +258,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
 
     def _end(self, reply: HttpReply) -> None:
         self._is_waiting = False
+        if self._clients:
+            self._forget_client()
         if self.transport.is_closing():
             self._fast_path.hit_events.commit()  # nothing is written that would do so
             return
@@ -393,6 +293,5 @@ class FastPathProtocol(WriteCoalescingProtocol):
                 super().shutdown()
 
     def _wait_for_requests(self, seconds: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            seconds, self.timeout_keep_alive_handler
-        )
+        handler = self.timeout_keep_alive_handler
+        self.timeout_keep_alive_task = self.loop.call_later(seconds, handler)

@@ -4,9 +4,10 @@ from time import time_ns
 
 from typing_extensions import override
 
+from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.protocol import FastPath
 from gateway.api.http import Headers
+from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody
 from gateway.telemetry.tracing import ReplayedHit
@@ -14,10 +15,12 @@ from gateway.telemetry.tracing import ReplayedHit
 _ID = b"x-request-id: "
 
 
-def build_fast_path(processor: RequestProcessor, heads: RequestHeadCache) -> FastPath:
+def build_fast_path(
+    processor: RequestProcessor, heads: RequestHeadCache, shedder: LoadShedder
+) -> FastPath:
     """Return the fast path, one that records spans where the processor's tracer does."""
     kind = TracedFastPath if processor.tracer.is_on else FastPath
-    return kind(processor=processor, heads=heads)
+    return kind(processor=processor, heads=heads, shedder=shedder)
 
 
 class TracedFastPath(FastPath):
@@ -26,8 +29,10 @@ class TracedFastPath(FastPath):
     What is not recorded is answered as without tracing.
     """
 
-    def __init__(self, *, processor: RequestProcessor, heads: RequestHeadCache) -> None:
-        super().__init__(processor=processor, heads=heads)
+    def __init__(
+        self, *, processor: RequestProcessor, heads: RequestHeadCache, shedder: LoadShedder
+    ) -> None:
+        super().__init__(processor=processor, heads=heads, shedder=shedder)
         self._tracer = processor.tracer
         self._samples = processor.tracer.samples
         self._left = processor.tracer.gap()
@@ -64,4 +69,6 @@ class TracedFastPath(FastPath):
         times.append(time_ns())
         hit = ReplayedHit(route.span_name, route.attributes, replay.model, request_id, times)
         self._tracer.replayed(hit, context)
+        if context:  # else its trace has no id yet
+            self.hit_events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)
         return answer

@@ -2,28 +2,36 @@
 
 import asyncio
 import json
-import secrets
 import threading
 from typing import Any
 
 import openai
 
-from tests.clients.checks import Target, assert_close, raised, run_checks
+from tests.clients.checks import (
+    TEXTS,
+    Client,
+    Row,
+    Target,
+    assert_close,
+    new_text,
+    raised,
+    run_checks,
+)
 
-_TEXTS = ["a gorgeous, witty movie", "only labored gags", "how do I reset my PIN?"]
 
-
-def client(target: Target, *, key: str = "", retries: int = 0) -> Any:
+def client(target: Target, *, key: str = "", retries: int = 0, timeout: float = 60.0) -> Any:
     return openai.OpenAI(
-        base_url=f"{target.url}/v1", api_key=key or target.key, max_retries=retries
+        base_url=f"{target.url}/v1",
+        api_key=key or target.key,
+        max_retries=retries,
+        timeout=timeout,
     )
 
 
 def vectors_are_those_of_the_native_route(target: Target) -> None:
-    native = target.native("/v1/embed", {"model": "minilm", "input": _TEXTS})
-    expected = [each["embedding"] for each in native["results"]]
+    expected = target.vectors(TEXTS)
     for more in ({}, {"encoding_format": "float"}):
-        found = client(target).embeddings.create(model="minilm", input=_TEXTS, **more)
+        found = client(target).embeddings.create(model="minilm", input=TEXTS, **more)
 
         assert_close([each.embedding for each in found.data], expected)
         assert [each.index for each in found.data] == [0, 1, 2]
@@ -31,16 +39,14 @@ def vectors_are_those_of_the_native_route(target: Target) -> None:
 
 
 def vectors_can_be_shortened(target: Target) -> None:
-    native = target.native("/v1/embed", {"model": "minilm", "input": "a", "dimensions": 64})
-
     found = client(target).embeddings.create(model="minilm", input="a", dimensions=64)
 
-    assert_close(found.data[0].embedding, native["results"][0]["embedding"])
+    assert_close([found.data[0].embedding], target.vectors(["a"], dimensions=64))
 
 
 def an_answer_is_a_hit_with_the_same_tokens(target: Target) -> None:
     raw = client(target).embeddings.with_raw_response
-    text = f"never seen before {secrets.token_hex()}"
+    text = new_text()
     answers = [raw.create(model="minilm", input=text) for _ in range(3)]
 
     tokens = {answer.parse().usage.prompt_tokens for answer in answers}
@@ -56,15 +62,15 @@ def the_asynchronous_client_is_answered(target: Target) -> None:
         async with openai.AsyncOpenAI(
             base_url=f"{target.url}/v1", api_key=target.key
         ) as asynchronous:
-            return await asynchronous.embeddings.create(model="minilm", input=_TEXTS)
+            return await asynchronous.embeddings.create(model="minilm", input=TEXTS)
 
-    assert len(asyncio.run(ask()).data) == len(_TEXTS)
+    assert len(asyncio.run(ask()).data) == len(TEXTS)
 
 
 def texts_are_moderated(target: Target) -> None:
-    native = target.native("/v1/classify", {"model": "sentiment", "input": _TEXTS})
+    native = target.native("/v1/classify", {"model": "sentiment", "input": TEXTS})
     scores = [{one["label"]: one["score"] for one in each["labels"]} for each in native["results"]]
-    for asked in (_TEXTS, [{"type": "text", "text": text} for text in _TEXTS]):
+    for asked in (TEXTS, [{"type": "text", "text": text} for text in TEXTS]):
         found = client(target).moderations.create(model="sentiment", input=asked)
 
         assert found.id.startswith("modr-")
@@ -117,10 +123,22 @@ def bad_input_is_a_bad_request(target: Target) -> None:
     refused(target, openai.BadRequestError, "invalid_request", extra_body={"unknown": 1})
 
 
-def a_deadline_is_an_error_of_the_server(target: Target) -> None:
-    late = {"extra_headers": {"X-Request-Timeout": "0.0001"}}
-    texts = [f"{secrets.token_hex()} " + "word " * 200] * 16
-    refused(target, openai.InternalServerError, "deadline_exceeded", input=texts, **late)
+def the_clients_own_timeout_ends_its_call(target: Target) -> None:
+    asked = client(target, timeout=0.5).embeddings
+    ask = lambda: asked.create(model=target.slow_model, input=new_text())  # noqa: E731
+    raised(openai.APITimeoutError, ask)
+
+
+def its_own_retry_after_a_timeout_finds_the_work_done(target: Target) -> None:
+    patient = client(target, timeout=1.0, retries=6).embeddings
+    assert patient.create(model=target.slow_model, input=new_text()).data[0].embedding
+
+
+def a_deadline_of_the_server_is_its_error(target: Target) -> None:
+    for model, seconds in ((target.slow_model, "0.5"), ("minilm", "0.0001")):
+        late = {"extra_headers": {"X-Request-Timeout": seconds}, "model": model}
+        texts = [f"{new_text()} " + "word " * 200] * 16
+        refused(target, openai.InternalServerError, "deadline_exceeded", input=texts, **late)
 
 
 def over_the_limit_the_clients_own_retry_succeeds(target: Target) -> None:
@@ -150,7 +168,7 @@ def _ended(target: Target, batch: str) -> Any:
 def a_batch_is_run_and_its_answers_are_those_of_the_route(target: Target) -> None:
     lines = [
         {"custom_id": text, "method": "POST", "url": "/v1/embeddings", "body": body}
-        for text in _TEXTS
+        for text in TEXTS
         for body in [{"model": "minilm", "input": text, "encoding_format": "float"}]
     ]
     content = "\n".join(map(json.dumps, [*lines, lines[0]]))
@@ -165,8 +183,7 @@ def a_batch_is_run_and_its_answers_are_those_of_the_route(target: Target) -> Non
     assert (ended.status, ended.request_counts.completed) == ("completed", 3), ended
     answers = map(json.loads, api.files.content(ended.output_file_id).text.splitlines())
     found = {one["custom_id"]: one["response"]["body"]["data"][0]["embedding"] for one in answers}
-    native = target.native("/v1/embed", {"model": "minilm", "input": _TEXTS})
-    assert_close([found[text] for text in _TEXTS], [one["embedding"] for one in native["results"]])
+    assert_close([found[text] for text in TEXTS], target.vectors(TEXTS))
     (error,) = map(json.loads, api.files.content(ended.error_file_id).text.splitlines())
     assert (error["error"]["code"], error["error"]["line"]) == ("duplicate_custom_id", 4)
     assert batch.id in [one.id for one in api.batches.list(limit=1)]
@@ -191,22 +208,52 @@ def a_batch_can_be_cancelled(target: Target) -> None:
     assert _ended(target, batch.id).status == "cancelled"
 
 
-if __name__ == "__main__":
-    run_checks(
-        [
+def _chat(target: Target) -> object:
+    return client(target).chat.completions.create(
+        model="minilm", messages=[{"role": "user", "content": "a"}]
+    )
+
+
+OPENAI = Client(
+    name="openai",
+    distribution="openai",
+    rows={
+        Row.RESULT: [
             vectors_are_those_of_the_native_route,
             vectors_can_be_shortened,
             an_answer_is_a_hit_with_the_same_tokens,
             the_asynchronous_client_is_answered,
             texts_are_moderated,
             models_are_listed,
-            a_wrong_key_is_an_authentication_error,
-            a_key_for_another_model_is_a_permission_error,
-            an_unknown_model_is_not_found,
-            bad_input_is_a_bad_request,
-            a_deadline_is_an_error_of_the_server,
-            over_the_limit_the_clients_own_retry_succeeds,
             a_batch_is_run_and_its_answers_are_those_of_the_route,
             a_batch_can_be_cancelled,
-        ]
-    )
+        ],
+        Row.WRONG_KEY: [
+            a_wrong_key_is_an_authentication_error,
+            a_key_for_another_model_is_a_permission_error,
+        ],
+        Row.UNKNOWN_MODEL: [an_unknown_model_is_not_found],
+        Row.OVER_LIMIT: [over_the_limit_the_clients_own_retry_succeeds],
+        Row.DEADLINE: [
+            the_clients_own_timeout_ends_its_call,
+            its_own_retry_after_a_timeout_finds_the_work_done,
+            a_deadline_of_the_server_is_its_error,
+        ],
+        Row.BAD_INPUT: [bad_input_is_a_bad_request],
+    },
+    error=openai.NotFoundError,
+    not_answered={
+        "chat.completions": _chat,
+        "completions": lambda target: client(target).completions.create(model="m", prompt="a"),
+        "responses": lambda target: client(target).responses.create(model="m", input="a"),
+        "images": lambda target: client(target).images.generate(model="m", prompt="a"),
+        "audio.speech": lambda target: client(target).audio.speech.create(
+            model="m", input="a", voice="alloy"
+        ),
+        "fine_tuning.jobs": lambda target: client(target).fine_tuning.jobs.list(),
+        "vector_stores": lambda target: client(target).vector_stores.list(),
+    },
+)
+
+if __name__ == "__main__":
+    run_checks(OPENAI)

@@ -12,7 +12,7 @@ from gateway.supervisor.bootstrap import bootstrap
 from gateway.supervisor.errors import CannotStart
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 from tests.support.admin import refused
-from tests.support.ledgers import record
+from tests.support.ledgers import principals, record
 
 pytestmark = pytest.mark.anyio
 
@@ -44,8 +44,54 @@ async def test_a_revoked_key_is_no_principal_any_more(
     revoked = await admin.delete(f"/admin/keys/{created['id']}")
 
     assert revoked.json()["revoked"]
-    assert ledger.accounts.load_principals() == {}
+    assert principals(ledger) == {}
     refused(await admin.delete("/admin/keys/key_nobody"), 404, "not_found")
+
+
+async def test_many_keys_are_created_together_or_none_is(
+    admin: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    wanted = [{"tenant": "acme", "name": "a"}, {"tenant": "beta"}, {"tenant": "acme"}]
+
+    refused(await admin.post("/admin/keys/bulk", json={"keys": wanted}), 404, "not_found")
+    wrong = {"keys": [*wanted, {"tenant": "no tenant"}], "new_tenants": True}
+    refused(await admin.post("/admin/keys/bulk", json=wrong), 400, "invalid_request")
+    refused(await admin.post("/admin/keys/bulk", json={"keys": []}), 400, "invalid_request")
+    before = (ledger.accounts.tenants(), principals(ledger))
+    created = await admin.post("/admin/keys/bulk", json={"keys": wanted, "new_tenants": True})
+
+    assert before == ([], {})
+    assert created.status_code == 201
+    keys = created.json()["keys"]
+    assert [(key["tenant"], key["name"]) for key in keys] == [
+        ("acme", "a"),
+        ("beta", ""),
+        ("acme", ""),
+    ]
+    found = principals(ledger)
+    assert [found[hash_key(key["key"])].key for key in keys] == [key["id"] for key in keys]
+    actions = [entry.action for entry in ledger.audit.entries()]
+    assert actions == ["key.create"] * 3 + ["tenant.create"] * 2
+
+
+async def test_a_budget_is_set_shown_and_removed(admin: httpx.AsyncClient, ledger: Ledger) -> None:
+    await admin.post("/admin/tenants", json={"id": "acme"})
+    path = "/admin/tenants/acme/budget"
+    refused(await admin.get(path), 404, "not_found")
+
+    made = await admin.put(path, json={"amount": "250.00", "refuse": True})
+    shown = await admin.get(path)
+    removed = await admin.delete(path)
+
+    assert made.status_code == 200, made.text
+    budget = {"amount": "250.00", "currency": "EUR", "thresholds": [80, 100], "refuse": True}
+    assert made.json()["budget"] == budget
+    assert shown.json().items() >= (budget | {"remaining": "250.000000000"}).items()
+    assert removed.json()["budget"] is None
+    assert ledger.accounts.tenant("acme").budget is None
+    refused(await admin.put(path, json={"amount": "0"}), 400, "invalid_request")
+    wrong = await admin.put("/admin/tenants/nobody/budget", json={"amount": "1"})
+    refused(wrong, 404, "not_found")
 
 
 async def test_limits_of_a_tenant_and_of_a_key_are_replaced(
@@ -57,7 +103,7 @@ async def test_limits_of_a_tenant_and_of_a_key_are_replaced(
     await admin.put("/admin/tenants/acme/limits", content=GROUP)
     await admin.put(f"/admin/keys/{key['id']}/limits", content=GROUP)
 
-    (principal,) = ledger.accounts.load_principals().values()
+    (principal,) = principals(ledger).values()
     assert principal.tenant_rules[0].capacity == 5
     assert principal.key_rules == principal.tenant_rules
     assert (await admin.get("/admin/tenants/acme")).json()["limits"][0]["name"] == "m"
@@ -69,11 +115,11 @@ async def test_a_key_is_limited_to_origins_and_routes(
     await admin.post("/admin/tenants", json={"id": "acme"})
     bounds = {"origins": ["https://a.example"], "routes": ["/v1/embed"]}
     key = (await admin.post("/admin/keys", json={"tenant": "acme"} | bounds)).json()
-    (first,) = ledger.accounts.load_principals().values()
+    (first,) = principals(ledger).values()
 
     changed = await admin.put(f"/admin/keys/{key['id']}/bounds", json={"routes": ["/v1/infer/*"]})
 
-    (then,) = ledger.accounts.load_principals().values()
+    (then,) = principals(ledger).values()
     assert first.origins == frozenset({"https://a.example"})
     assert first.routes == frozenset({"/v1/embed"})
     assert then.origins is None
@@ -192,7 +238,7 @@ async def test_the_demo_key_is_made_once_and_stays_revoked(
         await asyncio.to_thread(bootstrap, settings, text)
 
     (key,) = ledger.accounts.keys("demo")
-    (principal,) = ledger.accounts.load_principals().values()
+    (principal,) = principals(ledger).values()
     assert {rule.capacity for rule in principal.tenant_rules} == {10_000_000}
 
     ledger.accounts.revoke(key.id)

@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
+from prometheus_client import CollectorRegistry
 
 from gateway.admin.serve import serve_admin
 from gateway.cli.root import main
@@ -30,7 +31,7 @@ def listener(settings: Settings) -> Iterator[Settings]:
     stop = asyncio.Event()
 
     def serve() -> None:
-        loop.run_until_complete(serve_admin(settings, stop=stop))
+        loop.run_until_complete(serve_admin(settings, stop=stop, registry=CollectorRegistry()))
 
     thread = threading.Thread(target=serve)
     thread.start()

@@ -71,6 +71,17 @@ async def test_a_put_needs_the_version_it_names(
     refused(again, 412, "precondition_failed")
 
 
+async def test_a_document_is_later_than_the_one_before_whatever_the_clock_says(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    await admin.post("/admin/config/reload")
+    first = worker.current.published
+
+    await admin.put("/admin/config", content="models: {m: {cache_ttl: 7}}")
+
+    assert int(worker.current.published * 1000) > int(first * 1000)
+
+
 @pytest.mark.parametrize(
     ("content", "code"),
     [(b"models: [", "invalid_configuration"), (b"\xff", "invalid_request")],

@@ -6,13 +6,22 @@ import httpx
 import msgspec
 import pytest
 
+from gateway.ledger.ledger import Ledger
 from gateway.runtime.store import RuntimeStore
 from tests.support.documents import conforms, operations, resolved
+from tests.support.events import make_event
 
 pytestmark = pytest.mark.anyio
 
-_FIRST = ("create_tenant", "create_key", "reload_config", "replace_config")
-_LAST = ("roll_back_config", "revoke_key")
+_FIRST = (
+    "create_operator",
+    "create_tenant",
+    "create_key",
+    "reload_config",
+    "replace_config",
+    "set_budget",
+)
+_LAST = ("roll_back_config", "revoke_key", "rotate_operator", "revoke_operator")
 # The worker here has no backends.
 _ELSEWHERE = {
     *("reload_models", "get_model_arms", "split_model", "reset_model"),
@@ -34,7 +43,7 @@ async def test_document_and_page_are_open(admin: httpx.AsyncClient) -> None:
 
 
 async def test_every_example_is_answered_as_documented(
-    admin: httpx.AsyncClient, worker: RuntimeStore
+    admin: httpx.AsyncClient, worker: RuntimeStore, ledger: Ledger
 ) -> None:
     document = (await admin.get("/openapi.json")).json()
     key = ""
@@ -45,6 +54,8 @@ async def test_every_example_is_answered_as_documented(
             place, query, headers = _parameters(operation)
             if "key" in place:
                 place["key"] = key
+            if "number" in place:
+                place["number"] = _dead_letter(ledger)
             answer = await admin.request(
                 method,
                 path.format(**place),
@@ -64,6 +75,13 @@ async def test_every_example_is_answered_as_documented(
                 conforms(document, told["content"][media]["schema"], answer.json())
             if operation["operationId"] == "create_key":
                 key = answer.json()["id"]
+
+
+def _dead_letter(ledger: Ledger) -> int:
+    """Add a dead letter that can be replayed; return its number."""
+    payload = msgspec.msgpack.encode(make_event(1))
+    ledger.recorder.add_dead_letter("log-1", "not an event", payload)
+    return ledger.dead_letters.entries(limit=1)[0].number
 
 
 def _order(named: tuple[str, str, dict[str, Any]]) -> tuple[int, str]:

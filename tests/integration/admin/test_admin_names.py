@@ -7,10 +7,15 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from backends.protocol import Task
+from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from tests.support.admin import refused
+from loadtests.harness.stub_backend import stub_model
+from tests.support.admin import client_of, refused
+from tests.support.dispatching import state
+from tests.support.scripted_client import ScriptedClient
 
 pytestmark = pytest.mark.anyio
 RULE = {"name": "minute", "unit": "items", "capacity": 5, "window": 60.0}
@@ -101,6 +106,25 @@ async def test_a_document_that_names_an_unknown_model_is_refused_with_its_place(
     assert "planned: true" in problem["detail"]
 
 
+@pytest.mark.usefixtures("serving")
+@pytest.mark.parametrize(
+    ("models", "status"), [("{}", 422), ("{sentiment: {enabled: false}}", 200)]
+)
+async def test_a_document_that_takes_a_served_model_from_all_pools_is_refused(
+    admin: httpx.AsyncClient, models: str, status: int
+) -> None:
+    pool = "{name: one, models: [others], backends: [{id: eu-0, url: 'http://127.0.0.1:9'}]}"
+    document = f"regions: [{{name: eu, pools: [{pool}]}}]\nmodels: {models}\n"
+
+    answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
+
+    assert answer.status_code == status
+    if status == 422:
+        problem = refused(answer, 422, "invalid_configuration")
+        assert problem["detail"].startswith("no backend would serve `sentiment`")
+        assert problem["field"] == "regions"
+
+
 async def test_while_no_backend_has_been_heard_of_names_are_taken_as_they_are(
     admin: httpx.AsyncClient, tenant: str
 ) -> None:
@@ -147,3 +171,30 @@ async def test_a_key_that_would_have_expired_is_refused(
 
     assert "`expires` is past" in problem["detail"]
     assert (await admin.get("/admin/keys")).json()["keys"] == []
+
+
+async def test_a_moderation_by_a_label_that_the_model_does_not_have_is_refused(
+    settings: Settings, redis: Redis, ledger: Ledger
+) -> None:
+    """A category of it would have the score 0 for ever."""
+    backends, model = ScriptedClient(), stub_model("mood")
+    model = msgspec.structs.replace(model, tasks=[Task.CLASSIFY], labels=["joy", "anger"])
+    encoder = msgspec.structs.replace(model, name="vectors", tasks=[Task.EMBED], labels=None)
+    backends.states["eu-0"] = state("eu-0", models=[model, encoder])
+    regions = 'regions: [{name: eu, pools: [{backends: [{id: eu-0, url: "http://127.0.0.1:1"}]}]}]'
+    (settings.config / "regions.yaml").write_text(regions)
+
+    async with client_of(settings, redis, ledger, backends) as admin:
+        for entry, status, said in (
+            (
+                "mood: {moderation: {angr: hate}}",
+                422,
+                "did you mean `anger`? It has `joy`, `anger`",
+            ),
+            ("vectors: {moderation: {joy: hate}}", 422, "no labels of its own; name a classifier"),
+            ("mood: {moderation: {anger: hate}}", 200, ""),
+            ("later: {planned: true, moderation: {any: hate}}", 200, ""),
+        ):
+            text = f"{regions}\nmodels: {{{entry}}}\n"
+            answer = await admin.put("/admin/config", content=text, params={"dry_run": "true"})
+            assert (answer.status_code, said in answer.text) == (status, True), answer.text

@@ -28,7 +28,15 @@ def test_the_environment_sets_what_the_command_line_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("PORT", "http"), ("PORT", "70000"), ("THREADS", "-1"), ("PROVIDER", "tpu"), ("DRAIN", "x")],
+    [
+        ("PORT", "http"),
+        ("PORT", "70000"),
+        ("THREADS", "-1"),
+        ("PROVIDER", "tpu"),
+        ("DRAIN", "x"),
+        ("SERVES", ""),
+        ("SERVES", " ,"),
+    ],
 )
 def test_a_wrong_value_is_named(name: str, value: str) -> None:
     with pytest.raises(StartProblem, match=f"`SLUICEGATE_BACKEND_{name}` is wrong"):

@@ -53,3 +53,14 @@ def test_a_passed_deadline_names_the_phase() -> None:
 
     assert (failure.status, failure.code) == (504, "deadline_exceeded")
     assert "during the computation;" in failure.detail
+
+
+def test_an_item_that_overload_made_late_refuses_its_request_and_says_when_to_return() -> None:
+    late = ItemFailure(
+        status=504, code="deadline_exceeded", detail="busy", retry_after=0.7, is_overload=True
+    )
+
+    error = late.error(0)
+
+    assert isinstance(error, Overloaded)
+    assert (error.status, error.retry_after) == (503, 0.7)

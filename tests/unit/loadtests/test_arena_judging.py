@@ -45,7 +45,7 @@ def verdict(*requests: RequestOutcome, window: Window = Window()) -> Verdict:  #
 
 
 def around(**changes: object) -> CaseObservations:
-    made = CaseObservations(unhealthy=[], memory=SEEN, bounds=BOUNDS, lost=0)
+    made = CaseObservations(unhealthy=[], memory=SEEN, bounds=BOUNDS)
     return msgspec.structs.replace(made, **changes)
 
 
@@ -155,11 +155,11 @@ def test_who_got_no_answer_may_be_billed_and_nobody_else() -> None:
     ledger = {one: LedgerEntry(times=1, status=200) for one in ("a", "b")}
     found = verdict(*answers, window=Window(after_begin=5))
 
-    one = findings(found, compare(answers, ledger, items_billed=4), around(lost=1))
+    one = findings(found, compare(answers, ledger, items_billed=4), around())
     two = findings(
         found,
         compare(answers, {**ledger, "c": LedgerEntry(times=1, status=200)}, items_billed=6),
-        around(lost=1),
+        around(),
     )
 
     assert list(one) == []
@@ -278,3 +278,16 @@ def test_answers_that_differ_before_any_fault_are_no_measure() -> None:
 
     with pytest.raises(ValueError, match="differ before any fault"):
         expected.add("/v1/embed", "m", ["text"], b'{"results": [{"embedding": [0.6]}]}')
+
+
+def test_answers_that_share_an_id_and_items_that_are_not_billed_are_found() -> None:
+    answers = [sent(number, id_="a") for number in range(1, 5)]
+    ledger = {one: LedgerEntry(times=1, status=200) for one in ("a", "b")}
+
+    found = list(compare(answers, ledger, items_billed=3).findings())
+
+    assert found == [
+        "3 answers have the id of another",
+        "1 billed, of which nobody asked",
+        "3 items billed, 8 answered",
+    ]

@@ -133,10 +133,21 @@ def test_triton_batches_only_when_it_is_told_to() -> None:
 def test_a_server_that_ends_at_once_fails_with_what_it_said(tmp_path: Path) -> None:
     """The reason is the end of its own output."""
     command = ("/bin/sh", "-c", "echo a library is missing; exit 3")
-    broken = msgspec.structs.replace(PEERS["triton"], command=command)
+    (tmp_path / ".installed").touch()
+    broken = msgspec.structs.replace(PEERS["triton"], command=command, environment=str(tmp_path))
 
     with pytest.raises(PeerFailed, match="status 3: a library is missing"):
         running(broken, broken.ways[0], tmp_path, Task.EMBED).__enter__()
+
+
+def test_a_peer_whose_installation_broke_off_counts_as_not_installed(tmp_path: Path) -> None:
+    """Its interpreter is there, and its packages are not."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    partial = msgspec.structs.replace(PEERS["triton"], environment=str(tmp_path))
+
+    with pytest.raises(PeerFailed, match="not installed"):
+        running(partial, partial.ways[0], tmp_path, Task.EMBED).__enter__()
 
 
 def test_a_peer_that_is_not_installed_fails_with_what_to_do(tmp_path: Path) -> None:

@@ -29,9 +29,8 @@ def test_the_run_in_the_middle_counts_and_every_failure() -> None:
 
 def test_spans_of_all_workers_are_counted() -> None:
     metrics = """\
-sluicegate_worker{figure="dropped",part="tracing",worker="0"} 3.0
-sluicegate_worker{figure="dropped",part="tracing",worker="1"} 1e+03
-sluicegate_worker{figure="dropped",part="events",worker="1"} 7.0
-sluicegate_worker{figure="exported",part="tracing"} 5.0
+sluicegate_trace_spans_total{outcome="dropped"} 1e+03
+sluicegate_events_dropped_total{stream="usage"} 7.0
+sluicegate_trace_spans_total{outcome="exported"} 5.0
 """
-    assert span_counts(metrics) == {"exported": 5, "failed": 0, "dropped": 1003}
+    assert span_counts(metrics) == {"exported": 5, "failed": 0, "dropped": 1000}

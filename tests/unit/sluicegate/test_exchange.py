@@ -297,3 +297,24 @@ def test_options_that_make_no_sense_are_refused() -> None:
     for wrong in ({"timeout": 0.0}, {"timeout": float("inf")}, {"retries": -1}):
         with pytest.raises(ValueError, match="must be"):
             Options(**wrong)
+
+
+@pytest.mark.parametrize("texts", [b"a", [b"a"], [("a", b"b")], [{"prompt": bytearray(b"a")}]])
+def test_bytes_are_no_text(texts: Any) -> None:
+    """They would be sent in base64, and answered as if that were the text."""
+    with pytest.raises(TypeError, match="decode bytes first"):
+        routes.classify("m", texts)
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+def test_a_name_that_leads_to_another_route_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="`model` cannot be"):
+        routes.get_model(name)
+    with pytest.raises(ValueError, match="`model` cannot be"):
+        routes.infer(name, [1])
+    with pytest.raises(ValueError, match="`request_id` cannot be"):
+        routes.get_request(name)
+
+
+def test_one_group_needs_no_list() -> None:
+    assert routes.get_usage(group_by="day").query == routes.get_usage(group_by=["day"]).query

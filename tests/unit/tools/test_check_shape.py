@@ -1,6 +1,5 @@
 """Tests that the shape check finds violations and nothing else."""
 
-import ast
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,11 @@ from tools.check_shape import (
     check_version,
     measure,
 )
-from tools.sources import Module, function_lines, functions
+from tools.sources import Module, function_lines, functions, parse
 
 
 def module(source: str, path: str = "gateway/example.py") -> Module:
-    return Module(path=path, source=source, tree=ast.parse(source))
+    return parse(path, source)
 
 
 def project(root: Path, *, version: str = "1.2.3", newest: str = "1.2.3") -> Path:

@@ -1,15 +1,13 @@
 """Tests that the structure of the product is counted, and that its bounds are held."""
 
-import ast
-
 import pytest
 
-from tools.sources import Module
+from tools.sources import Module, parse
 from tools.structure import QUESTION_WORDS, check_structure, measure_structure, shared_names
 
 
 def module(path: str, source: str = "") -> Module:
-    return Module(path=path, source=source, tree=ast.parse(source))
+    return parse(path, source)
 
 
 def test_an_import_is_an_arrow_once_between_modules_and_once_between_tops() -> None:

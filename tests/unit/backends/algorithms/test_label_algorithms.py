@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from backends.algorithms import windows
 from backends.algorithms.cascade import Cascade
 from backends.algorithms.classify import Classify, Label
 from backends.algorithms.embedding import Embed
@@ -161,9 +162,11 @@ async def test_a_tree_s_scores_are_by_softmax_alone() -> None:
 @pytest.mark.parametrize(
     ("combine", "expected"), [("mean", [0.5, 0.5]), ("max", [0.8, 0.7]), ("first", [0.3, 0.7])]
 )
-async def test_windows_become_one_answer(combine: str, expected: list[float]) -> None:
+async def test_windows_become_one_answer(
+    combine: windows.Combination, expected: list[float]
+) -> None:
     model = told(a=[0.3, 0.7], b=[0.8, 0.2], c=[0.4, 0.6])
-    long = LongClassify(below=classify("m"), combine=combine, overlap=0)  # type: ignore[arg-type]
+    long = LongClassify(below=classify("m"), windows=windows.Windows(combine=combine, overlap=0))
 
     found = await long.scores("a|b|c", asking(m=model))
 
@@ -173,7 +176,8 @@ async def test_windows_become_one_answer(combine: str, expected: list[float]) ->
 
 async def test_the_vector_of_a_long_text_is_shortened_before_it_is_normalised() -> None:
     model = told(a=[3.0, 0.0, 9.0], b=[3.0, 8.0, 9.0])
-    long = LongEmbed(below=Embed(model="m", dimensions=3), combine="mean", overlap=0)
+    mean = windows.Windows(combine="mean", overlap=0)
+    long = LongEmbed(below=Embed(model="m", dimensions=3), windows=mean)
 
     found = await long.run("a|b", EmbedParameters(dimensions=2), asking(m=model))
 

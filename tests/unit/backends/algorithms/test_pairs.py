@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from backends.algorithms.embedding import Rerank
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from backends.errors import ItemRefused
 from backends.protocol import ChooseItem, ChooseParameters, RerankParameters, ZeroShotParameters
@@ -84,6 +85,13 @@ async def test_a_choice_is_the_row_with_the_highest_logit() -> None:
 
     assert found["choice"] == 1
     assert found["scores"][1] == pytest.approx(1 / (1 + math.exp(-1) + math.exp(-2)), abs=1e-6)
+
+
+async def test_a_query_that_is_empty_is_named_and_not_the_document() -> None:
+    ask = asking(m=FakeModel(lambda _: [1.0]))
+
+    with pytest.raises(ItemRefused, match="`query` is empty"):
+        await Rerank(model="m").run("doc", RerankParameters(query=" "), ask)
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,15 @@ async def test_a_tenant_that_fills_the_queue_leaves_room_for_another() -> None:
         modest = bench.ask(encode(1), scope="modest", patience=2.0)
         await until(lambda: bench.batcher.statistics().queued_rows == 113)
         gate.open()
-        answers = await asyncio.gather(first, modest, *greedy)
+        answering = asyncio.gather(first, modest, *greedy)
+
+        def are_answered_later() -> bool:
+            # Bulk batches pause after each other, as interactive work has come.
+            bench.clock.advance(0.01)
+            return answering.done()
+
+        await until(are_answered_later)
+        answers = await answering
 
     assert not full_for_all
     assert len(answers) == 201

@@ -106,11 +106,13 @@ class Simulation:
         """Queue the rows of an item's next step."""
         lengths = request.steps[item].pop(0)
         rows = [self.row(request, item, length) for length in lengths]
-        left = request.deadline - self.clock()
         work = sum(COST.alone(length) for length in lengths)
         try:
             self.admission.take(
-                work, time_left=left, flow=FLOW, reservation=request.reservations[item]
+                work,
+                deadline=request.deadline,
+                flow=FLOW,
+                reservation=request.reservations[item],
             )
         except Overloaded:
             self.fail(request)

@@ -1,10 +1,12 @@
 """The queue between the loop and the worker threads."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from backends.batching.bulk_pause import BulkPause
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
 from backends.batching.row import Row, RowWaiter
@@ -132,3 +134,86 @@ async def test_by_arrival_a_batch_holds_one_kind_of_output_and_one_traffic_class
 
     assert sorted(row.length for batch in batches for row in batch) == [10, 11, 12]
     assert all(len({row.batch_class for row in batch}) == 1 for batch in batches)
+
+
+async def test_beside_interactive_rows_bulk_batches_are_short_and_pause_after_each() -> None:
+    clock = Clock()
+    queue = make_queue(clock)
+    queue.put([make_row(100)[0], *(make_row(100, lane="bulk")[0] for _ in range(8))])
+    interactive, bulk = queue.take(), queue.take()
+    assert interactive is not None
+    assert bulk is not None
+
+    paused, runnable = queue.take(), queue.runnable
+    clock.advance(bulk.seconds * 25.5)
+    after = queue.take()
+
+    assert (paused, runnable) == (None, 0)
+    assert after is not None
+    assert len(bulk.rows) == len(after.rows) < 4
+    assert bulk.seconds <= 2 * interactive.seconds
+
+
+async def test_an_interactive_row_runs_while_bulk_rows_pause() -> None:
+    queue = make_queue(Clock())
+    queue.put([make_row(10)[0], *(make_row(10, lane="bulk")[0] for _ in range(4))])
+    for _ in range(2):
+        queue.take()
+    row, _ = make_row(12)
+
+    queue.put([row])
+    taken = queue.take()
+
+    assert taken is not None
+    assert taken.rows == [row]
+    assert not taken.more
+
+
+async def test_without_interactive_rows_bulk_batches_are_full_and_do_not_pause() -> None:
+    clock = Clock()
+    queue = make_queue(clock)
+    queue.put([make_row(10)[0]])
+    queue.take()
+    clock.advance(60.0)
+
+    queue.put([make_row(10, lane="bulk")[0] for _ in range(8)])
+    taken = [queue.take(), queue.take()]
+
+    assert [batch and len(batch.rows) for batch in taken] == [4, 4]
+
+
+async def test_a_pause_is_short_whatever_a_batch_takes() -> None:
+    """What waits in one would have its calls end by their deadlines."""
+    clock = Clock()
+    pause = BulkPause(0.04)
+    pause.began("interactive", 10.0, clock())
+
+    pause.began("bulk", 10.0, clock())
+
+    assert pause.until == clock() + 12.0
+    # Batches of several rows keep to the share.
+    assert pause.limit(clock()) == pytest.approx(2.0 * 0.04 / 0.96)
+
+
+async def test_with_all_of_the_time_bulk_batches_do_not_pause() -> None:
+    clock = Clock()
+    pause = BulkPause(1.0)
+    pause.began("interactive", 1.0, clock())
+
+    pause.began("bulk", 1.0, clock())
+
+    assert pause.until == clock() + 1.0
+    assert 0.0 < pause.limit(clock()) < math.inf
+
+
+async def test_what_interactive_rows_will_take_leaves_out_bulk_rows() -> None:
+    queue = make_queue(Clock())
+    rows = [make_row(100, lane=lane)[0] for lane in ("bulk", "interactive", "bulk")]
+    queue.put(rows)
+    both = queue.interactive_seconds
+
+    taken = [queue.take() for _ in range(2)]
+
+    assert all(taken)
+    assert both == pytest.approx(rows[1].work)
+    assert queue.interactive_seconds == 0.0

@@ -9,7 +9,7 @@ WIDE = CostModel(base=2e-3, padded=0.09e-3)
 
 
 def choose(width: ParallelismChoice, *, alone: bool, length: int = 64) -> bool:
-    return width.choose(alone=alone, rows=1, longest=length, tokens=length)
+    return width.choose(alone=alone, lengths=[length])
 
 
 def test_it_goes_wide_only_after_some_batches_alone() -> None:

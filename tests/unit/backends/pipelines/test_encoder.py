@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import override
@@ -33,7 +34,7 @@ class WatchedTokenizer(Tokenizer):
         self._tokenized = tokenized
 
     @override
-    async def encode(self, texts: Sequence[Text]) -> list[Encoding]:
+    async def encode(self, texts: Sequence[Any]) -> list[Encoding]:
         self._tokenized += [len(t) if isinstance(t, str) else sum(map(len, t)) for t in texts]
         return await super().encode(texts)
 

@@ -6,12 +6,15 @@ import pytest
 from backends.pipelines.scores import (
     apply_function,
     best_first,
+    best_labels,
     gelu,
+    label_scores,
     normalize,
     rounded,
     sigmoid,
     softmax,
 )
+from backends.protocol import Function
 
 
 def test_softmax_stands_logits_of_any_size() -> None:
@@ -31,11 +34,25 @@ def test_no_function_leaves_logits() -> None:
 
 
 def test_equal_scores_keep_their_order() -> None:
-    assert best_first(np.array([0.2, 0.4, 0.2, 0.4], dtype=np.float32)) == [1, 3, 0, 2]
+    best = best_first(np.array([0.2, 0.4, 0.2, 0.4], dtype=np.float32))
+
+    assert best == [(1, 0.4), (3, 0.4), (0, 0.2), (2, 0.2)]
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "none"])
+@pytest.mark.parametrize("labels", [1, 2, 3, 32, 33, 200])
+def test_the_best_labels_are_those_of_the_scores_in_every_digit(
+    function: Function, labels: int
+) -> None:
+    generator = np.random.default_rng(labels)
+    for _ in range(50):
+        logits = generator.normal(scale=4, size=labels).astype(np.float32)
+
+        assert best_labels(logits, function, 5) == best_first(label_scores(logits, function), 5)
 
 
 def test_more_than_there_is_is_all() -> None:
-    assert best_first(np.array([0.1, 0.9], dtype=np.float32), 10) == [1, 0]
+    assert best_first(np.array([0.1, 0.9], dtype=np.float32), 10) == [(1, 0.9), (0, 0.1)]
 
 
 def test_scores_have_six_decimals_and_no_noise() -> None:

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typing_extensions import ParamSpec, TypeVar, override
@@ -151,6 +152,51 @@ async def test_text_that_would_wait_for_many_seconds_is_refused(
     await until(waiting.done)
 
 
+async def test_text_that_would_wait_is_counted_before_it_is_taken(
+    file: Path, pool: ThreadPoolExecutor, busy: threading.Event
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    waiting = asyncio.create_task(tokenizer.encode(["a" * 9 * 1024 * 1024]))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    async with asyncio.timeout(60.0):
+        with pytest.raises(Overloaded):
+            await tokenizer.encode(["a" * 9 * 1024 * 1024])
+    waiting.cancel()
+    busy.set()
+    await until(waiting.done)
+
+
+@pytest.mark.parametrize("task", ["count", "show", "decode"])
+async def test_texts_whose_tokens_are_shown_hold_up_no_rows(
+    file: Path, pool: ThreadPoolExecutor, busy: threading.Event, task: str
+) -> None:
+    much = 17 * 1024 * 1024
+    with ThreadPoolExecutor(1) as rows:
+        tokenizer = Tokenizer(file, pool=rows, token_pool=pool)
+        asked: dict[str, Coroutine[Any, Any, Any]] = {
+            "count": tokenizer.count("a" * much),
+            "show": tokenizer.show("a" * much, add_special_tokens=True),
+            "decode": tokenizer.decode([5] * much, skip_special_tokens=True),
+        }
+        waiting = asyncio.create_task(asked.pop(task))
+        for other in asked.values():
+            other.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+        async with asyncio.timeout(60.0):
+            with pytest.raises(Overloaded):
+                await tokenizer.count(LONG)
+            encodings = await tokenizer.encode([LONG])
+
+    assert len(encodings[0].ids) == 802
+    waiting.cancel()
+    busy.set()
+    await until(waiting.done)
+
+
 class WatchedTokenizer(Tokenizer):
     """Notes the texts that it reads."""
 
@@ -159,6 +205,6 @@ class WatchedTokenizer(Tokenizer):
         self._read = read
 
     @override
-    def encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
+    def encode_now(self, texts: Sequence[Any]) -> list[Encoding]:
         self._read += texts
         return super().encode_now(texts)

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.api.answers import (
     cache_lines,
+    count_refused,
     count_usage,
     encode_answer,
     failed_usage,
@@ -58,6 +59,19 @@ def failed(status: int = 422, code: str = "empty_input", after: float | None = N
 
 def answer(*outcomes: ItemOutcome) -> Answer:
     return Answer(model=_MODEL, outcomes=list(outcomes))
+
+
+def test_items_refused_for_what_they_are_or_for_lack_of_room_are_counted_apart() -> None:
+    outcomes = [
+        failed(),
+        failed(503, "overloaded"),
+        failed(504, "deadline_exceeded"),
+        failed(500, "algorithm_failed"),
+        failed(503, "upstream_unavailable"),
+        computed(),
+    ]
+
+    assert count_refused(outcomes) == 3
 
 
 def test_rows_that_were_known_are_told_beside_those_that_were_not() -> None:

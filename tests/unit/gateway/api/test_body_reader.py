@@ -91,6 +91,10 @@ def test_a_compressed_body_is_named() -> None:
 def test_what_does_not_fit_is_named_by_the_decoder() -> None:
     assert "`$.top_k`" in refusal(Task.CLASSIFY, b'{"model":"m","input":"a","top_k":0}')
     assert "not valid JSON" in refusal(Task.CLASSIFY, b'{"model":"m","input"}')
+    assert refusal(Task.CLASSIFY, b" ") == "The body is empty; send JSON."
+    assert refusal(Task.CLASSIFY, b'{"model":"m","input":"a","function":"relu"}').endswith(
+        "Invalid enum value 'relu' - at `$.function`. GET /docs shows which there are."
+    )
     assert explain_decode_error(b" " * 300_000 + rb'"\ud800"') is None
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import tracemalloc
+import zlib
 
 import pytest
 
@@ -63,6 +64,17 @@ def test_a_damaged_body_is_refused(body: bytes) -> None:
         inflate(body, "gzip", limit=10**6)
 
 
+def test_deflate_is_read_too() -> None:
+    packed = zlib.compress(BODY)
+
+    assert inflate(packed, "deflate", limit=len(BODY)) == BODY
+    with pytest.raises(PayloadTooLarge):
+        inflate(packed, "deflate", limit=len(BODY) - 1)
+    for damaged in (packed[:-1], b"no zlib", gzip.compress(BODY)):
+        with pytest.raises(InvalidRequest, match="damaged"):
+            inflate(damaged, "deflate", limit=10**6)
+
+
 def test_several_members_are_one_body() -> None:
     assert inflate(gzip.compress(b"a") + gzip.compress(b"b"), "x-gzip", limit=2) == b"ab"
 
@@ -86,7 +98,7 @@ async def test_a_zstd_body_that_is_cut_or_followed_is_refused() -> None:
             inflate(damaged, "zstd", limit=len(BODY) * 2)
 
 
-@pytest.mark.parametrize("coding", ["br", "deflate", "gzip, gzip"])
+@pytest.mark.parametrize("coding", ["br", "compress", "gzip, gzip"])
 def test_other_codings_are_refused_by_name(coding: str) -> None:
     with pytest.raises(UnsupportedContentCoding, match="gzip"):
         inflate(b"", coding, limit=10)

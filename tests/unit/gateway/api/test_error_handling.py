@@ -50,6 +50,14 @@ def test_a_misfit_names_its_fields() -> None:
     assert error.detail.endswith(": `limit`: too large; the body: no object.")
 
 
+def test_a_request_without_its_body_is_told_to_have_one() -> None:
+    extra = [{"key": "data", "message": "'data'"}]
+
+    error = gateway_error(ValidationException(extra=extra), "req_1")
+
+    assert error.detail.endswith(": the body is empty; send JSON.")
+
+
 def test_an_unexpected_error_is_in_the_log_and_not_in_the_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -118,7 +118,8 @@ async def test_a_used_up_limit_says_which_and_when(api: Api, client: httpx.Async
     assert "`hour` of items" in detail
     assert "`Retry-After`" in detail
     assert int(response.headers["retry-after"]) > 1
-    limited = api.registry.get_sample_value("sluicegate_rate_limited_total", {"policy": "hour"})
+    labels = {"policy": "hour", "decision": "refused"}
+    limited = api.registry.get_sample_value("sluicegate_limit_decisions_total", labels)
     assert limited == 1
 
 
@@ -181,7 +182,7 @@ async def test_every_task_has_a_route_that_takes_posts_only(
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/infer", "/v1/infer/", "/v1/inference", "/v1/infersentiment", "/v1/nothing", "/v2"]
+    "path", ["/v1/infer", "/v1/infer/", "/v1/inference", "/v1/infersentiment", "/v1/nothing", "/v3"]
 )
 async def test_a_path_that_only_looks_like_a_route_is_none(
     client: httpx.AsyncClient, path: str

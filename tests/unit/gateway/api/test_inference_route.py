@@ -29,7 +29,9 @@ _ROUTES = InferenceRoutes(
     [
         ("/embed", "/embed", ()),
         ("/models/BAAI/bge-small", "/models/{model}", ("BAAI/bge-small",)),
+        ("/models/BAAI/bge-small/", "/models/{model}", ("BAAI/bge-small",)),
         ("/v2/models/a/infer", "/v2/models/{model}/infer", ("a",)),
+        ("/v2/models/a/infer/", "/v2/models/{model}/infer", ("a",)),
         ("/v2/models/a/b/versions/2/infer", None, ("a/b", "2")),
     ],
 )

@@ -7,6 +7,7 @@ from gateway.config.document import LimitsConfig
 from gateway.types import Rule
 from tests.support.api import KEY
 from tests.support.entry_points import EntryPoint
+from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
 _RULE = Rule(name="minute", unit="requests", capacity=10, window=60.0)
@@ -19,8 +20,8 @@ async def entry_point(anyio_backend: str) -> EntryPoint:
     return entry_point
 
 
-def ask(extra: str = "") -> bytes:
-    body = msgspec.json.encode({"model": "sentiment", "input": "popular"})
+def ask(extra: str = "", texts: str | list[str] = "popular") -> bytes:
+    body = msgspec.json.encode({"model": "sentiment", "input": texts})
     head = f"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer {KEY}\r\n{extra}"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
@@ -42,7 +43,7 @@ async def test_a_replay_is_charged_and_has_an_event(entry_point: EntryPoint, ext
     assert remaining(answer) == b"7"
     assert len(entry_point.events()) == 1
     entry_point.api.metrics.flush()
-    labels = {"model": "sentiment", "source": "hit"}
+    labels = {"model": "sentiment", "revision": INFO.revision, "source": "memory_hit"}
     assert entry_point.api.registry.get_sample_value("sluicegate_items_total", labels) == 2
 
 
@@ -66,6 +67,16 @@ async def test_a_limit_that_is_only_tried_out_is_checked_each_time(entry_point: 
         await entry_point.send(ask())
 
     value = entry_point.api.registry.get_sample_value(
-        "sluicegate_rate_limit_shadowed_total", {"policy": "tried"}
+        "sluicegate_limit_decisions_total", {"policy": "tried", "decision": "shadow_refused"}
     )
     assert value == 3
+
+
+async def test_each_key_is_looked_up_in_memory_once(entry_point: EntryPoint) -> None:
+    peeks = []
+    for texts in ("popular", "popular", "popular", ["popular", "new"]):
+        await entry_point.send(ask(texts=texts))
+        peeks.append(entry_point.api.scene.cache.peeks)
+
+    # The others are misses, or looked up behind the first look into memory.
+    assert peeks == [0, 1, 2, 2]

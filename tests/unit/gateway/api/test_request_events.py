@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.api.request_events import RequestEvents
+from gateway.api.request_lines import RequestLines
 from gateway.api.request_state import RequestIds
 from gateway.events.hit_run import HitRun, ids_of
 from gateway.events.log import EventLog
@@ -34,6 +35,7 @@ class Scene:
             metrics=self.metrics,
             loop_time=self.clock,
             wall=lambda: int(self.clock() * 1e9),
+            lines=RequestLines(share=0.0, per_second=1),
         )
 
     def hit(self, run: HitRun) -> str:
@@ -146,5 +148,5 @@ def test_every_request_of_a_run_is_counted(scene: Scene) -> None:
     scene.hit_events.commit()
     scene.metrics.flush()
 
-    labels = {"task": run.task, "status": "200"}
+    labels = {"route": run.route, "model": run.model, "status": "200"}
     assert scene.registry.get_sample_value("sluicegate_requests_total", labels) == 7

@@ -1,16 +1,19 @@
 """Ids of requests, and the event that a request leaves."""
 
+import pytest
+
 from backends.protocol import Task
 from gateway.api.native_routes import ROUTE_OF
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.config.document import Document
-from gateway.errors import Overloaded
+from gateway.errors import GatewayError, InvalidItem, Overloaded, UpstreamUnavailable
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import KeyId, Principal, RequestId, TenantId, Usage
 
 _ROUTE = ROUTE_OF[Task.CLASSIFY]
 _RUNTIME = compile_runtime(Document(), 1)
 _USAGE = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=5)
+_FAILED = Usage(items=2, hit=0, collapsed=0, computed=0, failed=2, rows=0, tokens=0)
 
 
 def state() -> RequestState:
@@ -48,7 +51,35 @@ def test_a_failed_request_leaves_the_errors_status_and_code() -> None:
     assert (event.status, event.code) == (503, "overloaded")
 
 
+def test_the_hits_of_a_request_that_fails_after_all_are_no_hits() -> None:
+    failed = state()
+    failed.hit_sources = (("memory_hit", 1),)
+
+    failed.fail(Overloaded("Busy."), _FAILED)
+
+    assert sum(count for _, count in failed.sources()) == 2
+
+
 def test_a_request_of_nobody_leaves_no_event() -> None:
     nobody = RequestState(RequestId("req_1"), route=_ROUTE, runtime=_RUNTIME, started=100.0)
 
     assert nobody.event(wall=lambda: 7, now=100.0) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "source"),
+    [
+        (InvalidItem("Empty.", index=0, item_code="empty_input"), "refused"),
+        (Overloaded("Busy."), "refused"),
+        (UpstreamUnavailable("None is ready."), "failed"),
+    ],
+)
+def test_items_of_a_request_that_is_refused_are_no_failures(
+    error: GatewayError, source: str
+) -> None:
+    """Otherwise a caller's empty texts would wake whoever watches a model's failures."""
+    failed = state()
+
+    failed.fail(error, Usage(items=2, hit=0, collapsed=0, computed=0, failed=2, rows=0, tokens=0))
+
+    assert {name: count for name, count in failed.sources() if count} == {source: 2}

@@ -10,11 +10,13 @@ from gateway.api.schemas import (
     Body,
     ChooseBody,
     ClassifyBody,
+    DetokenizeBody,
     EmbedBody,
     EntitiesBody,
     InferBody,
     RerankBody,
     TaskBody,
+    TokenizeBody,
     ZeroShotBody,
 )
 from gateway.cache.key import CacheKey, KeyMaker
@@ -28,6 +30,8 @@ _BASE: dict[type[TaskBody], dict[str, Any]] = {
     RerankBody: {"model": "m", "query": "q", "documents": ["a"]},
     EntitiesBody: {"model": "m", "input": "a"},
     EmbedBody: {"model": "m", "input": "a"},
+    TokenizeBody: {"model": "m", "input": "a"},
+    DetokenizeBody: {"model": "m", "ids": [1]},
 }
 # Another value for every field of every body.
 _OTHER: dict[type[TaskBody], dict[str, Any]] = {
@@ -43,6 +47,14 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
     RerankBody: {"model": "n", "query": "r", "documents": ["b"]},
     EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
     EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
+    TokenizeBody: {
+        "model": "n",
+        "input": "b",
+        "counts_only": True,
+        "add_special_tokens": False,
+        "overlap": 0,
+    },
+    DetokenizeBody: {"model": "n", "ids": [2], "skip_special_tokens": False},
 }
 # They shape the answer around the results and change none of them.
 _NOT_IN_THE_KEY = {

@@ -5,16 +5,18 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.api import vectors
-from gateway.dialects import hugging_face_tasks
+from gateway.dialects import cohere_tokens, hugging_face_tasks, tei_tokens
 from gateway.types import ItemFailure
 from tests.support.api import Api
 from tests.support.dialects import routed_client, serve_models
 
 pytestmark = pytest.mark.anyio
 _TEXTS = [f"text {number}" for number in range(17)]
+_LONG = 17 * 1024
 _COMPARED = {"source_sentence": "a", "sentences": _TEXTS}
 
 
@@ -46,6 +48,45 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     monkeypatch.setitem(vectors._PACKERS, "float", pack)
     monkeypatch.setattr(hugging_face_tasks, "_dot", dot)
     return found
+
+
+@pytest.mark.parametrize("length", [_LONG, 9])
+@pytest.mark.parametrize(
+    ("path", "field", "result"),
+    [
+        ("/v1/tokenize", "text", b'{"ids":[1],"tokens":["a"],"offsets":[null]}'),
+        ("/v1/detokenize", "tokens", b'{"text":"a"}'),
+        ("/tei/minilm/decode", "ids", b'{"text":"a"}'),
+    ],
+)
+async def test_tokens_of_long_texts_are_written_in_a_thread(
+    api: Api,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    field: str,
+    result: bytes,
+    length: int,
+) -> None:
+    threads: list[threading.Thread] = []
+    for module in (cohere_tokens, tei_tokens):
+        monkeypatch.setattr(module, "_encode", lambda found: _encode_in(threads, found))
+    api.scene.runner.result = lambda _: result
+    infos = api.scene.models.infos
+    infos["minilm"] = msgspec.structs.replace(infos["minilm"], shows_tokens=True)
+    item = "a" * length if field == "text" else [5] * length
+
+    name = {"model": "minilm"} if path.startswith("/v1/") else {}
+
+    response = await client.post(path, json=name | {field: item})
+
+    assert response.status_code == 200, response.text
+    assert [thread is threading.main_thread() for thread in threads] == [length < _LONG]
+
+
+def _encode_in(threads: list[threading.Thread], found: Any) -> bytes:
+    threads.append(threading.current_thread())
+    return msgspec.json.encode(found)
 
 
 @pytest.mark.parametrize(

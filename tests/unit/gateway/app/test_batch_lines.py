@@ -6,8 +6,9 @@ import contextlib
 import pytest
 from litestar.types import Receive, Scope, Send
 
-from gateway.app.batch_lines import ApplicationRunner, PrincipalsById
+from gateway.app.batch_lines import ApplicationRunner, PrincipalsById, _options_of_line
 from gateway.auth.keys import hash_key
+from gateway.config.document import DeadlineConfig
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.unit.gateway.batches.test_lines import BATCH
 
@@ -23,7 +24,7 @@ async def test_a_line_is_a_request_with_the_key_of_its_batch() -> None:
         await send({"type": "http.response.body", "body": said[:9], "more_body": True})
         await send({"type": "http.response.body", "body": said[9:], "more_body": False})
 
-    reply = await ApplicationRunner(app).ask(BATCH, "id", b"{}")
+    reply = await ApplicationRunner(app).ask(BATCH, "id", b"{}", late=0, left=60.0)
 
     assert (reply.status, reply.headers) == (201, {"a-b": "c"})
     assert reply.body == b"/v1/classify Bearer key_1 {}"
@@ -38,13 +39,32 @@ async def test_a_stop_ends_a_line_although_the_application_answers_it() -> None:
             await asyncio.Event().wait()
         await send({"type": "http.response.start", "status": 503, "headers": []})
 
-    asking = asyncio.create_task(ApplicationRunner(app).ask(BATCH, "id", b"{}"))
+    asking = asyncio.create_task(ApplicationRunner(app).ask(BATCH, "id", b"{}", late=0, left=60.0))
     await began.wait()
 
     asking.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await asking
+
+
+@pytest.mark.parametrize(
+    ("late", "left", "allowed"),
+    [(0, 9e4, 60.0), (3, 9e4, 480.0), (99, 9e4, 9e4), (1, 70.0, 70.0)],
+)
+async def test_a_line_that_was_late_has_more_time_as_long_as_its_batch_has(
+    late: int, left: float, allowed: float
+) -> None:
+    found: list[float] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        found.append(_options_of_line(headers, DeadlineConfig()).allowed)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    await ApplicationRunner(app).ask(BATCH, "id", b"{}", late=late, left=left)
+
+    assert found == [allowed]
 
 
 def test_a_principal_is_found_by_the_id_of_its_key_with_quotas_alone() -> None:

@@ -1,7 +1,6 @@
 """The key ring follows the store, and keeps its keys while that is down or broken."""
 
 import logging
-from collections.abc import Mapping
 
 import pytest
 
@@ -9,6 +8,7 @@ from gateway.app.principals import PrincipalsFollower
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.errors import DependencyUnavailable
+from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.types import KeyId, Principal, TenantId
 from loadtests.harness.waiting import until
 
@@ -21,29 +21,31 @@ class Accounts:
 
     def __init__(self, *keys: str) -> None:
         self.keys = keys
-        self.changes = 0
+        self.number = 0
         self.loads = 0
         self.asked = 0
         self.expires: int | None = None
+        self.damaged: list[str] = []
         self.trouble: Exception | None = None
 
-    def version(self) -> int:
-        """Return another number after every change."""
+    def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
+        """Return who has which key, by hash, as long as that has another number."""
         self.asked += 1
         if self.trouble is not None:
             raise self.trouble
-        return self.changes
-
-    def load_principals(self) -> Mapping[str, Principal]:
-        """Return who has which key, by hash."""
+        version = AccountsVersion(number=self.number)
+        if version == since:
+            return None
         self.loads += 1
         principal = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), expires=self.expires)
-        return {hash_key(key): principal for key in self.keys}
+        hashes = [*self.damaged, *map(hash_key, self.keys)]
+        found = iter([(hash_, principal) for hash_ in hashes])
+        return PrincipalChanges(version=version, is_everything=True, principals=found)
 
     def change(self, *keys: str) -> None:
         """Have other keys from now on."""
         self.keys = keys
-        self.changes += 1
+        self.number += 1
 
 
 def knows(ring: KeyRing, key: str = _KEY) -> bool:
@@ -140,6 +142,18 @@ async def test_a_bad_read_does_not_end_the_following(caplog: pytest.LogCaptureFi
             accounts.change()
 
             await until(lambda: not knows(ring))
+
+
+async def test_a_key_whose_hash_is_damaged_does_not_keep_others_from_being_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    accounts.damaged = ["no-hash"]
+
+    async with PrincipalsFollower(ring=ring, accounts=accounts):
+        assert knows(ring)
+    assert [record.__dict__["key"] for record in caplog.records] == ["key_1"]
+    assert "no-hash" not in caplog.text
 
 
 async def test_a_store_that_is_away_is_logged_once_each_time(

@@ -1,6 +1,8 @@
 """A worker is ready when it knows keys and a backend, and names what it lacks."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from random import Random
 
 import msgspec
@@ -12,9 +14,11 @@ from gateway.auth.key_ring import KeyRing
 from gateway.config.document import RoutingConfig
 from gateway.errors import DependencyUnavailable
 from gateway.http.draining import DRAINING, Draining
+from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import CallVerdict, ProbeFailure
-from gateway.types import Principal
+from gateway.types import KeyId, Principal, TenantId
+from loadtests.harness.waiting import until
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 
@@ -23,20 +27,24 @@ _EU, _US = endpoint("eu-0"), endpoint("us-0", region="us")
 
 
 class Accounts:
-    """A store of no keys, which may be down."""
+    """A store of keys, of none at first, which may be down."""
 
     def __init__(self) -> None:
-        self.is_down = False
+        self.is_down = self.is_asked = False
+        self.answers = threading.Event()
+        self.answers.set()
+        self.rows: Iterator[tuple[str, Principal]] = iter(())
 
-    def version(self) -> int:
-        """Return always the same."""
+    def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
+        """Return all that it has."""
+        self.is_asked = True
+        self.answers.wait()
         if self.is_down:
             raise DependencyUnavailable("the ledger cannot be reached")
-        return 1
-
-    def load_principals(self) -> dict[str, Principal]:
-        """Return nobody."""
-        return {}
+        version = AccountsVersion(number=1)
+        if since == version:
+            return None
+        return PrincipalChanges(version=version, is_everything=True, principals=self.rows)
 
 
 def readiness_of(
@@ -99,6 +107,56 @@ async def test_a_redis_that_is_away_is_named_by_its_role_and_the_worker_serves_o
 
     assert found.ready
     assert found.degraded == ["cache_redis: cannot be reached"]
+
+
+async def test_a_ledger_that_is_away_is_named_and_the_worker_serves_on() -> None:
+    accounts = Accounts()
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=accounts)
+    await principals.refresh()
+    backends = fleet()
+    backends.observe(_EU, state("eu-0"))
+    backends.observe(_US, state("us-0"))
+    accounts.is_down = True
+    await principals.refresh()
+
+    found = readiness_of(principals, backends).readiness()
+
+    assert found.ready
+    assert found.degraded == ["ledger: cannot be reached"]
+
+
+async def test_a_ledger_that_does_not_answer_is_away_before_the_read_has_failed() -> None:
+    accounts, clock = Accounts(), Clock()
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=accounts, monotonic=clock)
+    accounts.answers.clear()
+    reading = asyncio.create_task(principals.refresh())
+    await until(lambda: accounts.is_asked)
+
+    at_first = principals.is_reached
+    clock.advance(3.0)
+    later = principals.is_reached
+    accounts.answers.set()
+    await reading
+
+    assert (at_first, later, principals.is_reached) == (True, False, True)
+
+
+async def test_a_ledger_that_answers_row_by_row_is_there_however_long_that_takes() -> None:
+    accounts, clock = Accounts(), Clock()
+    principals = PrincipalsFollower(ring=KeyRing(), accounts=accounts, monotonic=clock)
+    seen = []
+
+    def rows() -> Iterator[tuple[str, Principal]]:
+        for number in range(4):
+            clock.advance(1.5)
+            seen.append(principals.is_reached)
+            principal = Principal(tenant=TenantId("acme"), key=KeyId(f"key_{number}"))
+            yield f"{number:064x}", principal
+
+    accounts.rows = rows()
+    await principals.refresh()
+
+    assert seen == [True] * 4
 
 
 async def test_a_worker_that_drains_is_not_ready() -> None:

@@ -5,63 +5,45 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.app.stats_reporter import StatsReporter
-from gateway.telemetry.metrics import GatewayMetrics, numbers
+from gateway.inference.coalescing import FlightStatistics
+from gateway.telemetry.metrics import GatewayMetrics
 from loadtests.harness.waiting import until
-
-
-class Inner(msgspec.Struct, frozen=True, kw_only=True):
-    hits: int = 3
-    state: str = "closed"
-
-
-class Outer(msgspec.Struct, frozen=True, kw_only=True):
-    entries: int = 2
-    ratio: float = 0.5
-    is_full: bool = True
-    memory: Inner = Inner()
-    names: tuple[str, ...] = ("a",)
-    nothing: int | None = None
-
-
-def test_numbers_are_taken_and_the_rest_left() -> None:
-    assert numbers(Outer()) == {
-        "entries": 2.0,
-        "ratio": 0.5,
-        "is_full": 1.0,
-        "memory_hits": 3.0,
-    }
 
 
 @pytest.mark.anyio
 async def test_statistics_reach_the_metrics_at_each_interval() -> None:
     registry = CollectorRegistry()
     asked: list[int] = []
+    published: list[int] = []
 
-    def source() -> Inner:
+    def source() -> FlightStatistics:
         asked.append(1)
-        return Inner(hits=len(asked))
+        return FlightStatistics(in_flight=len(asked), led=2 * len(asked), joined=0)
 
     reporter = StatsReporter(
         metrics=GatewayMetrics(registry),
-        sources={"cache": source},
+        sources={"coalescing": source},
         details={"fleet": lambda: [{"region": "eu"}]},
+        publish=(lambda: published.append(1),),
         interval=0.001,
     )
     async with reporter:
         await until(lambda: len(asked) > 2)
 
-    labels = {"part": "cache", "figure": "hits"}
-    assert registry.get_sample_value("sluicegate_worker", labels) == len(asked)
+    led = registry.get_sample_value("sluicegate_coalescing_items_total", {"role": "led"})
+    assert registry.get_sample_value("sluicegate_coalescing_in_flight") == len(asked)
+    assert led == 2 * len(asked)
+    assert len(published) == len(asked)
 
 
 def test_a_report_is_json_of_every_part() -> None:
     reporter = StatsReporter(
         metrics=GatewayMetrics(CollectorRegistry()),
-        sources={"cache": Inner},
+        sources={"coalescing": lambda: FlightStatistics(in_flight=3, led=1, joined=0)},
         details={"fleet": lambda: [{"region": "eu"}]},
     )
 
     assert msgspec.json.decode(reporter.report()) == {
-        "cache": {"hits": 3, "state": "closed"},
+        "coalescing": {"in_flight": 3, "led": 1, "joined": 0},
         "fleet": [{"region": "eu"}],
     }

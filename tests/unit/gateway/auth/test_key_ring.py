@@ -1,7 +1,10 @@
 """Finding who calls."""
 
+from collections.abc import Iterator
+
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key, new_key
@@ -77,6 +80,52 @@ def test_looking_for_expired_keys_changes_nothing_where_none_is() -> None:
     assert unchanged == before
     assert ring.generation != before
     assert (ring.find(lasting.encode()), ring.find(ending.encode())) == (ACME, None)
+
+
+def test_origins_and_bounds_are_those_of_the_keys_that_are_valid() -> None:
+    a, b = "https://a.example", "https://b.example"
+    texts = [new_key() for _ in range(3)]
+    digests = [bytes.fromhex(hash_key(text)) for text in texts]
+
+    def page(key: str, *origins: str, expires: int | None = None) -> Principal:
+        bounds = frozenset(origins)
+        return msgspec.structs.replace(ACME, key=KeyId(key), origins=bounds, expires=expires)
+
+    ring = KeyRing({hash_key(texts[0]): page("k1", a), hash_key(texts[1]): page("k2", a, b)})
+    first = sorted(ring.origins)
+    ring.replace_keys({KeyId("k2"): [(digests[1], page("k2", a, expires=100))]})
+    replaced = sorted(ring.origins)
+    ring.replace_keys({KeyId("k1"): [], KeyId("k3"): [(digests[2], page("k3", b, expires=200))]})
+    added = sorted(ring.origins)
+    # The text of a key that expires becomes that of another, which is for all pages.
+    other = msgspec.structs.replace(GLOBEX, key=KeyId("k4"))
+    ring.replace_keys({other.key: [(digests[2], other)]})
+    taken = sorted(ring.origins)
+    still = ring.has_bounds
+    ring.drop_expired(100)
+
+    assert (first, replaced, added, taken, still) == ([a, b], [a], [a, b], [a], True)
+    assert (sorted(ring.origins), ring.has_bounds) == ([], False)
+
+
+def test_a_change_of_one_key_reads_the_bounds_of_no_other() -> None:
+    reads = 0
+
+    class Counted(frozenset[str]):
+        @override
+        def __iter__(self) -> Iterator[str]:
+            nonlocal reads
+            reads += 1
+            return super().__iter__()
+
+    page = msgspec.structs.replace(ACME, origins=Counted(["https://a.example"]))
+    ring = KeyRing({hash_key(new_key()): page})
+    before = reads
+
+    ring.replace_keys({GLOBEX.key: [(bytes.fromhex(hash_key(new_key())), GLOBEX)]})
+
+    assert reads == before > 0
+    assert "https://a.example" in ring.origins
 
 
 def test_a_key_is_refused_for_what_it_is_only_once_keys_were_read() -> None:

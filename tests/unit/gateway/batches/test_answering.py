@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.batches.answering import LineAnswerer, Reply, Result
 from gateway.batches.lines import Line, item_id
@@ -22,18 +23,23 @@ AT_ONCE = {"retry-after-ms": "1"}
 class Script:
     """Answers with these statuses, the last one again and again."""
 
-    def __init__(self, *statuses: int, **headers: str) -> None:
+    def __init__(self, *statuses: int, body: bytes = b"{}", **headers: str) -> None:
+        self.body = body
         self.statuses = list(statuses)
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
         self.asked: list[str] = []
+        self.late: list[int] = []
         self.was_asked = asyncio.Event()
 
-    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+    async def ask(
+        self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
+    ) -> Reply:
         self.asked.append(request_id)
+        self.late.append(late)
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         headers = {"content-type": "application/json", **self.headers}
         self.was_asked.set()
-        return Reply(status=status, headers=headers, body=b"{}")
+        return Reply(status=status, headers=headers, body=self.body)
 
 
 def answerer(script: Script, *, now: float = 0.0) -> LineAnswerer:
@@ -46,7 +52,7 @@ def status_of(result: Result | None) -> Any:
     return msgspec.json.decode(result.line)["response"]["status_code"]
 
 
-@pytest.mark.parametrize("refusals", [[429], [503, 503, 504], [500, 500], [502]])
+@pytest.mark.parametrize("refusals", [[429], [402], [503, 503, 504], [500, 500], [502]])
 async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int]) -> None:
     script = Script(*refusals, 200)
 
@@ -58,7 +64,7 @@ async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int])
 
 
 @pytest.mark.parametrize(
-    "refusals", [[503, 503, 503, 500, 500], [503] * 3 + [502] * 3, [503] * 10 + [504] * 2]
+    "refusals", [[503, 503, 503, 500, 500], [503] * 3 + [502] * 3, [504] * 20 + [402] * 20]
 )
 async def test_failures_of_one_kind_do_not_count_for_another(
     refusals: Sequence[int], monkeypatch: pytest.MonkeyPatch
@@ -98,6 +104,73 @@ async def test_what_stays_is_an_error(status: int, times: int) -> None:
     assert (status_of(result), len(script.asked)) == (status, times)
     assert result is not None
     assert not result.is_success
+
+
+@pytest.mark.parametrize(("code", "times"), [("upstream_failed", 4), ("task_not_supported", 1)])
+async def test_tei_s_status_of_a_failed_backend_may_pass(code: str, times: int) -> None:
+    script = Script(424, body=b'{"error":"e","code":"%b"}' % code.encode())
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert (status_of(result), len(script.asked)) == (424, times)
+
+
+class PartialAnswers(Script):
+    """Answers 200 without items that failed with such statuses, then as a whole."""
+
+    def __init__(self, *passing: set[int]) -> None:
+        super().__init__(200)
+        self.passing = [*map(frozenset, passing)]
+        self.is_log_full = False
+        self.published: list[Reply] = []
+
+    @override
+    async def ask(
+        self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
+    ) -> Reply:
+        reply = await super().ask(batch, request_id, body, late=late, left=left)
+        passing = self.passing.pop(0) if self.passing else frozenset[int]()
+
+        def publish() -> bool:
+            self.published.append(reply)
+            return not self.is_log_full
+
+        return msgspec.structs.replace(reply, passing=passing, publish=publish)
+
+
+@pytest.mark.parametrize(
+    ("passing", "times"),
+    [([{504}] * 12, 13), ([{503, 502}, {504, 500}], 3), ([{502}] * 9, 4), ([{404}], 1)],
+    ids=["late", "several kinds", "failed", "not to be mended"],
+)
+async def test_an_answer_without_some_items_is_asked_again_and_published_once(
+    passing: list[set[int]], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    script = PartialAnswers(*passing)
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert (status_of(result), len(script.asked), len(script.published)) == (200, times, 1)
+    assert script.late == [len([0 for each in passing[:n] if 504 in each]) for n in range(times)]
+
+
+@pytest.mark.parametrize(("is_log_full", "is_expired"), [(False, False), (True, True)])
+async def test_at_the_window_s_end_a_line_has_the_items_that_were_answered(
+    *, is_log_full: bool, is_expired: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a record of what they cost they are not given."""
+    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    script = PartialAnswers({504})
+    script.is_log_full = is_log_full
+    answering = answerer(script)
+    answering._wall = lambda: float(BATCH.expires if script.asked else 0)
+
+    result = await answering.answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert result is not None
+    assert (result.is_expired, result.is_success) == (is_expired, not is_expired)
+    assert (len(script.asked), len(script.published)) == (1, 1)
 
 
 async def test_a_quota_that_is_used_up_is_not_waited_for() -> None:

@@ -1,5 +1,6 @@
 """Input lines say what is wrong with them; output lines are JSON, whatever was answered."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -8,12 +9,13 @@ import pytest
 from gateway.batches.lines import (
     InputRefused,
     Line,
+    LinePosition,
     answer_line,
     failure_line,
     index_lines,
     item_id,
     read_line,
-    read_part,
+    read_lines,
     split_lines,
 )
 from gateway.events.template import EventTemplate
@@ -67,6 +69,41 @@ def test_a_line_that_is_too_long_is_named_before_it_is_read_whole() -> None:
     assert (refused.value.failure.code, refused.value.failure.line) == ("line_too_long", 1)
 
 
+def read(
+    lines: Iterable[bytes],
+    begin: LinePosition,
+    repeated: frozenset[int] = frozenset(),
+    *,
+    most: int = 100,
+    most_bytes: int = 1000,
+) -> tuple[list[Line], LinePosition]:
+    return read_lines(
+        lines,
+        endpoint=BATCH.endpoint,
+        begin=begin,
+        repeated=repeated,
+        most=most,
+        most_bytes=most_bytes,
+    )
+
+
+def test_no_more_than_some_bytes_of_a_file_are_read_at_a_time() -> None:
+    """The generator counts what is taken of the file."""
+    lines = [request_line(f"l-{number}", ["x" * 300]) for number in range(9)] + [b"\n"]
+    taken: list[int] = []
+    endless = (taken.append(len(line)) or line for line in lines)  # type: ignore[func-returns-value]
+
+    found, end = read(endless, LinePosition(0, 1), most_bytes=1000)
+    rest, last = read(lines[end.number - 1 :], end, most_bytes=10**6)
+    none, over = read([], last)
+
+    assert len(taken) == len(found) == 3
+    assert [line.number for line in (*found, *rest)] == [*range(1, 10)]
+    assert last == over == (sum(map(len, lines)), 11)
+    assert none == []
+    assert len(read(lines, LinePosition(0, 1), most=2)[0]) == 2
+
+
 def test_parts_begin_at_lines_and_blank_ones_are_none() -> None:
     lines = [request_line("a", ["x"]), b"\n", request_line("b", ["x"]), request_line("a", ["x"])]
 
@@ -75,7 +112,8 @@ def test_parts_begin_at_lines_and_blank_ones_are_none() -> None:
     third = sum(map(len, lines[:3]))
     assert (found.total, found.starts) == (3, ((0, 1), (third, 4)))
     assert found.repeated == {4}
-    (last,) = read_part(lines[3:], batch=BATCH, first=4, repeated=found.repeated)
+    (last,), end = read(lines[3:], found.starts[1], found.repeated)
+    assert end == (sum(map(len, lines)), 5)
     assert (last.number, last.custom_id) == (4, "a")
     assert last.failure is not None
     assert last.failure.code == "duplicate_custom_id"
@@ -127,6 +165,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
         (b'{"a":1}', "application/json", {"a": 1}),
         (b'{\n "a": 1}', "application/problem+json", {"a": 1}),
         (b"plain\ntext", "text/plain", "plain\ntext"),
+        (b"\x00\xff{}\n", "application/octet-stream", "AP97fQo="),
     ],
 )
 def test_an_answer_is_one_line_of_json(body: bytes, media: str, found: object) -> None:

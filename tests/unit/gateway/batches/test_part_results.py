@@ -6,38 +6,36 @@ from pathlib import Path
 import pytest
 
 from gateway.batches.answering import Result
-from gateway.batches.lines import Line
 from gateway.batches.part_results import PartResults
 from gateway.errors import DependencyUnavailable
 
-LINES = [Line(number=number, custom_id="c") for number in range(1, 41)]
+NUMBERS = range(1, 41)
 LARGE = 2 << 20
 
 
 def test_results_are_read_in_the_order_of_their_lines(tmp_path: Path) -> None:
     with PartResults(tmp_path) as results:
-        for line in reversed(LINES[:4]):
-            is_success = line.number % 2 == 0
-            text = b"%d\n" % line.number
-            results.add(line.number, Result(line=text, is_success=is_success))
+        for number in reversed(NUMBERS[:4]):
+            result = Result(line=b"%d\n" % number, is_success=number % 2 == 0)
+            results.add(number, result)
 
         assert results.counts() == (4, 2, 0)
-        assert b"".join(results.content(LINES, is_success=True)) == b"2\n4\n"
-        assert b"".join(results.content(LINES, is_success=False)) == b"1\n3\n"
+        assert b"".join(results.content(NUMBERS, is_success=True)) == b"2\n4\n"
+        assert b"".join(results.content(NUMBERS, is_success=False)) == b"1\n3\n"
 
 
 def test_results_take_no_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with PartResults(tmp_path) as results:
-            for line in LINES:
-                results.add(line.number, Result(line=b"x" * LARGE, is_success=True))
-            size = sum(map(len, results.content(LINES, is_success=True)))
+            for number in NUMBERS:
+                results.add(number, Result(line=b"x" * LARGE, is_success=True))
+            size = sum(map(len, results.content(NUMBERS, is_success=True)))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
 
-    assert size == LARGE * len(LINES)
+    assert size == LARGE * len(NUMBERS)
     assert peak < 4 * LARGE
 
 

@@ -27,7 +27,9 @@ _JSON = {"content-type": "application/json"}
 class Echo:
     """Answers each line with its body."""
 
-    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+    async def ask(
+        self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
+    ) -> Reply:
         return Reply(status=200, headers=_JSON, body=body)
 
 
@@ -38,12 +40,14 @@ class Outage(Echo):
         self._others = others
 
     @override
-    async def ask(self, batch: RequestBatch, request_id: str, body: bytes) -> Reply:
+    async def ask(
+        self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
+    ) -> Reply:
         if b"down" not in body:
             self._others -= 1
         elif self._others:
             return Reply(status=503, headers=_JSON, body=b"{}")
-        return await super().ask(batch, request_id, body)
+        return await super().ask(batch, request_id, body, late=late, left=left)
 
 
 class RunScene:
@@ -105,6 +109,22 @@ async def test_results_of_a_batch_are_bounded(scene: RunScene) -> None:
     assert 3 <= run.batch.completed < 6
     assert set(scene.codes(run)) == {"output_too_large"}
     assert run.batch.completed + run.batch.failed == len(lines)
+
+
+async def test_a_part_of_long_lines_is_read_some_at_a_time(
+    scene: RunScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part is 500 lines, which may be hundreds of megabytes."""
+    monkeypatch.setattr("gateway.batches.run._MOST_BYTES", 3000)
+    lines = [request_line(f"l-{number}", ["x" * 1000]) for number in range(10)]
+
+    run = await scene.run([*lines, b"\n"], Echo())
+
+    assert (run.batch.completed, len(run.batch.parts)) == (10, 1)
+    assert run.batch.output_file is not None
+    content = b"".join(scene.storage.read(file_object(run.batch.output_file)))
+    ids = [msgspec.json.decode(line)["custom_id"] for line in content.splitlines()]
+    assert ids == [f"l-{number}" for number in range(10)]
 
 
 async def test_lines_that_wait_keep_no_others(scene: RunScene) -> None:

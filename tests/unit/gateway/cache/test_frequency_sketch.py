@@ -21,8 +21,7 @@ def test_counting_one_by_one_is_the_same_as_counting_at_once() -> None:
     single, together = FrequencySketch(1024), FrequencySketch(1024)
     for name in range(20):
         together.add(address(name), name)
-        for _ in range(name):
-            single.add_one(address(name))
+        single.add_each([address(name)] * name)
 
     assert [single.estimate(address(name)) for name in range(20)] == [
         together.estimate(address(name)) for name in range(20)

@@ -166,3 +166,14 @@ def hit_ratio_of_lru(stream: list[int], places: int) -> float:
         if len(kept) > places:
             kept.popitem(last=False)
     return hits / len(stream)
+
+
+def test_an_entry_can_be_found_without_counting_a_read() -> None:
+    tier = MemoryTier(capacity_bytes=100_000)
+    tier.put(cache_key("a"), entry("1"), NOW)
+
+    found = tier.entry_of(cache_key("a"))
+
+    assert found is not None
+    assert tier.entry_of(cache_key("b")) is None
+    assert (tier.statistics().hits, tier.statistics().misses) == (0, 0)

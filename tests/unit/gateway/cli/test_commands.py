@@ -1,9 +1,6 @@
 """The command line, as far as it goes without a running gateway."""
 
-import contextlib
 import socket
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -13,17 +10,10 @@ from click.testing import CliRunner, Result
 from gateway.admin.operator_access import access_to, publish_access
 from gateway.cli.root import main
 from loadtests.harness.certificates import Authority
+from tests.support.commands import CREATED, OK, REFUSED, listener, run
 
 KEY = "kept-by-up-0123456789"
-_FOREIGN = "ein-schlüssel-ключ"
-_OK = b"200 OK\r\nConnection: close\r\n\r\n"
-_CREATED = b"201 Created\r\nConnection: close\r\n\r\n"
-_REFUSED = b"400 Bad Request\r\nConnection: close\r\n\r\n"
 CONFIG = Path(__file__).parents[4] / "config"
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
@@ -107,6 +97,7 @@ def test_a_cache_beyond_the_bound_on_memory_is_found_before_the_start(
         (("--workers", "0"), 2, "--workers"),
         (("--port", "70000"), 2, "--port"),
         (("--port", "9000", "--admin-port", "9000"), 2, "must differ"),
+        (("--port", "9000", "--grpc-port", "9000"), 2, "must differ"),
         (("--config", "/nowhere"), 3, "is not a folder"),
         (("--demo-key", "short"), 3, "--demo-key"),
     ],
@@ -239,28 +230,6 @@ def test_an_address_or_a_key_that_cannot_be_one_is_one_line_without_the_key(
     assert "secret" not in result.output
 
 
-@contextlib.contextmanager
-def listener(*answers: bytes) -> Iterator[tuple[tuple[str, ...], list[str]]]:
-    """Something that answers each command once; the options that lead there, and what was asked."""
-    asked: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
-        server.settimeout(60)
-
-        def answer() -> None:
-            for text in answers:
-                connection, _ = server.accept()
-                with connection:
-                    head = connection.recv(4096)
-                    assert f"Authorization: Bearer {_FOREIGN}\r\n".encode() in head
-                    asked.append(head.split(b" ")[1].decode())
-                    connection.sendall(b"HTTP/1.1 " + text)
-
-        answering = threads.submit(answer)
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        yield ("--admin-url", url, "--admin-key", _FOREIGN), asked
-        answering.result(timeout=60)
-
-
 def test_names_are_parts_of_a_path_whatever_they_hold() -> None:
     """Such as no name has: the listener refuses it, and no other path is asked."""
     refusal = b"404 Not Found\r\nContent-Length: 2\r\n\r\n{}"
@@ -293,11 +262,31 @@ def test_a_listener_of_the_version_before_is_understood() -> None:
 def test_a_tenant_whose_key_is_refused_is_said_to_be_there() -> None:
     refusal = b'{"status":400,"code":"invalid_request","detail":"no model `x`"}'
 
-    with listener(_CREATED + b"{}", _REFUSED + refusal) as (there, _):
+    with listener(CREATED + b"{}", REFUSED + refusal) as (there, _):
         result = run("keys", "create", "acme", "--new-tenant", "--model", "x", *there)
 
     assert result.exit_code == 4
     assert "no model `x`. The tenant `acme` is created: leave out `--new-tenant`" in result.output
+
+
+def test_a_budget_is_set_shown_and_removed() -> None:
+    budget = {"amount": "250.00", "currency": "EUR", "month": "2026-11"}
+    shown = msgspec.json.encode(budget | {"spent": "1.5", "remaining": "248.5"})
+    made = msgspec.json.encode({"id": "acme", "budget": budget})
+
+    with listener(OK + made, OK + shown, OK + b"{}") as (there, asked):
+        results = [
+            run("budgets", "set", "acme", "250.00", "--threshold", "50", "--refuse", *there),
+            run("budgets", "show", "acme", *there),
+            run("budgets", "remove", "acme", *there),
+        ]
+
+    assert [result.output for result in results] == [
+        "acme has 250.00 EUR a month\n",
+        "2026-11: 1.5 of 250.00 spent, 248.5 left (EUR)\n",
+        "acme has no budget\n",
+    ]
+    assert asked == ["/admin/tenants/acme/budget"] * 3
 
 
 def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
@@ -305,7 +294,7 @@ def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
     ends = ("2026-01-02T00:00:00Z", "2999-01-01T00:00:00Z", None)
     keys = [{**key, "revoked": None, "expires": end} for end in ends]
 
-    with listener(_OK + msgspec.json.encode({"keys": keys})) as (there, _):
+    with listener(OK + msgspec.json.encode({"keys": keys})) as (there, _):
         listed = run("keys", "list", *there)
 
     states = [line.split("\t")[2] for line in listed.output.splitlines()]
@@ -313,7 +302,7 @@ def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
 
 
 def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:
-    with listener(_OK + b'{"regions":[],"shares":[]}') as (there, _):
+    with listener(OK + b'{"regions":[],"shares":[]}') as (there, _):
         result = run("regions", "shares", *there)
 
     assert result.exit_code == 0

@@ -15,6 +15,7 @@ from gateway.settings import Settings, load_settings
         ("ADMIN_KEY", " secret-0123456789"),
         ("ADMIN_KEY", "secret-0123456789\udcff"),
         ("ADMIN_KEY", "secret-0123456789\x7f"),
+        ("METRICS_KEY", "secret-0123456789\n"),
         ("BACKEND_TOKEN", "secret-0123456789\r\nx-more: 1"),
     ],
 )

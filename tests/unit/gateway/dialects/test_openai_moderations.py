@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.config.document import ModelConfig
@@ -26,6 +27,8 @@ async def api(anyio_backend: str) -> Api:
     made = Api()
     made.scene.runner.result = lambda _: _LABELS
     made.configure(models={"sentiment": _ENTRY})
+    infos, labels = made.scene.models.infos, ["toxic", "fine", "gore", "insult"]
+    infos["sentiment"] = msgspec.structs.replace(infos["sentiment"], labels=labels)
     return made
 
 
@@ -114,6 +117,33 @@ async def test_without_a_model_one_must_be_configured(
 
     assert response.status_code == 400
     assert "`model` is needed" in response.json()["error"]["message"]
+
+
+async def test_a_label_that_the_model_does_not_have_judges_nothing(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    """Its category would have the score 0 for ever, and a text would pass."""
+    wrong = msgspec.structs.replace(_ENTRY, moderation={"toxic": "hate", "gory": "violence"})
+    api.configure(models={"sentiment": wrong})
+
+    response = await client.post("/v1/moderations", json={"input": "a"})
+
+    assert response.status_code == 400
+    assert "a label `gory` that it does not have" in response.json()["error"]["message"]
+    assert "`models.sentiment.moderation`" in response.json()["error"]["message"]
+
+
+async def test_labels_that_a_model_loses_are_missed_in_bodies_that_are_known(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    infos = api.scene.models.infos
+    known = await client.post("/v1/moderations", json={"input": "a"})
+    infos["sentiment"] = msgspec.structs.replace(infos["sentiment"], labels=["toxic", "insult"])
+
+    later = await client.post("/v1/moderations", json={"input": "a"})
+
+    assert (known.status_code, later.status_code) == (200, 400)
+    assert "a label `gore` that it does not have" in later.json()["error"]["message"]
 
 
 async def test_a_model_that_is_served_later_does_not_pass_what_nobody_judged(

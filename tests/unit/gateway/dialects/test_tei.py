@@ -4,13 +4,16 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
+from backends.protocol import Task
 from gateway.api.http import NOT_REPLAYED
 from gateway.api.inference_router import InferenceRouter
 from gateway.types import ItemFailure, Rule
-from tests.support.api import AUTHORIZATION, KEY, Api
+from tests.support.api import AUTHORIZATION, KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, routed_client, sent, serve_models
+from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
 _LABELS = [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]
@@ -65,6 +68,32 @@ async def test_a_model_answers_below_its_path(
     assert (response.status_code, response.json()) == (200, expected)
 
 
+@pytest.mark.parametrize(
+    ("task", "path", "body", "expected"),
+    [
+        (Task.RERANK, "/rerank", _RANK, _RANKED),
+        (Task.EMBED, "/embed", {"inputs": "a"}, [_VECTOR]),
+        (Task.CLASSIFY, "/predict", {"inputs": "a"}, _LABELS),
+    ],
+)
+async def test_a_key_for_one_model_names_it_where_the_path_does_not(
+    api: Api, client: httpx.AsyncClient, task: Task, path: str, body: Any, expected: Any
+) -> None:
+    narrow = {"authorization": f"Bearer {NARROW_KEY}"}
+    infos = api.scene.models.infos
+    infos["other"] = msgspec.structs.replace(INFO, name="other", tasks=[task])
+
+    answered = await client.post(path, json=body, headers=narrow)
+    unlimited = await client.post(path, json=body)
+    infos["other"] = msgspec.structs.replace(INFO, name="other", tasks=[Task.ZERO_SHOT])
+    other = await client.post(path, json=body, headers=narrow)
+
+    assert (answered.status_code, answered.json()) == (200, expected)
+    for refused in (unlimited, other):
+        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+        assert f"/tei/{{model}}{path}" in refused.json()["error"]
+
+
 async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
     await client.post("/tei/sentiment/predict", json={"inputs": ["a", "b"]})
     native = await client.post("/v1/classify", json={"model": "sentiment", "input": [["a", "b"]]})
@@ -83,8 +112,8 @@ async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
     [
         ("minilm/embed_sparse", {"inputs": "a"}, 424, "Backend", "Sparse"),
         ("minilm/embed_all", {"inputs": "a"}, 424, "Backend", "single tokens"),
-        ("minilm/tokenize", {"inputs": "a"}, 424, "Backend", "Tokens"),
-        ("minilm/decode", {"ids": [1]}, 424, "Backend", "Tokens"),
+        ("minilm/tokenize", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name"),
+        ("minilm/decode", {"ids": [1, [2]]}, 422, "Validation", "`ids`"),
         ("sentiment/embed", {"inputs": "a"}, 424, "Backend", "sentiment"),
         ("minilm/embed", {"inputs": [1, 2]}, 422, "Validation", "send texts"),
         ("minilm/embed", {"inputs": []}, 422, "Validation", "empty"),

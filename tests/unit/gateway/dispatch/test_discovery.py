@@ -68,6 +68,15 @@ async def test_a_name_stands_for_an_endpoint_at_each_address_in_its_place() -> N
     assert (one.dns, one.server_name) == ("backends:8100", "backends")
 
 
+async def test_names_that_lead_to_no_address_are_told_apart() -> None:
+    away, empty = named("away:8100", entry="away"), named("empty:8100", entry="empty")
+    resolver = TableResolver(backends=["10.0.0.1"], empty=[])
+    scene = Scene(resolver, endpoint("first"), named("backends:8100"), away, empty)
+
+    async with scene.discovery:
+        assert scene.discovery.unresolved(scene.endpoints) == (away, empty)
+
+
 async def test_records_in_another_order_change_nothing_and_new_ones_do() -> None:
     scene = Scene(TableResolver(backends=["10.0.0.1", "10.0.0.2"]), named("backends:8100"))
 

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
-from backends.protocol import Call, Report
+from backends.protocol import Call, Report, Task
 from gateway.config.document import RoutingConfig
 from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
@@ -83,6 +84,9 @@ async def test_a_span_can_be_opened_around_each_call() -> None:
     seen: list[str] = []
 
     class Tracer:
+        def records(self, traceparent: str) -> bool:
+            return bool(traceparent)
+
         @contextmanager
         def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
             try:
@@ -148,3 +152,21 @@ async def test_what_is_begun_after_the_end_is_cancelled() -> None:
 
     assert scene.outcomes.codes() == ["cancelled"]
     assert scene.dispatcher.in_progress == 0
+
+
+@pytest.mark.parametrize(("task", "is_measured"), [(Task.EMBED, True), (Task.TOKENIZE, False)])
+async def test_what_runs_no_model_does_not_tell_how_busy_a_backend_is(
+    task: Task, *, is_measured: bool
+) -> None:
+    scene = Scene()
+
+    async with scene.dispatcher:
+        await dispatch(
+            scene.dispatcher,
+            msgspec.structs.replace(work(2), task=task),
+            deadline=scene.loop.time() + 60.0,
+            settle=scene.outcomes.settle,
+        )
+
+    members = scene.fleet._members.values()
+    assert any(member.limit.usual for member in members) == is_measured

@@ -219,6 +219,29 @@ async def test_what_is_open_at_the_deadline_has_exceeded_it() -> None:
     assert scene.loop.time() - started > 0.09
 
 
+async def test_who_is_late_behind_the_work_of_others_is_refused_as_overload() -> None:
+    scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+    scene.fleet.started(EU, 40)  # of another request: 0.2 s, as nothing has been measured
+
+    async with scene.dispatcher:
+        deadline = scene.loop.time() + 0.1
+        settle = scene.outcomes.settle
+        await dispatch(scene.dispatcher, work(1), deadline=deadline, settle=settle)
+
+    (failure,) = scene.outcomes.failures()
+    assert failure.code == "deadline_exceeded"  # who joined it may have more time
+    assert failure.is_overload
+    assert failure.retry_after == pytest.approx(0.2)
+
+
+async def test_who_is_late_because_of_its_own_work_is_late() -> None:
+    scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+
+    outcomes = await scene.run(40, within=0.1)
+
+    assert not any(failure.is_overload for failure in outcomes.failures())
+
+
 async def test_nothing_is_called_after_the_deadline() -> None:
     scene = Scene()
 

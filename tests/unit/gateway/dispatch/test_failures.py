@@ -3,7 +3,9 @@
 import pytest
 
 from backends.protocol import Failed
-from gateway.dispatch.failures import of_call, of_item
+from gateway.dispatch.failures import of_call, of_item, with_overload
+from gateway.dispatch.statistics import DispatchStatistics
+from gateway.types import ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
 
 
@@ -80,3 +82,41 @@ def test_an_error_of_an_algorithm_fails_the_request_as_the_backend_s() -> None:
     error = of_item(frame).error(0)
 
     assert (error.status, error.code, error.detail) == (502, "upstream_failed", "why")
+
+
+@pytest.mark.parametrize(
+    ("queueing", "backlog", "is_overload"),
+    [(0.3, None, True), (0.0, 0.5, True), (0.1, 0.2, False), (0.0, 0.1, False), (0.0, None, False)],
+)
+def test_who_is_late_is_refused_where_others_took_a_quarter_of_its_time(
+    queueing: float, backlog: float | None, *, is_overload: bool
+) -> None:
+    late = ItemFailure(status=504, code="deadline_exceeded", detail="late", retry_after=backlog)
+    outcome = ItemOutcome(source=Source.FAILED, failure=late)
+
+    ((index, found),) = with_overload([(7, outcome)], queueing=queueing, given=1.0)
+
+    assert index == 7
+    assert found.failure is not None
+    assert found.failure.is_overload == is_overload
+
+
+def test_other_outcomes_have_nothing_to_do_with_overload() -> None:
+    done = ItemOutcome(source=Source.COMPUTED, result=b"{}")
+    odd = ItemOutcome(
+        source=Source.FAILED, failure=ItemFailure(status=502, code="upstream_failed", detail="no")
+    )
+
+    found = with_overload([(0, done), (1, odd)], queueing=9.0, given=1.0)
+
+    assert found == [(0, done), (1, odd)]
+
+
+def test_codes_that_backends_invent_are_bounded() -> None:
+    counts = DispatchStatistics()
+
+    for number in range(1000):
+        counts.count_failure(f"code_{number}")
+
+    assert counts.failed == sum(counts.failed_by_code.values()) == 1000
+    assert len(counts.failed_by_code) == 101

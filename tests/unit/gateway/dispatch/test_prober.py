@@ -8,10 +8,11 @@ from typing_extensions import override
 
 from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
-from gateway.dispatch.prober import Prober
+from gateway.dispatch.prober import JITTER, MOST_PROBES, Prober, effective_interval
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
 from gateway.types import Endpoint
+from gateway.upstream.transport import KEEPALIVE_EXPIRY
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
 
@@ -95,6 +96,23 @@ async def test_probes_repeat() -> None:
 
     async with Prober(fleet=fleet, client=client, random=Random(1)):
         await client.until(3)
+
+
+async def test_many_backends_are_probed_more_rarely_than_configured() -> None:
+    few = fleet_of(EU, US, routing=RoutingConfig(probe_interval=0.5))
+    many = fleet_of(
+        *(endpoint(f"eu-{n}") for n in range(2000)), routing=RoutingConfig(probe_interval=0.5)
+    )
+
+    assert effective_interval(few) == 0.5
+    assert effective_interval(many) == 2000 / MOST_PROBES
+
+
+async def test_probes_of_thousands_of_backends_use_kept_connections() -> None:
+    fleet = fleet_of(*(endpoint(f"eu-{n}") for n in range(4000)))
+    fleet.routing = RoutingConfig()
+
+    assert effective_interval(fleet) * (1 + JITTER) < KEEPALIVE_EXPIRY
 
 
 class SilentClient(CountingClient):

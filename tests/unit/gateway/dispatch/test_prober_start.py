@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
-from gateway.dispatch.prober import Prober
+from gateway.dispatch.prober import MOST_AT_ONCE, Prober
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
 from gateway.types import Endpoint
@@ -104,3 +104,35 @@ async def test_a_new_backend_that_does_not_answer_is_no_reason_to_refuse_a_chang
         prober.refresh()
 
     assert regions(fleet) == ("eu",)
+
+
+class HoldingClient(ScriptedClient):
+    """Answers once as many probes wait as may, and notes the most that ever did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting = self.most = 0
+        self._full = asyncio.Event()
+
+    @override
+    async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
+        self._waiting += 1
+        self.most = max(self.most, self._waiting)
+        if self._waiting == MOST_AT_ONCE:
+            asyncio.get_running_loop().call_soon(self._full.set)
+        await self._full.wait()
+        self._waiting -= 1
+        return state(endpoint.backend)
+
+
+async def test_a_large_fleet_is_not_probed_all_at_once() -> None:
+    many = [endpoint(f"eu-{number}") for number in range(2 * MOST_AT_ONCE)]
+    new = [endpoint(f"us-{number}") for number in range(MOST_AT_ONCE)]
+    fleet, client = fleet_of(*many), HoldingClient()
+
+    async with Prober(fleet=fleet, client=client, random=Random(1)) as prober:
+        await asyncio.wait_for(prober.wait_for_first_probes(), 60.0)
+        await asyncio.wait_for(prober.probe_new(new), 60.0)
+
+    assert client.most == MOST_AT_ONCE
+    assert {each.health for each in fleet.statistics()} == {Health.READY}

@@ -23,6 +23,6 @@ async def test_what_a_part_settles_after_the_end_changes_nothing(anyio_backend: 
     task.run(tasks, hang())
     task.cancel()
     await asyncio.wait(tasks.tasks)
-    task.settle(1, ItemOutcome(source=Source.COMPUTED, result=b"{}"))
+    task.settle([(1, ItemOutcome(source=Source.COMPUTED, result=b"{}"))])
 
     assert outcomes.codes() == [failures.CANCELLED.code] * 2

@@ -4,14 +4,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typing_extensions import override
 
 from gateway.events import segment
 from gateway.events.committed import CommittedMark
 from gateway.events.log import EventLog
-from gateway.events.reader import LogReader, UnreadableLog, list_logs
+from gateway.events.reader import LogPosition, LogReader, UnreadableLog, list_logs
 from tests.support.events import make_event
 
 SMALL = 4096
+
+
+class CountingReader(LogReader):
+    """Counts how often it reads."""
+
+    scans = 0
+
+    @override
+    def _scan(self, limit: int, position: LogPosition | None = None) -> segment.Scan:
+        self.scans += 1
+        return super()._scan(limit, position)
 
 
 @pytest.fixture
@@ -233,3 +245,15 @@ def test_what_the_ledger_had_is_remembered_beside_the_log(tmp_path: Path) -> Non
 
     assert (again.value, CommittedMark(tmp_path).value) == (300, 300)
     assert CommittedMark(tmp_path / "away").value == 0
+
+
+def test_a_long_backlog_is_not_read_to_be_counted(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 200)
+    reader = CountingReader(tmp_path / log.id)
+    segments = len(list((tmp_path / log.id).glob("*"))) - 1  # and the lock
+
+    unread = reader.unread_bytes()
+
+    assert segments > 4
+    assert (segments - 2) * SMALL < unread <= segments * SMALL
+    assert reader.scans == 2

@@ -58,6 +58,8 @@ _PROTOCOL = {
     "headers": "holds the head's fields so far",
     "expect_100_continue": "is set by the field `expect`",
     "root_path": "is the prefix of decoded paths",
+    "client": "is replaced by the client that a proxy names",
+    "app_state": "tells requests of a client's certificate",
 }
 _CYCLE = {
     "scope": "tells the method",

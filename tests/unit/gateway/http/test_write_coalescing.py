@@ -27,6 +27,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.is_aborted = False
+        self.closes = 0
 
     @override
     def write(self, data: object) -> None:
@@ -38,8 +39,12 @@ class Wire(asyncio.Transport):
         self.is_aborted = True
 
     @override
+    def close(self) -> None:
+        self.closes += 1
+
+    @override
     def is_closing(self) -> bool:
-        return self.is_aborted
+        return self.is_aborted or self.closes > 0
 
 
 async def test_what_is_written_in_one_turn_leaves_in_one_piece() -> None:
@@ -52,6 +57,17 @@ async def test_what_is_written_in_one_turn_leaves_in_one_piece() -> None:
     await asyncio.sleep(0)
 
     assert (before, wire.written) == ([], [b"headbody"])
+
+
+async def test_a_connection_is_closed_once() -> None:
+    """The second time a transport of TLS forgets what it writes to, while it waits for the peer."""
+    wire = Wire()
+    transport = WriteCoalescingTransport(wire, asyncio.get_running_loop(), WriteCoalescer())
+
+    transport.close()
+    transport.close()
+
+    assert wire.closes == 1
 
 
 async def test_answers_whose_events_cannot_be_kept_end_their_connections_and_no_others() -> None:

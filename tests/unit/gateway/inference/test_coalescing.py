@@ -1,5 +1,10 @@
 """Coalescing: one leads, the others wait, and nobody who leaves harms the rest."""
 
+from collections.abc import Sequence
+
+import pytest
+from typing_extensions import override
+
 from gateway.inference.coalescing import Flight, Flights
 from gateway.types import ItemOutcome, Source
 from tests.support.caching import cache_key
@@ -7,18 +12,62 @@ from tests.support.caching import cache_key
 DONE = ItemOutcome(source=Source.COMPUTED, result=b"{}")
 
 
+class Waiter:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[list[Flight]] = []
+
+    def flights_ended(self, flights: Sequence[Flight]) -> None:
+        """Note what ended together."""
+        self.heard.append(list(flights))
+
+
+def test_who_waits_for_several_that_end_together_is_told_once() -> None:
+    flights, waiter = Flights(), Waiter()
+    led = [flights.lead(cache_key(text)) for text in "abc"]
+    for flight in led:
+        flight.waiters.append(waiter)
+
+    flights.settle_all([(cache_key("a"), DONE), (cache_key("x"), DONE), (cache_key("c"), DONE)])
+    flights.settle(cache_key("b"), DONE)
+
+    assert waiter.heard == [[led[0], led[2]], [led[1]]]
+
+
+class BrokenWaiter(Waiter):
+    """Raises when it is told."""
+
+    @override
+    def flights_ended(self, flights: Sequence[Flight]) -> None:
+        """Raise."""
+        raise ZeroDivisionError
+
+
+def test_one_who_fails_costs_no_other_its_outcome(caplog: pytest.LogCaptureFixture) -> None:
+    flights, waiter = Flights(), Waiter()
+    led = [flights.lead(cache_key(text)) for text in "ab"]
+    led[0].waiters.append(BrokenWaiter())
+    led[1].waiters.append(waiter)
+
+    flights.settle_all([(cache_key("a"), DONE), (cache_key("b"), DONE)])
+
+    assert waiter.heard == [[led[1]]]
+    assert "a background task failed" in caplog.text
+
+
 def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
     flights = Flights()
     led = flights.lead(cache_key("a"))
     joined = [flights.join(cache_key("a")) for _ in range(199)]
-    heard: list[Flight] = []
-    for _ in range(200):
-        led.waiters.append(heard.append)
+    waiters = [Waiter() for _ in range(200)]
+    led.waiters.extend(waiters)
 
     flights.settle(cache_key("a"), DONE)
 
     assert joined == [led] * 199
-    assert [flight.outcome for flight in heard] == [DONE] * 200
+    assert [waiter.heard for waiter in waiters] == [[[led]]] * 200
+    assert led.outcome == DONE
     statistics = flights.statistics()
     assert (statistics.in_flight, statistics.led, statistics.joined) == (0, 1, 199)
 

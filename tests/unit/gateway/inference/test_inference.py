@@ -101,7 +101,7 @@ async def test_what_landed_while_redis_was_asked_is_not_computed_again(scene: Sc
     await scene.ask("a")
     ((key, entry),) = scene.cache.entries.items()
     scene.cache.entries.clear()
-    scene.cache.before_lookup = lambda: scene.cache.store(key, entry)
+    scene.cache.before_lookup = lambda: scene.cache.store_all([(key, entry)])
 
     answer = await scene.ask("a")
 

@@ -35,8 +35,8 @@ class StoredTier(NullTier):
         self.entries: dict[CacheKey, CachedResult] = {}
 
     @override
-    def store(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        self.entries[key] = entry
+    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
+        self.entries.update(entries)
 
     @override
     def fetch_nowait(

@@ -39,10 +39,10 @@ class FirstAtOnce:
         gate = asyncio.Event()
         self.gates.append(gate)
         first, *others = work.items
-        settle(first.index, GIVEN_UP)
+        settle([(first.index, GIVEN_UP)])
         await gate.wait()
         for item in others:
-            settle(item.index, GIVEN_UP)
+            settle([(item.index, GIVEN_UP)])
 
 
 def job_of(scene: Scene, *texts: str) -> PreparedRequest:

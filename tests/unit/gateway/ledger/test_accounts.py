@@ -1,16 +1,26 @@
 """Tenants and keys: created, limited, revoked, expired; what workers load follows."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import sqlalchemy
 
-from gateway.errors import Conflict, DependencyUnavailable, InvalidRequest, NotFound
+from gateway.errors import (
+    AuthenticationFailed,
+    Conflict,
+    DependencyUnavailable,
+    InvalidRequest,
+    NotFound,
+)
+from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
 from gateway.types import Rule
-from tests.support.ledgers import Clock, ledger_url
+from loadtests.harness.waiting import wait_until
+from tests.support.ledgers import Clock, ledger_url, principals
 
 RULE = Rule(name="minute", unit="requests", capacity=10, window=60.0)
 
@@ -30,7 +40,7 @@ def test_a_key_makes_a_principal_of_its_tenant(ledger: Ledger) -> None:
     ledger.accounts.create_tenant("acme", rules=[RULE])
     key = ledger.accounts.create_key("acme", key_hash="h1", models=["b", "a"], rules=[])
 
-    (principal,) = ledger.accounts.load_principals().values()
+    (principal,) = principals(ledger).values()
 
     assert (principal.tenant, principal.key) == ("acme", key.id)
     assert principal.tenant_rules == (RULE,)
@@ -43,10 +53,10 @@ def test_principals_are_found_by_the_hash_of_their_key(ledger: Ledger) -> None:
     ledger.accounts.create_key("acme", key_hash="h1")
     ledger.accounts.create_key("acme", key_hash="h2")
 
-    principals = ledger.accounts.load_principals()
+    found = principals(ledger)
 
-    assert set(principals) == {"h1", "h2"}
-    assert principals["h1"].models is None
+    assert set(found) == {"h1", "h2"}
+    assert found["h1"].models is None
 
 
 def test_principals_with_the_same_rules_share_them_in_memory(ledger: Ledger) -> None:
@@ -54,36 +64,34 @@ def test_principals_with_the_same_rules_share_them_in_memory(ledger: Ledger) -> 
         ledger.accounts.create_tenant(name, rules=[RULE])
         ledger.accounts.create_key(name, key_hash=name)
 
-    principals = ledger.accounts.load_principals()
+    found = principals(ledger)
 
-    assert principals["acme"].tenant_rules is principals["beta"].tenant_rules
+    assert found["acme"].tenant_rules is found["beta"].tenant_rules
 
 
 def test_a_revoked_key_is_no_longer_loaded(ledger: Ledger) -> None:
     ledger.accounts.create_tenant("acme")
     key = ledger.accounts.create_key("acme", key_hash="h1")
-    before = ledger.accounts.version()
+    before = ledger.principals.version()
 
     revoked = ledger.accounts.revoke(key.id)
 
-    assert ledger.accounts.load_principals() == {}
-    assert ledger.accounts.version() != before
+    assert principals(ledger) == {}
+    assert ledger.principals.version() != before
     assert revoked.revoked is not None
     assert ledger.accounts.revoke(key.id) == revoked
 
 
-def test_a_key_expires_by_itself_and_the_version_says_so(ledger: Ledger, clock: Clock) -> None:
+def test_a_key_expires_by_itself(ledger: Ledger, clock: Clock) -> None:
     ledger.accounts.create_tenant("acme")
     expires = to_datetime(clock.now) + timedelta(seconds=60)
     ledger.accounts.create_key("acme", key_hash="h1", expires=expires)
-    before = ledger.accounts.version()
-    loaded = ledger.accounts.load_principals()
+    loaded = principals(ledger)
 
     clock.advance(61)
 
     assert set(loaded) == {"h1"}
-    assert ledger.accounts.load_principals() == {}
-    assert ledger.accounts.version() != before
+    assert principals(ledger) == {}
 
 
 def test_a_former_text_does_not_prolong_itself(ledger: Ledger, clock: Clock) -> None:
@@ -102,6 +110,60 @@ def test_a_former_text_does_not_prolong_itself(ledger: Ledger, clock: Clock) -> 
     assert by_owner.former_expires == to_datetime(clock.now) + timedelta(seconds=1000)
 
 
+def test_a_text_that_has_ended_rotates_nothing(ledger: Ledger, clock: Clock) -> None:
+    """A worker that has not heard of the end lets its request through."""
+    rotate = ledger.accounts.rotate
+    ledger.accounts.create_tenant("acme")
+    key = ledger.accounts.create_key("acme", key_hash="h1").id
+    rotate(key, key_hash="h2", former_hash="h1", keep=100)
+    rotate(key, key_hash="h3", former_hash="h1", keep=100)
+
+    with pytest.raises(AuthenticationFailed, match="has ended"):
+        rotate(key, key_hash="h4", former_hash="h2", keep=100)
+    clock.advance(101)
+    with pytest.raises(AuthenticationFailed, match="has ended"):
+        rotate(key, key_hash="h4", former_hash="h1", keep=100)
+    assert set(principals(ledger)) == {"h3"}
+    ledger.accounts.revoke(key)
+    with pytest.raises(AuthenticationFailed, match="has ended"):
+        rotate(key, key_hash="h4", former_hash="h3", keep=100)
+
+
+@pytest.mark.parametrize(
+    "database", [pytest.param("postgresql", marks=pytest.mark.system)], indirect=True
+)
+def test_of_two_rotations_at_once_by_a_text_that_ends_one_passes(
+    ledger: Ledger, database: str
+) -> None:
+    ledger.accounts.create_tenant("acme")
+    key = ledger.accounts.create_key("acme", key_hash="h1").id
+    waiting = sqlalchemy.text(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    )
+
+    def rotate(to: str) -> str:
+        try:
+            ledger.accounts.rotate(key, key_hash=to, former_hash="h1", keep=0)
+        except AuthenticationFailed:
+            return ""
+        return to
+
+    engine = sqlalchemy.create_engine(database)
+    # A transaction sees one state of the activity.
+    watching = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with ThreadPoolExecutor(2) as threads, watching.connect() as watcher, engine.begin() as holder:
+        # Held until both wait for it, so that neither is done before the other begins.
+        holder.execute(sqlalchemy.select(schema.keys).with_for_update())
+        outcomes = [threads.submit(rotate, to) for to in ("h2", "h3")]
+        wait_until(lambda: watcher.scalar(waiting) == 2)
+        holder.commit()
+        passed = {outcome.result(timeout=60) for outcome in outcomes}
+    engine.dispose()
+
+    assert "" in passed
+    assert set(principals(ledger)) == passed - {""}
+
+
 def test_a_former_text_ends_with_its_key(ledger: Ledger, clock: Clock) -> None:
     ledger.accounts.create_tenant("acme")
     ends = to_datetime(clock.now) + timedelta(seconds=60)
@@ -113,20 +175,22 @@ def test_a_former_text_ends_with_its_key(ledger: Ledger, clock: Clock) -> None:
 
 
 def test_every_change_makes_another_version_and_reading_does_not(ledger: Ledger) -> None:
-    seen = [ledger.accounts.version()]
+    seen = [ledger.principals.version()]
 
     ledger.accounts.create_tenant("acme")
-    seen.append(ledger.accounts.version())
+    seen.append(ledger.principals.version())
     key = ledger.accounts.create_key("acme", key_hash="h1")
-    seen.append(ledger.accounts.version())
+    seen.append(ledger.principals.version())
     ledger.accounts.set_limits("acme", [RULE])
-    seen.append(ledger.accounts.version())
+    seen.append(ledger.principals.version())
     ledger.accounts.set_key_limits(key.id, [RULE])
-    seen.append(ledger.accounts.version())
-    ledger.accounts.load_principals()
+    seen.append(ledger.principals.version())
+    principals(ledger)
 
-    assert sorted(set(seen)) == seen
-    assert ledger.accounts.version() == seen[-1]
+    numbers = [version.number for version in seen]
+    assert sorted(set(numbers)) == numbers
+    assert len({version.token for version in seen}) == len(seen)
+    assert ledger.principals.version() == seen[-1]
 
 
 def test_limits_are_replaced(ledger: Ledger) -> None:
@@ -138,21 +202,21 @@ def test_limits_are_replaced(ledger: Ledger) -> None:
 
     assert tenant.limits == ()
     assert limited.limits == (RULE,)
-    (principal,) = ledger.accounts.load_principals().values()
+    (principal,) = principals(ledger).values()
     assert (principal.tenant_rules, principal.key_rules) == ((), (RULE,))
 
 
 def test_what_exists_is_not_created_again(ledger: Ledger) -> None:
     ledger.accounts.create_tenant("acme")
     ledger.accounts.create_key("acme", key_hash="h1")
-    version = ledger.accounts.version()
+    version = ledger.principals.version()
 
     with pytest.raises(Conflict):
         ledger.accounts.create_tenant("acme")
     with pytest.raises(Conflict):
         ledger.accounts.create_key("acme", key_hash="h1")
 
-    assert ledger.accounts.version() == version
+    assert ledger.principals.version() == version
 
 
 def test_what_does_not_exist_is_not_found(ledger: Ledger) -> None:
@@ -221,7 +285,7 @@ def test_a_ledger_that_cannot_be_opened_is_an_error_to_retry(tmp_path: Path) -> 
     (tmp_path / "ledger.db").mkdir()
 
     with Ledger(ledger_url(tmp_path)) as ledger, pytest.raises(DependencyUnavailable) as caught:
-        ledger.accounts.load_principals()
+        principals(ledger)
 
     assert caught.value.retryable
     assert caught.value.retry_after is not None
@@ -231,4 +295,26 @@ def test_a_file_that_is_no_database_is_an_error_of_the_dependency(tmp_path: Path
     (tmp_path / "ledger.db").write_bytes(b"not a database" * 1000)
 
     with Ledger(ledger_url(tmp_path)) as ledger, pytest.raises(DependencyUnavailable):
-        ledger.accounts.version()
+        ledger.principals.version()
+
+
+def test_an_operator_gives_a_key_another_text(ledger: Ledger, clock: Clock) -> None:
+    ledger.accounts.create_tenant("acme")
+    key = ledger.accounts.create_key("acme", key_hash="h1")
+
+    changed = ledger.accounts.replace_text(key.id, key_hash="h2", keep=60, actor="kim")
+    both = set(principals(ledger))
+    clock.advance(61)
+
+    assert changed.former_expires == to_datetime(clock.now) - timedelta(seconds=1)
+    assert (both, set(principals(ledger))) == ({"h1", "h2"}, {"h2"})
+    assert ledger.audit.entries(limit=1)[0].actor == "kim"
+
+
+def test_a_revoked_key_gets_no_other_text(ledger: Ledger) -> None:
+    ledger.accounts.create_tenant("acme")
+    key = ledger.accounts.create_key("acme", key_hash="h1")
+    ledger.accounts.revoke(key.id)
+
+    with pytest.raises(InvalidRequest, match="create another"):
+        ledger.accounts.replace_text(key.id, key_hash="h2", keep=60, actor="kim")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from gateway.ledger.batch_types import FAILED
 from gateway.ledger.ledger import Ledger
 from tests.support.events import make_event
 from tests.support.ledgers import Clock, record
@@ -27,6 +28,21 @@ def test_a_line_of_a_batch_is_found(ledger: Ledger) -> None:
     assert (found.id, found.model) == (LINE, "sentiment")
     assert ledger.request("other", LINE) is None
     assert ledger.request("acme", LINE[:-1] + "8") is None
+
+
+def test_a_line_that_failed_is_found_by_its_id_until_it_is_answered(ledger: Ledger) -> None:
+    """Its failure has an event of its own, whose id the caller does not know."""
+    line = LINE[:-1] + "9"
+    failed = msgspec.structs.replace(make_event(2), id=f"{line}{FAILED}", status=422)
+    record(ledger, "w", 2, [failed])
+    found = ledger.request("acme", line)
+    record(ledger, "w", 3, [msgspec.structs.replace(make_event(3), id=line)])
+    answered = ledger.request("acme", line)
+
+    assert found is not None
+    assert (found.id, found.status) == (line, 422)
+    assert answered is not None
+    assert (answered.id, answered.status) == (line, 200)
 
 
 @pytest.mark.parametrize("request_id", ["batch_0123456789afffffffff", "batch_0123456789abcd"])

@@ -218,3 +218,30 @@ def test_lines_of_batches_cost_a_percentage_in_lines_of_their_own(ledger: Ledger
     assert batch.unit_prices.hit == "0.000000101"
     assert batch.unit_prices.token == "0.000000011"
     assert batch.unit_prices.computed == "0.000000500"
+
+
+def test_tokens_that_are_only_shown_cost_nothing_also_in_batches(ledger: Ledger) -> None:
+    price = PriceConfig(hit=200, computed=1000)
+    usage = make_usage(hit=1, computed=2)
+    events = [
+        msgspec.structs.replace(make_event(number, usage=usage), task=task, batch=batch)
+        for number, (task, batch) in enumerate(
+            [("classify", 0), ("tokenize", 0), ("detokenize", 0), ("tokenize", 1)], start=1
+        )
+    ]
+    record(ledger, "w0-1", 4, events)
+    month = to_datetime(START).strftime("%Y-%m")
+
+    invoice = ledger.invoice("acme", month, [price])
+    since, until = to_datetime(START), to_datetime(START) + timedelta(days=1)
+    lines = ledger.usage("acme", since, until, [GroupBy.TASK], prices=[price])
+
+    plain, tokens = sorted(invoice.lines, key=lambda line: line.price)
+    assert tokens.price == f"{plain.price}+tokens"
+    assert (tokens.units.requests, tokens.units.computed) == (3, 6)
+    assert (plain.exact, tokens.exact) == ("0.000002200", "0.000000000")
+    assert {line.task: (line.computed, line.cost) for line in lines} == {
+        "classify": (2, "0.000002200"),
+        "tokenize": (4, "0.000000000"),
+        "detokenize": (2, "0.000000000"),
+    }

@@ -2,8 +2,10 @@
 
 import msgspec
 
+from backends.protocol import Task
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import Estimate, WorkLimits, charges_for, work_charges_for
+from gateway.rate_limit.work import estimate
 from gateway.types import KeyId, Principal, Rule, TenantId
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
@@ -123,3 +125,10 @@ def charges_with(principal: Principal) -> tuple[Charge, ...]:
     return charges_for(
         principal, requests=1, items=1, default_tenant_rules=(), default_key_rules=()
     )
+
+
+def test_tokens_that_are_only_shown_hold_no_rows_and_no_tokens() -> None:
+    for task, expected in ((Task.TOKENIZE, (0, 0)), (Task.EMBED, (2, 10))):
+        found = estimate(task, b"", [b"abc", b"abc"], longest_row=256)
+
+        assert (found.items, found.rows, found.tokens) == (2, *expected)

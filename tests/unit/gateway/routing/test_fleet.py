@@ -1,6 +1,7 @@
 """The fleet's catalog of models, and the backends that it chooses."""
 
 from random import Random
+from typing import cast
 
 import pytest
 
@@ -324,6 +325,27 @@ def test_nothing_is_shed_while_a_backend_has_room(clock: Clock) -> None:
     fleet.started(US[0], 1000)
 
     assert [fleet.shed(model_of(fleet), each) for each in Criticality] == [None] * 3
+
+
+def test_items_of_others_that_leave_a_region_are_spread_over_all_the_rest(clock: Clock) -> None:
+    apart = [*EU, *US, endpoint("ap-0", region="ap")]
+    fleet = fleet_of(apart, clock)
+    for each in EU:
+        fleet.started(each, 1000)
+
+    shares = fleet.spread(model_of(fleet), [bytes([n]) for n in range(60)], together=False)
+
+    assert sorted(ids([share.endpoint for share in shares])) == ["ap-0", "us-0"]
+    assert min(len(share.items) for share in shares) > 15
+
+
+def test_a_choice_that_fails_leaves_no_trace(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock)
+
+    with pytest.raises(TypeError):
+        fleet.spread(model_of(fleet), [b"item", cast("bytes", None)], together=False)
+
+    assert [each.in_flight for each in fleet.statistics()] == [0, 0]
 
 
 def test_a_backend_that_joins_others_begins_with_little(clock: Clock) -> None:

@@ -94,6 +94,7 @@ def test_only_metrics_of_processes_that_are_gone_are_removed(tmp_path: Path) -> 
     metrics = tmp_path / "metrics"
     metrics.mkdir()
     (metrics / "counter_17.db").touch()
+    (metrics / ".lock").touch()  # whose age is that of the totals
     (metrics / "notebook.ipynb").write_text("mine")
 
     with open_directory(tmp_path, lambda _: None):

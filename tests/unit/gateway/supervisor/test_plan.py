@@ -13,7 +13,7 @@ from gateway.settings import Settings, load_settings
 from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.topology import backend_specs, reachable
 from gateway.supervisor.up import check_configuration, check_models
 from gateway.supervisor.valkey import url
@@ -50,14 +50,14 @@ def test_every_role_runs_once_but_a_backend_for_each_region_and_every_worker(
 ) -> None:
     roles = [spec.role for spec in everybody(plan)]
 
-    assert sorted(set(roles)) == sorted(set(Role) - {Role.SUPERVISOR})
-    assert roles.count(Role.GATEWAY) == 2
+    assert sorted(set(roles)) == sorted(set(ProcessRole) - {ProcessRole.SUPERVISOR})
+    assert roles.count(ProcessRole.GATEWAY) == 2
     assert [spec.region for spec in plan.backends] == ["eu", "us"]
     assert len({spec.name for spec in everybody(plan)}) == len(roles)
 
 
 def test_children_get_the_settings_of_the_plan(plan: ProcessPlan, directory: DataDirectory) -> None:
-    workers = [spec for spec in plan.others if spec.role is Role.GATEWAY]
+    workers = [spec for spec in plan.others if spec.role is ProcessRole.GATEWAY]
     loaded = [load_settings(spec.environment) for spec in workers]
 
     assert [settings.worker for settings in loaded] == ["0", "1"]
@@ -71,7 +71,7 @@ def test_children_get_the_settings_of_the_plan(plan: ProcessPlan, directory: Dat
 def test_only_the_admin_process_is_told_the_admin_key(plan: ProcessPlan) -> None:
     told = [spec.role for spec in everybody(plan) if KEYS.admin_key in spec.environment.values()]
 
-    assert told == [Role.ADMIN]
+    assert told == [ProcessRole.ADMIN]
 
 
 def test_no_key_is_on_a_command_line(plan: ProcessPlan) -> None:
@@ -164,7 +164,7 @@ def test_a_bound_on_memory_that_a_full_cache_would_break_is_refused(tmp_path: Pa
 
 
 def test_children_are_watched_and_workers_have_each_others_sockets(plan: ProcessPlan) -> None:
-    first, second = (spec for spec in plan.others if spec.role is Role.GATEWAY)
+    first, second = (spec for spec in plan.others if spec.role is ProcessRole.GATEWAY)
 
     assert all(spec.is_heard and spec.silent_within >= 10.0 for spec in everybody(plan))
     assert first.siblings == (second.listener,)

@@ -17,7 +17,7 @@ from gateway.supervisor.process_table import (
     start_of,
     write_table,
 )
-from gateway.supervisor.spec import Role
+from gateway.supervisor.spec import ProcessRole
 
 
 @pytest.fixture
@@ -30,7 +30,12 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 def entry(pid: int, started: int) -> ProcessEntry:
     return ProcessEntry(
-        role=Role.BACKEND, region="eu", index=0, pid=pid, address="http://h:1", started=started
+        role=ProcessRole.BACKEND,
+        region="eu",
+        index=0,
+        pid=pid,
+        address="http://h:1",
+        started=started,
     )
 
 

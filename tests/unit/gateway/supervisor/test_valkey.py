@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from gateway.supervisor.spec import ProcessSpec, Role
+from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.valkey import STATE_OPTIONS, cache_options, find_program, valkey_spec
 
 
-def spec_of(role: Role, options: tuple[str, ...]) -> ProcessSpec:
+def spec_of(role: ProcessRole, options: tuple[str, ...]) -> ProcessSpec:
     return valkey_spec(role, options, program=Path("v"), sockets=Path("/s"), data=Path("/d"))
 
 
@@ -19,7 +19,7 @@ def test_the_program_of_the_wheel_is_found() -> None:
 
 
 def test_the_cache_is_bounded_evicts_and_keeps_nothing() -> None:
-    spec = spec_of(Role.VALKEY_CACHE, cache_options(1000))
+    spec = spec_of(ProcessRole.VALKEY_CACHE, cache_options(1000))
 
     given = options(spec.argv)
     assert given["--maxmemory"] == "1000"
@@ -28,7 +28,7 @@ def test_the_cache_is_bounded_evicts_and_keeps_nothing() -> None:
 
 
 def test_the_state_evicts_nothing_and_keeps_everything() -> None:
-    spec = spec_of(Role.VALKEY_STATE, STATE_OPTIONS)
+    spec = spec_of(ProcessRole.VALKEY_STATE, STATE_OPTIONS)
 
     given = options(spec.argv)
     assert given["--maxmemory-policy"] == "noeviction"
@@ -37,7 +37,7 @@ def test_the_state_evicts_nothing_and_keeps_everything() -> None:
 
 
 def test_neither_listens_on_a_port() -> None:
-    spec = spec_of(Role.VALKEY_STATE, STATE_OPTIONS)
+    spec = spec_of(ProcessRole.VALKEY_STATE, STATE_OPTIONS)
 
     given = options(spec.argv)
     assert given["--port"] == "0"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.telemetry.logs import JsonFormatter, LineHandler
+from gateway.telemetry.logs import JsonFormatter, LineHandler, TextFormatter
 
 _TEXT = "the text of a caller"
 
@@ -105,3 +105,19 @@ def test_a_line_that_cannot_be_made_is_told_of(capsys: pytest.CaptureFixture[str
     handler.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
 
     assert "--- Logging error ---" in capsys.readouterr().err
+
+
+def test_a_line_of_text_has_the_fields_behind_the_message() -> None:
+    record = logging.makeLogRecord(
+        {"name": "gateway.x", "levelname": "WARNING", "msg": "it\nfailed", "created": 0.0}
+        | {"count": 3, "reason": "a b", "items": {"hit": 1}, "model": "m", "broken": "x\ny"}
+    )
+
+    text = TextFormatter("worker-0").format(record)
+
+    time, rest = text.split(" ", 1)
+    assert len(time) == len("2026-11-23T00:00:00")
+    assert rest == (
+        'warning worker-0 it failed logger=gateway.x count=3 reason="a b" items={"hit":1} model=m'
+        ' broken="x\\ny"'
+    )

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.mmap_dict import mmap_key
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from gateway.telemetry.catalogue import DeclaredSeries
 from gateway.telemetry.metric_files import MetricFile, add_up_dead
 from tests.support.small_disk import mounted
 
@@ -18,7 +19,6 @@ from tests.support.small_disk import mounted
 PROCESS = """
 import sys
 from pathlib import Path
-import msgspec
 from gateway.telemetry.metric_files import keep_metrics_in_files
 folder = Path(sys.argv[1])
 keep_metrics_in_files(folder)
@@ -26,9 +26,8 @@ from prometheus_client import CollectorRegistry
 from gateway.telemetry.metrics import GatewayMetrics
 metrics = GatewayMetrics(CollectorRegistry())
 for _ in range(int(sys.argv[2])):
-    metrics.request("classify", 200, 0.001)
-figures = msgspec.defstruct("Figures", [("published", int)])
-metrics.statistics("events", figures(int(sys.argv[2])))
+    metrics.request("/v1/classify", "sentiment", 0.001)
+metrics.instruments.set_gauge("tasks", int(sys.argv[2]))
 metrics.flush()
 print("counted", flush=True)
 if sys.argv[3] == "stay":
@@ -127,6 +126,19 @@ def test_a_file_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
     file.close()
 
 
+def test_a_file_grows_with_the_values_that_are_read_first(tmp_path: Path) -> None:
+    file = MetricFile(tmp_path / "gauge_livesum_7.db")
+
+    keys = [mmap_key("up", "up", ["endpoint"], [f"eu-{n}"], "Up.") for n in range(2000)]
+    first = [file.read(key) for key in keys]
+    for number, key in enumerate(keys):
+        file.write(key, float(number))
+
+    assert first == [0.0] * len(keys)
+    assert [file.read(key) for key in keys] == list(map(float, range(2000)))
+    file.close()
+
+
 def test_what_dead_processes_counted_is_kept_and_their_files_are_not(tmp_path: Path) -> None:
     living = run(tmp_path, 4, stay=True)
     for count in (1, 2):
@@ -139,11 +151,13 @@ def test_what_dead_processes_counted_is_kept_and_their_files_are_not(tmp_path: P
     after = page(tmp_path)
     files = {path.name for path in tmp_path.glob("*.db")}
     living.communicate("go\n", timeout=60)
-    requests = 'sluicegate_requests_total{status="200",task="classify"}'
-    assert (before[requests], after[requests]) == (7, 7)
-    assert after['sluicegate_request_duration_seconds_count{task="classify"}'] == 7
+    labels = 'model="sentiment",route="/v1/classify"'
+    counted = f'sluicegate_requests_total{{{labels},status="200"}}'
+    assert (before[counted], after[counted]) == (7, 7)
+    durations = 'sluicegate_request_duration_seconds_count{model="sentiment",outcome="ok",'
+    assert after[f'{durations}route="/v1/classify"}}'] == 7
     # A gauge of those that live counts nobody else.
-    assert after['sluicegate_worker{figure="published",part="events"}'] == 4
+    assert after["sluicegate_tasks"] == 4
     kinds = {"counter", "histogram"}
     own = {f"{kind}_{living.pid}.db" for kind in (*kinds, "gauge_livesum")}
     assert files == own | {f"{kind}_0.db" for kind in kinds}
@@ -156,3 +170,39 @@ def test_a_file_that_a_crash_spoilt_is_passed_over(tmp_path: Path) -> None:
     add_up_dead(tmp_path)
 
     assert page(tmp_path) == {}
+
+
+@pytest.mark.parametrize("process", ["0", "7"])
+def test_what_a_former_version_counted_under_other_labels_is_dropped(
+    tmp_path: Path, process: str
+) -> None:
+    name, count = "sluicegate_requests", "sluicegate_requests_total"
+    duration = "sluicegate_request_duration_seconds"
+    labels, values = ["route", "model", "status"], ["/v1/classify", "sentiment", "200"]
+    of_duration = ["route", "model", "outcome", "le"]
+    kept = {
+        ("counter", mmap_key(name, count, labels, values, "Requests.")),
+        ("histogram", mmap_key(duration, f"{duration}_bucket", of_duration, list("abc1"), "")),
+    }
+    dropped = {
+        ("counter", mmap_key(name, count, ["task", "status"], ["classify", "200"], "")),
+        ("counter", mmap_key("sluicegate_gone", "sluicegate_gone_total", [], [], "")),
+        ("histogram", mmap_key(duration, f"{duration}_bucket", ["task", "le"], ["x", "1.0"], "")),
+        ("histogram", mmap_key(duration, f"{duration}_bucket", of_duration, list("abc3"), "")),
+    }
+    kept = {(kind, key.replace('"le": "1"', '"le": "1.0"')) for kind, key in kept}
+    for kind in ("counter", "histogram"):
+        file = MetricFile(tmp_path / f"{kind}_{process}.db")
+        for of_kind, key in kept | dropped:
+            if of_kind == kind:
+                file.write(key, 2.0)
+        file.close()
+
+    add_up_dead(tmp_path, is_kept=DeclaredSeries().has)
+
+    found = {
+        (path.stem.partition("_")[0], key)
+        for path in tmp_path.glob("*.db")
+        for key, *_ in MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
+    }
+    assert found == kept

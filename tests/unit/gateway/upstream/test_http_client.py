@@ -60,7 +60,7 @@ async def send(
         call or call_of(),
         deadline=asyncio.get_running_loop().time() + 20.0,
         idle_timeout=idle_timeout,
-        receive=kept.append,
+        receive=kept.extend,
     )
 
 

@@ -1,6 +1,7 @@
 """Like calls of about the same time travel as one, and nobody notices but the backend."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -53,8 +54,8 @@ class Asker:
             receive=self._receive,
         )
 
-    def _receive(self, frame: Done | Failed) -> None:
-        self.frames.append(frame)
+    def _receive(self, frames: Sequence[Done | Failed]) -> None:
+        self.frames += frames
         if not self.first.done():
             self.first.set_result(None)
 
@@ -222,7 +223,7 @@ async def test_frames_that_belong_to_nobody_are_ignored() -> None:
     received: list[Done | Failed] = []
     now = asyncio.get_running_loop().time()
     ended: list[Report | BaseException] = []
-    shared.join(call, received.append, ended.append, deadline=now + 20.0, idle_timeout=10.0)
+    shared.join(call, received.extend, ended.append, deadline=now + 20.0, idle_timeout=10.0)
 
     for index in (-1, 7, 0, 0):
         shared.feed(encode_frame(Done(index=index, result=b"{}", rows=1, tokens=1)))
@@ -249,12 +250,12 @@ async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:
     shared = SharedCall(call_of("a"))
     received: list[Done | Failed] = []
 
-    def broken(_: Done | Failed) -> None:
+    def broken(_: object) -> None:
         raise ZeroDivisionError
 
     faulty: list[Report | BaseException] = []
     sound: list[Report | BaseException] = []
-    for text, receive, ended in (("a", broken, faulty), ("b", received.append, sound)):
+    for text, receive, ended in (("a", broken, faulty), ("b", received.extend, sound)):
         shared.join(call_of(text), receive, ended.append, deadline=now + 20.0, idle_timeout=10.0)
     for index in (0, 1):
         shared.feed(encode_frame(Done(index=index, result=b"{}", rows=1, tokens=1)))

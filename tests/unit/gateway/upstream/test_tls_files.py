@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import ConfigurationError
-from gateway.upstream.tls import ClientTls, follow_files
+from gateway.sockets.certificate_files import follow_files
+from gateway.upstream.tls import ClientTls
 from loadtests.harness.certificates import Authority
 from loadtests.harness.waiting import until
 

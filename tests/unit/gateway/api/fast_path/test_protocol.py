@@ -212,10 +212,8 @@ async def test_a_limit_on_trial_counts_a_miss_once(entry_point: EntryPoint) -> N
     await entry_point.send(ask("newer"))
 
     entry_point.api.metrics.flush()
-    labels = {"policy": "trial"}
-    counted = entry_point.api.registry.get_sample_value(
-        "sluicegate_rate_limit_shadowed_total", labels
-    )
+    labels = {"policy": "trial", "decision": "shadow_refused"}
+    counted = entry_point.api.registry.get_sample_value("sluicegate_limit_decisions_total", labels)
     assert counted == 1
 
 

@@ -1,0 +1,55 @@
+"""Shows the tokens of texts, and the texts of tokens, as a model's tokenizer has them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.algorithms.base import Algorithm
+from backends.pipelines.ask import AlgorithmContext
+from backends.protocol import DetokenizeParameters, Task, TokenizeParameters
+
+
+class Tokenize(Algorithm):
+    """Returns the tokens of a text, how many there are, and whether the model reads all of them."""
+
+    def __init__(self, *, encoder: str) -> None:
+        self._encoder = encoder
+
+    @override
+    async def run(self, item: str, parameters: TokenizeParameters, ask: AlgorithmContext) -> Any:
+        reader = ask.token_reader(self._encoder)
+        with_special = parameters.add_special_tokens
+        special = reader.special_tokens if with_special else 0
+        if parameters.counts_only:
+            count, shown = special + await reader.count(item), b"{}"
+        else:
+            count, shown = await reader.show(item, add_special_tokens=with_special)
+        windows = await reader.windows(count - special, parameters.overlap)
+        counts = msgspec.json.encode({"count": count, "fits": windows <= 1, "windows": windows})
+        rest = b"" if shown == b"{}" else b"," + shown[1:-1]
+        return msgspec.Raw(counts[:-1] + rest + b"}")
+
+
+class Detokenize(Algorithm):
+    """Returns the text of tokens."""
+
+    def __init__(self, *, encoder: str) -> None:
+        self._encoder = encoder
+
+    @override
+    async def run(
+        self, item: Sequence[int], parameters: DetokenizeParameters, ask: AlgorithmContext
+    ) -> Any:
+        reader = ask.token_reader(self._encoder)
+        skip = parameters.skip_special_tokens
+        return {"text": await reader.decode(item, skip_special_tokens=skip)}
+
+
+def token_algorithms(encoder: str) -> dict[Task, Algorithm]:
+    """Return what answers the tasks of tokens by the tokenizer of a model."""
+    return {
+        Task.TOKENIZE: Tokenize(encoder=encoder),
+        Task.DETOKENIZE: Detokenize(encoder=encoder),
+    }

@@ -1,0 +1,359 @@
+"""Runs items through one model of a repository in this process, for callers in plain threads."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from backends.algorithms.base import Algorithm, QueryAlgorithm
+from backends.batching.fair_queue import BULK
+from backends.batching.shared import RowCaller
+from backends.bulk.planned_rows import ROUNDS, PartTextQueue, PlannedRows, RowRounds, count_rows
+from backends.errors import (
+    BackendError,
+    ItemRefused,
+    ModelFailed,
+    ModelProblem,
+    OutOfMemory,
+    StartProblem,
+)
+from backends.executors.opening import executor_opener
+from backends.open_inference.address import servers
+from backends.pipelines.ask import AlgorithmContext, encode_result
+from backends.pipelines.encoder import PreparedQuery
+from backends.protocol import ITEMS, PARAMETERS, Parameters, Task
+from backends.qualification.qualify import qualify
+from backends.repository.catalogue import Catalogue, read_catalogue
+from backends.repository.manifest import builds_on
+from backends.serving.core import ModelSet
+from backends.serving.loading import LoadingTools, load_models, make_shared
+from backends.settings import BackendSettings, quiet_libraries, read_settings
+from backends.telemetry.spans import NO_TRACING
+from backends.types import Encoding, OutputKind
+
+_SCOPE = "bulk"
+# What algorithms keep of the parameters is computed beside this text, whatever comes first.
+_FIRST_TEXT = "warm-up"
+# No item takes this long; hosts of algorithms need a finite time.
+_LONGEST = 3600.0
+_Answer = TypeVar("_Answer")
+
+
+class BulkResult(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds an item's answer: a JSON value, in which numpy arrays of floats stand for lists."""
+
+    value: Any
+    rows: int = 0
+    tokens: int = 0
+    truncated_from: int = 0
+
+    def as_json(self) -> bytes:
+        """Return the answer as the gateway sends it."""
+        return encode_result(self.value)
+
+
+class BulkFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Says why an item has no answer."""
+
+    code: str
+    detail: str
+
+
+Outcome = BulkResult | BulkFailure
+
+
+class _OpenQuery(msgspec.Struct, frozen=True, eq=False):
+    """Holds an item that is one query, while its part is run."""
+
+    index: int
+    caller: RowCaller
+    prepared: PreparedQuery
+
+
+class BulkRunner:
+    """Answers items of one task by one model, as a backend does, without HTTP, queues or deadlines.
+
+    It needs no event loop of its caller's. Any thread may call `run`, and two at a time keep a
+    device busy: one part is tokenized while another runs. The same items in one call have the
+    same answers, to the last bit, whatever ran before. `settings` come before the environment's
+    (`SLUICEGATE_BACKEND_...`).
+    """
+
+    def __init__(
+        self,
+        models: Path | None = None,
+        *,
+        model: str,
+        task: str,
+        parameters: Mapping[str, Any] | None = None,
+        truncate: bool = True,
+        **settings: object,
+    ) -> None:
+        """Load the model and those it builds on.
+
+        Raises:
+            StartProblem: the repository has no such model, it lacks the task, the parameters are
+                none of the task, or the model cannot be loaded.
+        """
+        quiet_libraries()
+        self._truncate = truncate
+        self.parameters = _read_parameters(task, parameters or {})
+        self.task = Task(task)
+        self._stack = ExitStack()
+        chosen = {"models": models, "wide": "never", "traces": False} | settings
+        self.settings = read_settings(None, **chosen)
+        try:
+            self._load(self.settings, model)
+            self._loop = self._stack.enter_context(_LoopThread())
+            self._warm_up()
+        except BaseException:  # whatever it was, threads and processes would go on
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End its threads and processes."""
+        self._stack.close()
+
+    def run(self, items: Sequence[Any]) -> list[Outcome]:
+        """Return the outcome of each item, of the type that `protocol.ITEMS` has for the task.
+
+        Raises:
+            BackendError: the model cannot run any more.
+        """
+        query = self._algorithm.as_query
+        if query is not None:
+            return self._run_queries(items, query)
+        return self._loop.call(self._answer_all(items))
+
+    def _load(self, settings: BackendSettings, name: str) -> None:
+        catalogue = _needed_for(name, read_catalogue(settings.models, servers(settings)))
+        pool = self._stack.enter_context(
+            ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
+        )
+        tools = LoadingTools(
+            settings=settings,
+            tracing=NO_TRACING,
+            clock=time.monotonic,
+            tokenizer_pool=pool,
+            open_executor=executor_opener(settings),
+            qualify=qualify,
+        )
+        shared = make_shared(tools)
+        self._stack.callback(shared.hosts.close)
+        found = load_models(catalogue, tools, shared)
+        if name in found.problems:
+            raise ModelProblem(f"model `{name}` is broken: {found.problems[name]}")
+        served_model = found.served_models[name]
+        algorithm = served_model.find(self.task)
+        if algorithm is None:
+            tasks = ", ".join(f"`{task}`" for task in served_model.info.tasks) or "none"
+            raise StartProblem(f"model `{name}` has no task `{self.task}`; it has {tasks}")
+        self.info = served_model.info
+        self._algorithm: Algorithm = algorithm
+        self._pipelines = found.pipelines
+        # Without one, such as for tokens alone, nothing is run.
+        self.provider = ", ".join(sorted({each.batcher.provider for each in found.encoders}))
+        limits = {(each.batcher.limits.rows, each.batcher.limits.tokens) for each in found.encoders}
+        batches = ", ".join(f"{rows} rows, {tokens} tokens" for rows, tokens in sorted(limits))
+        self.profile = f"{self.provider}; batches of {batches}" if limits else "tokens"
+        self._plan_rows(found, pool)
+
+    def _plan_rows(self, found: ModelSet, tokenizer_pool: ThreadPoolExecutor) -> None:
+        """Have rows run in planned batches, by as many threads as the executor takes."""
+        threads = max((each.batcher.worker_threads for each in found.encoders), default=1)
+        workers = self._stack.enter_context(
+            ThreadPoolExecutor(threads, thread_name_prefix="bulk-rows")
+        )
+        texts = PartTextQueue(tokenizer_pool)
+        for each in found.encoders:
+            each.pipeline.tokenizer.read_by(texts)
+            each.pipeline.rows = PlannedRows(
+                digest=each.digest, cache=each.rows.cache, batcher=each.batcher, pool=workers
+            )
+
+    def _warm_up(self) -> None:
+        if ITEMS[self.task] is str or self.task in {Task.CLASSIFY, Task.EMBED}:
+            self.run([_FIRST_TEXT])
+
+    def _run_queries(self, items: Sequence[Any], algorithm: QueryAlgorithm) -> list[Outcome]:
+        """Answer items that are one query each, without a coroutine for any of them."""
+        outcomes: list[Outcome | None] = [None] * len(items)
+        pipeline = self._pipelines[algorithm.model]
+        encoder, rows = pipeline.encoder, pipeline.encoder.rows
+        opened = self._open(items, algorithm, outcomes)
+        groups = [item.prepared.texts for item in opened]
+        checked: list[tuple[_OpenQuery, list[Encoding]]] = []
+        for item, found in zip(opened, encoder.tokenizer.encode_short(groups), strict=True):
+            try:
+                if isinstance(found, BackendError):
+                    raise found
+                encoder.check(item.prepared, found, item.caller)
+            except BackendError as error:
+                outcomes[item.index] = _failure(error)
+            else:
+                checked.append((item, found))
+        assert isinstance(rows, PlannedRows)  # noqa: S101 - `_plan_rows` put it there
+        all_encodings = [encoding for _, found in checked for encoding in found]
+        values = iter(rows.batches.run(all_encodings, OutputKind.POOLED))
+        for item, found in checked:
+            own = [next(values) for _ in found]
+            try:
+                vectors = pipeline.finish(count_rows(own, found, item.caller))
+                answer = algorithm.answer(vectors, self.parameters)
+            except BackendError as error:
+                outcomes[item.index] = _failure(error)
+            else:
+                outcomes[item.index] = _result(answer, item.caller)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _open(
+        self, items: Sequence[Any], algorithm: QueryAlgorithm, outcomes: list[Outcome | None]
+    ) -> list[_OpenQuery]:
+        """Return the items with their texts; what is refused is an outcome."""
+        encoder = self._pipelines[algorithm.model].encoder
+        opened = []
+        for index, item in enumerate(items):
+            try:
+                texts = algorithm.texts(self._read(item), self.parameters)
+                prepared = encoder.prepare(texts, algorithm.prompts)
+            except BackendError as error:
+                outcomes[index] = _failure(error)
+            else:
+                opened.append(_OpenQuery(index, self._caller(), prepared))
+        return opened
+
+    async def _answer_all(self, items: Sequence[Any]) -> list[Outcome]:
+        ROUNDS.set(RowRounds())
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._answer(item)) for item in items]
+        return [task.result() for task in tasks]
+
+    async def _answer(self, item: Any) -> Outcome:
+        caller = self._caller()
+        try:
+            ask = AlgorithmContext(self._pipelines, caller)
+            answer = await self._algorithm.run(self._read(item), self.parameters, ask)
+        except BackendError as error:
+            return _failure(error)
+        return _result(answer, caller)
+
+    def _read(self, item: Any) -> Any:
+        if type(item) is str and self.task is not Task.INFER:
+            return self._read_text(item)
+        try:
+            return msgspec.convert(item, ITEMS[self.task])
+        except msgspec.ValidationError as error:
+            raise ItemRefused("bad_item", f"it is none of this task: {error}") from None
+
+    def _read_text(self, text: str) -> str:
+        if self.task in {Task.CHOOSE, Task.DETOKENIZE}:
+            raise ItemRefused("bad_item", "it is a text, which is no item of this task")
+        return text
+
+    def _caller(self) -> RowCaller:
+        return RowCaller(
+            scope=_SCOPE,
+            deadline=time.monotonic() + _LONGEST,
+            lane=BULK,
+            truncate=self._truncate,
+        )
+
+
+def _read_parameters(task: str, given: Mapping[str, Any]) -> Parameters:
+    kinds = {str(each): kind for each, kind in PARAMETERS.items()}
+    if task not in kinds:
+        tasks = ", ".join(f"`{each}`" for each in kinds)
+        raise StartProblem(f"there is no task `{task}`; there are {tasks}")
+    try:
+        return msgspec.convert(dict(given), kinds[task])
+    except msgspec.ValidationError as error:
+        raise StartProblem(f"the parameters are none of `{task}`: {error}") from None
+
+
+def _needed_for(name: str, catalogue: Catalogue) -> Catalogue:
+    """Return the part of a catalogue that one model needs, without shadows.
+
+    Raises:
+        StartProblem: there is no such model, or it is broken.
+    """
+    if name in catalogue.problems:
+        raise ModelProblem(f"model `{name}` is broken: {catalogue.problems[name]}")
+    if name not in catalogue.models:
+        known = ", ".join(f"`{each}`" for each in catalogue.models) or "none"
+        raise StartProblem(f"there is no model `{name}` in the repository; there are {known}")
+    needed, waiting = {name}, [name]
+    while waiting:
+        below = set(builds_on(catalogue.models[waiting.pop()].manifest)) - needed
+        needed |= below
+        waiting += below
+    models = {
+        each: msgspec.structs.replace(model, serving=None)
+        for each, model in catalogue.models.items()
+        if each in needed
+    }
+    return Catalogue(models=models, problems={}, upstreams=catalogue.upstreams)
+
+
+def _failure(error: BackendError) -> BulkFailure:
+    """Return why an item has no answer, now and whenever it is asked for again.
+
+    Raises:
+        BackendError: that may pass; the item is not to blame.
+    """
+    is_of_item = isinstance(error, ModelFailed) and not isinstance(error, OutOfMemory)
+    if error.retryable and not is_of_item:
+        raise error
+    return BulkFailure(code=error.code, detail=str(error))
+
+
+def _result(answer: Any, caller: RowCaller) -> BulkResult:
+    return BulkResult(
+        value=answer,
+        rows=caller.rows,
+        tokens=caller.tokens,
+        truncated_from=caller.truncated_from,
+    )
+
+
+class _LoopThread:
+    """Runs an event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="bulk-loop", daemon=True
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, _Answer]) -> _Answer:
+        """Return what a coroutine returns; blocks the calling thread, which must be another."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None

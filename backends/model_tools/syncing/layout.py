@@ -1,0 +1,175 @@
+"""Keeps artifacts in the image layout of OCI: `index.json`, and blobs by digest, as objects."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from backends.model_tools.syncing.manifest import (
+    INDEX,
+    MANIFEST,
+    REF,
+    Descriptor,
+    Manifest,
+    SyncProblem,
+    for_this_machine,
+    read_document,
+    read_manifest,
+)
+
+_INDEX = "index.json"
+_CHUNK = 1 << 20
+
+
+class ObjectMissing(Exception):
+    """There is no object of a name."""
+
+
+class Objects(Protocol):
+    """Keeps whole objects by name. Calls block, and raise `SyncProblem`."""
+
+    where: str
+    """The address, as messages name it."""
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        """Yield the content from byte `start` on.
+
+        Raises:
+            ObjectMissing: there is none.
+        """
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Return the size of an object in bytes, `None` where there is none."""
+        ...
+
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Store an object, of a file where `content` is a path; it shows up whole."""
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class LayoutStore:
+    """Implements `ArtifactStore` over objects."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def manifest(self, reference: str) -> tuple[str, bytes]:
+        """Return a manifest; see `ArtifactStore`."""
+        where = self._objects.where
+        digest = reference
+        if not reference.startswith("sha256:"):
+            named = self._named(reference)
+            if not named:
+                raise SyncProblem(f"{where}: its `{_INDEX}` names no manifest `{reference}`")
+            digest = for_this_machine(named).digest
+        return digest, read_document(self.blob(digest), f"{where}: the manifest {digest}")
+
+    def blob(self, digest: str, start: int = 0) -> Iterator[bytes]:
+        """Yield a blob; see `ArtifactStore`."""
+        try:
+            yield from self._objects.read(_blob(digest), start)
+        except ObjectMissing:
+            raise SyncProblem(
+                f"{self._objects.where}: the object `{_blob(digest)}` is missing; "
+                "push the repository again"
+            ) from None
+
+    def has(self, digest: str, size: int) -> bool:
+        """Return whether a blob is there; see `ArtifactStore`."""
+        return self._objects.size(_blob(digest)) == size
+
+    def put_blob(self, digest: str, path: Path) -> None:
+        """Store a blob; see `ArtifactStore`."""
+        self._objects.write(_blob(digest), path)
+
+    def put_manifest(self, digest: str, content: bytes, tag: str) -> None:
+        """Store a manifest; see `ArtifactStore`. Manifests of other tags stay."""
+        try:
+            others = [each for each in self._index().manifests if _ref(each) != tag]
+        except ObjectMissing:
+            others = []
+        self._objects.write(_blob(digest), content)
+        self._objects.write("oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+        own = Descriptor(
+            media_type=MANIFEST, digest=digest, size=len(content), annotations={REF: tag}
+        )
+        index = Manifest(media_type=INDEX, manifests=[*others, own])
+        # Last: whoever reads it finds all that it names.
+        self._objects.write(_INDEX, index.encode())
+
+    def close(self) -> None:
+        """Close connections; see `ArtifactStore`."""
+        self._objects.close()
+
+    def _index(self) -> Manifest:
+        where = f"{self._objects.where}/{_INDEX}"
+        return read_manifest(read_document(self._objects.read(_INDEX), where), where)
+
+    def _named(self, reference: str) -> list[Descriptor]:
+        """Return what the index has under a tag, or else what has none."""
+        try:
+            found = self._index().manifests
+        except ObjectMissing:
+            raise SyncProblem(
+                f"{self._objects.where}/{_INDEX} is not there: files without digests are not "
+                "served; `sluicegate models push` writes them with it"
+            ) from None
+        tagged = [each for each in found if _ref(each) == reference]
+        return tagged or [each for each in found if not _ref(each)]
+
+
+class FolderObjects:
+    """Implements `Objects` by files of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.where = f"file://{root}"
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        """Yield a file; see `Objects`."""
+        try:
+            with (self._root / name).open("rb") as file:
+                file.seek(start)
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+        except FileNotFoundError:
+            raise ObjectMissing(name) from None
+        except OSError as error:
+            raise SyncProblem(f"{self.where}/{name}: it cannot be read: {error.strerror}") from None
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file; see `Objects`."""
+        path = self._root / name
+        return path.stat().st_size if path.is_file() else None
+
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Write a file; see `Objects`."""
+        path = self._root / name
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, Path):
+                shutil.copyfile(content, draft)
+            else:
+                draft.write_bytes(content)
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise SyncProblem(f"{path}: it cannot be written: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Do nothing; see `Objects`."""
+
+
+def _blob(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def _ref(descriptor: Descriptor) -> str:
+    return (descriptor.annotations or {}).get(REF, "")

@@ -1,0 +1,193 @@
+"""Reads and writes manifests: lists of files by digest, in the form of OCI artifacts.
+
+An artifact has one blob for each file, named by its path (`sentiment/1/model.onnx`), as `oras` and
+other tools write it. A container image has layers, archives of folders.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from backends.errors import StartProblem
+from backends.repository.manifest import NAME
+from backends.repository.sync_record import Digest, FileDigest
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+ARTIFACT = "application/vnd.sluicegate.models.v1"
+TITLE = "org.opencontainers.image.title"
+REF = "org.opencontainers.image.ref.name"
+UNPACK = "io.deis.oras.content.unpack"
+EMPTY = b"{}"
+_EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+_FILE_TYPE = "application/octet-stream"
+# What a file system takes, with some left for the folder of the repository.
+_LONGEST_NAME, _LONGEST_PATH = 255, 1000
+_MOST_BYTES = 4 << 20
+_MOST_SECONDS = 60.0
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_LAYER_TYPES = ("application/vnd.oci.image.layer", "application/vnd.docker.image.rootfs")
+
+
+class SyncProblem(StartProblem):
+    """Says why a repository was not synchronised; nothing of it has changed."""
+
+
+class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Names a blob by type, digest and size, as OCI's image specification does."""
+
+    media_type: str = ""
+    digest: Digest
+    size: int
+    annotations: dict[str, str] | None = None
+    platform: dict[str, Any] | None = None
+
+    @property
+    def title(self) -> str:
+        """The path of the file that it holds."""
+        return (self.annotations or {}).get(TITLE, "")
+
+    @property
+    def is_archive(self) -> bool:
+        """Whether it is a layer of an image, or a folder as `oras` pushes it."""
+        if self.title and UNPACK not in (self.annotations or {}):
+            return False
+        return self.media_type.startswith(_LAYER_TYPES)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Lists the blobs of an artifact or an image (`layers`), or further `manifests`."""
+
+    media_type: str = ""
+    artifact_type: str = ""
+    config: Descriptor | None = None
+    layers: list[Descriptor] = []
+    manifests: list[Descriptor] = []
+
+    def encode(self) -> bytes:
+        """Return it as JSON; equal manifests give equal bytes."""
+        return msgspec.json.encode({"schemaVersion": 2} | msgspec.to_builtins(self))
+
+
+def sha256(content: bytes) -> str:
+    """Return the digest of `content` as manifests write it."""
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def read_document(chunks: Iterable[bytes], what: str) -> bytes:
+    """Return a manifest or the like, of which parts arrive; `what` names it in messages.
+
+    Raises:
+        SyncProblem: it is too large, or takes too long.
+    """
+    deadline = time.monotonic() + _MOST_SECONDS
+    content = bytearray()
+    for chunk in chunks:
+        content += chunk
+        if len(content) > _MOST_BYTES:
+            raise SyncProblem(f"{what} is larger than {_MOST_BYTES} bytes")
+        if time.monotonic() > deadline:
+            raise SyncProblem(f"{what} took longer than {_MOST_SECONDS:g} seconds to arrive")
+    return bytes(content)
+
+
+def read_manifest(content: bytes, where: str) -> Manifest:
+    """Return the manifest in `content`.
+
+    Raises:
+        SyncProblem: it is none.
+    """
+    try:
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SyncProblem(f"{where}: this is no manifest of an OCI image: {error}") from None
+
+
+def for_this_machine(manifests: Sequence[Descriptor]) -> Descriptor:
+    """Return the one of several manifests that is for this machine, or else the first."""
+    machine = os.uname().machine
+    wanted = ("linux", _MACHINES.get(machine, machine))
+    for each in manifests:
+        platform = each.platform or {}
+        if (platform.get("os"), platform.get("architecture")) == wanted:
+            return each
+    return manifests[0]
+
+
+def write_manifest(files: Mapping[str, FileDigest]) -> bytes:
+    """Return the manifest of an artifact with these files; equal files give equal bytes."""
+    layers = [
+        Descriptor(
+            media_type=_FILE_TYPE,
+            digest=each.digest,
+            size=each.size,
+            annotations={TITLE: path},
+        )
+        for path, each in sorted(files.items())
+    ]
+    config = Descriptor(media_type=_EMPTY_TYPE, digest=sha256(EMPTY), size=len(EMPTY))
+    manifest = Manifest(media_type=MANIFEST, artifact_type=ARTIFACT, config=config, layers=layers)
+    return manifest.encode()
+
+
+def artifact_files(manifest: Manifest, where: str) -> dict[str, Descriptor]:
+    """Return the blobs of an artifact by the paths of their files.
+
+    Raises:
+        SyncProblem: a path is none of a model repository, or there are no files.
+    """
+    files: dict[str, Descriptor] = {}
+    for layer in manifest.layers:
+        check_path(layer.title, where)
+        if layer.title in files:
+            raise SyncProblem(f"{where}: it lists `{layer.title}` twice")
+        files[layer.title] = layer
+    folders = {parent.as_posix() for path in files for parent in PurePosixPath(path).parents}
+    if both := sorted(folders & files.keys()):
+        raise SyncProblem(f"{where}: `{both[0]}` is a file and a folder there")
+    check_repository(files, where)
+    return files
+
+
+def check_path(path: str, where: str) -> None:
+    """Check that a path is one of a model repository: `model/file` or `model/revision/...`.
+
+    Raises:
+        SyncProblem: it is not, or leads out of it.
+    """
+    model, *rest = path.split("/")
+    is_plain = all(part and not part.startswith(".") and part.isprintable() for part in rest)
+    # A name on a disk need not be UTF-8: such ones are not printable.
+    longest = max(len(part.encode(errors="surrogatepass")) for part in ("", *rest))
+    shown = path[:100].encode(errors="backslashreplace").decode()
+    if len(path) > _LONGEST_PATH or longest > _LONGEST_NAME:
+        raise SyncProblem(
+            f"{where}: `{shown}...` is too long: names have {_LONGEST_NAME} bytes at most, "
+            f"paths {_LONGEST_PATH}"
+        )
+    if not NAME.fullmatch(model) or not rest or not is_plain or "\\" in path:
+        raise SyncProblem(
+            f"{where}: `{shown}` is no path of a model repository, such as "
+            "`sentiment/1/model.onnx`; `sluicegate models push` writes sources"
+        )
+
+
+def check_repository(files: Mapping[str, object], where: str) -> None:
+    """Check that there is a revision of a model among `files`.
+
+    Raises:
+        SyncProblem: there is none.
+    """
+    if not any(revision_of(path) for path in files):
+        raise SyncProblem(f"{where}: there is no revision of a model in it")
+
+
+def revision_of(path: str) -> str:
+    """Return the folder of the revision that a file is part of, empty for a file beside them."""
+    model, number, *rest = path.split("/")
+    return f"{model}/{number}" if rest and number.isdecimal() else ""

@@ -1,0 +1,113 @@
+"""Declares every metric on the metrics page of a backend."""
+
+from functools import partial
+from typing import Final
+
+from backends.metric_declaration import MetricDeclaration, MetricKind, MetricSection, unit_of
+
+SECONDS: Final = (
+    *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+"""Upper bounds of the buckets of durations."""
+
+
+def _metric(name: str, text: str, *labels: str, kind: MetricKind) -> MetricDeclaration:
+    return MetricDeclaration(
+        name=f"sluicegate_backend_{name}",
+        kind=kind,
+        help=text,
+        labels=labels,
+        unit=unit_of(name),
+        processes=("backend",),
+        buckets=SECONDS if kind is MetricKind.HISTOGRAM else (),
+    )
+
+
+_counter = partial(_metric, kind=MetricKind.COUNTER)
+_gauge = partial(_metric, kind=MetricKind.GAUGE)
+_histogram = partial(_metric, kind=MetricKind.HISTOGRAM)
+
+_BACKEND: Final = (
+    _gauge("ready", "Whether the backend is ready."),
+    _gauge("model_loaded", "Is 1 for each revision that it serves.", "model", "revision"),
+    _gauge("calls_in_flight", "Calls being answered."),
+    _counter("items_total", "Items. `outcome`: `done`, `refused`, `expired`, `failed`, "
+             "`cancelled`.", "model", "task", "outcome"),
+    _counter("lost_algorithm_hosts_total", "Processes of algorithms that were lost, and are "
+             "started again for the next item. `reason`: `ended` by themselves; killed as "
+             "`held_by_one_step`, `held_after_its_time`, `over_its_memory`, `over_its_threads`, "
+             "`busy_without_an_item`; replaced as `worn_by_earlier_items`; `not_started`.",
+             "model", "reason"),
+)  # fmt: skip
+_REVISIONS: Final = (
+    _counter("arm_items_total", "Items by the revision that answered, and outcome.",
+             "model", "arm", "outcome"),
+    _histogram("arm_duration_seconds", "Time from a call's arrival to an item's answer, by the "
+               "revision that answered.", "model", "arm"),
+    _counter("arm_labels_total", "First labels of answers, by the revision that gave them.",
+             "model", "arm", "label"),
+    _counter("shadow_items_total", "Items mirrored to a shadow revision. `outcome`: `same`, "
+             "`moved`, `changed`, `failed`, `skipped`.", "model", "arm", "shadow", "outcome"),
+    _gauge("shadow_largest_difference", "The largest difference between numbers of answers that "
+           "otherwise agree.", "model", "arm", "shadow"),
+)  # fmt: skip
+_ENCODERS: Final = (
+    _histogram("phase_duration_seconds", "Time of a phase. `phase`: `tokenize` (a question to the "
+               "tokenizer, with the wait for its thread), `queue` (the longest wait of a batch's "
+               "rows), `run` (a batch).", "encoder", "phase"),
+    _counter("batches_total", "Batches run.", "encoder"),
+    _counter("rows_total", "Rows run through the encoder.", "encoder"),
+    _counter("tokens_total", "Tokens run, without padding.", "encoder"),
+    _counter("padded_tokens_total", "Tokens of the padded batches: rows times the longest of them. "
+             "Positions that a graph skips are counted all the same; what a GPU adds by rounding "
+             "shapes up is not.", "encoder"),
+    _counter("busy_seconds_total", "Seconds that worker threads were busy, added up.", "encoder"),
+    _counter("failed_rows_total", "Rows the model could not compute.", "encoder"),
+    _counter("skipped_rows_total", "Rows whose callers had gone.", "encoder"),
+    _counter("expired_rows_total", "Rows whose time was over in the queue, or too short to run.",
+             "encoder"),
+    _counter("late_rows_total", "Rows run after their deadline; expected to stay 0.", "encoder"),
+    _counter("refused_rows_total", "Rows refused because the queue was full or too slow for their "
+             "time; items that were refused before they were tokenized count as one each.",
+             "encoder"),
+    _counter("known_rows_total", "Rows answered from the row cache.", "encoder"),
+    _counter("joined_rows_total", "Rows joined to one in flight.", "encoder"),
+    _gauge("queued_rows", "Rows waiting.", "encoder"),
+    _gauge("queued_tokens", "Tokens waiting: what to scale on.", "encoder"),
+    _gauge("runs_in_flight", "Batches that run now.", "encoder"),
+    _gauge("rows_per_second", "Rows a busy encoder runs.", "encoder"),
+    _gauge("tokens_per_second", "Tokens a busy encoder runs.", "encoder"),
+    _gauge("queued_seconds", "Seconds that the interactive rows that wait will take.", "encoder"),
+    _gauge("padding_waste_ratio", "Share of the predicted seconds, without the fixed ones of each "
+           "batch, that padding caused; positions that a graph skips cost nothing.", "encoder"),
+    _counter("releases_total", "Batches by why they left: `idle` took all, `full`, `deadline`, "
+             "`length` left other lengths, `outlier` ran alone.", "encoder", "reason"),
+)  # fmt: skip
+_PROCESS: Final = (
+    _gauge("device_busy_share", "Share of the device in use over the last seconds."),
+    _gauge("gpu_memory_used_bytes", "Memory in use of a GPU, by all processes; where NVML is "
+           "there.", "device"),
+    _gauge("gpu_memory_total_bytes", "Memory of a GPU.", "device"),
+    _gauge("gpu_utilization_ratio", "Share of the last sample period in which a GPU was busy.",
+           "device"),
+    _gauge("row_cache_bytes", "Size of the row cache."),
+    _gauge("row_cache_rows", "Rows in it."),
+    _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second."),
+    _gauge("resident_memory_bytes", "Resident memory of the process."),
+    _counter("cpu_seconds_total", "Processor time of the process."),
+    _counter("spans_total", "Spans. `outcome`: `exported`, `failed`, `dropped` (the queue was "
+             "full).", "outcome"),
+)  # fmt: skip
+
+BACKEND_METRICS: Final = (
+    MetricSection(title="The backend and its models", metrics=_BACKEND),
+    MetricSection(title="Revisions", metrics=_REVISIONS),
+    MetricSection(title="Encoders and their queues", metrics=_ENCODERS),
+    MetricSection(title="Device and process", metrics=_PROCESS),
+)
+
+
+def backend_metrics() -> dict[str, MetricDeclaration]:
+    """Return every metric of a backend by its name."""
+    return {metric.name: metric for section in BACKEND_METRICS for metric in section.metrics}

@@ -1,0 +1,54 @@
+"""Measures the process of a backend: how late its event loop is, its memory, processor time."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+from backends.durations import DurationCounts
+from backends.telemetry.catalogue import SECONDS
+
+_INTERVAL: Final = 0.5
+_STATM: Final = Path("/proc/self/statm")
+
+
+class ProcessFigures:
+    """Holds how late the event loop was, and reads the rest when it is asked."""
+
+    def __init__(self) -> None:
+        self.lags = DurationCounts(SECONDS)
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory; 0 where the system does not tell."""
+        try:
+            return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except OSError:
+            return 0
+
+    def processor_seconds(self) -> float:
+        """Return the processor time since the start."""
+        used = os.times()
+        return used.user + used.system
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure the running event loop twice a second; by a timer, as heartbeats are."""
+        loop = asyncio.get_running_loop()
+        due = perf_counter() + _INTERVAL
+        timer: asyncio.TimerHandle
+
+        def look() -> None:
+            nonlocal timer, due
+            now = perf_counter()
+            self.lags.add(max(0.0, now - due))
+            due = now + _INTERVAL
+            timer = loop.call_later(_INTERVAL, look)
+
+        timer = loop.call_later(_INTERVAL, look)
+        try:
+            yield
+        finally:
+            timer.cancel()

@@ -1,0 +1,24 @@
+"""Starts the command line of bulk jobs: `python -m bulk`."""
+
+import sys
+
+_OWN = ("backends", "bulk", "gateway")
+
+
+def main() -> None:
+    """Run the command; say what to install where packages of it are missing."""
+    try:
+        from bulk.cli import main as command  # noqa: PLC0415 - a machine may lack what it needs
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package in _OWN:
+            raise
+        sys.exit(
+            f"Error: the package `{package}` is not installed; "
+            "`pip install 'sluicegate[backend-cpu,bulk]'` brings all that a bulk job needs"
+        )
+    command(prog_name="sluicegate bulk")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,329 @@
+"""Defines `sluicegate bulk`: answers for the rows of files, by a model in this process."""
+
+import sqlite3
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+import msgspec
+
+from backends.bulk.runner import BulkRunner
+from backends.errors import BackendError, StartProblem
+from backends.settings import Provider
+from backends.telemetry.logs import configure_logging
+from bulk.answers import AnswerStore
+from bulk.columns import result_names
+from bulk.errors import BulkStopped
+from bulk.estimate import estimate
+from bulk.items import key_prefix
+from bulk.options import (
+    BulkOptions,
+    Manifest,
+    OutputFormat,
+    default_columns,
+    encoded_parameters,
+    make_manifest,
+    read_parameters,
+    read_task,
+)
+from bulk.output import OutputParts, WorkFolder, open_manifest, tidy, work_folder
+from bulk.places import InputFile, OutputFolder, find_inputs, is_remote
+from bulk.progress import ProgressReport
+from bulk.ray_import import connect
+from bulk.ray_job import RayOptions, RayRun, by_parts
+from bulk.reading import count_rows
+from bulk.run import BulkRun
+from bulk.settings import read_operator_key, read_secret
+from bulk.shared_cache import NullCache, RedisCache, SharedCache, open_redis, read_epochs
+from bulk.usage_report import UsageReporter, usage_reporter
+from bulk.writing import head_types
+from gateway.cache.key import Prefix
+
+_STOPPED, _WRONG = 1, 2
+_INTERRUPTED = 130
+_EXAMPLE = "sluicegate bulk --model sentiment --task classify reviews.parquet labelled/"
+
+
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which result cache is shared, if any, and whose answers."""
+
+    url: str = ""
+    state_url: str = ""
+    scope: str = ""
+    secret_file: Path | None = None
+    ttl: float = 86_400.0
+
+
+@click.command(epilog=f"\b\nExample:\n  {_EXAMPLE}")
+@click.argument("inputs", nargs=-1, required=True)
+@click.argument("output")
+@click.option("--model", required=True, help="The model, by its name in the repository.")
+@click.option("--task", required=True, help="classify, embed, zero-shot, rerank, entities, ...")
+@click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
+@click.option("--parameters", default="", help="JSON, or a file of it: labels, dimensions, ...")
+@click.option("--column", "columns", multiple=True, help="Column of the text; two for pairs.")
+@click.option("--id", "id_column", default="", help="Column that names a row in the output.")
+@click.option("--keep", multiple=True, help="Column to copy to the output.")
+@click.option("--format", "kind", type=click.Choice(get_args(OutputFormat)), help="Of the output.")
+@click.option("--no-truncate", is_flag=True, help="Fail rows that the model would read in part.")
+@click.option("--max-errors", type=click.IntRange(min=0), help="Stop after more failed rows.")
+@click.option("--part-rows", type=click.IntRange(min=1), default=65_536, help="Rows of a file.")
+@click.option("--threads", type=click.IntRange(min=0), help="Runs at a time; 0: one per core.")
+@click.option("--provider", type=click.Choice(get_args(Provider)), help="What runs the model.")
+@click.option("--device", type=click.IntRange(min=0), help="Number of the GPU.")
+@click.option("--work", type=click.Path(path_type=Path), help="Folder for what is kept meanwhile.")
+@click.option("--ray", "ray_address", default="", help="Ray cluster to run on: address, or `auto`.")
+@click.option("--actors", type=click.IntRange(min=1), help="On Ray: how many hold the model.")
+@click.option("--gpus", type=click.FloatRange(min=0), help="On Ray: share of a GPU of each.")
+@click.option("--dry-run", is_flag=True, help="Run a sample, and say what all would take.")
+@click.option("--price", type=click.FloatRange(min=0), help="Of a million tokens, for --dry-run.")
+@click.option("--cache", "cache_url", default="", help="Cache Redis of gateways to share.")
+@click.option("--cache-state", default="", help="Their state Redis; the same where left out.")
+@click.option("--cache-scope", default="", help="Whose answers: `tenant:<id>` or `shared`.")
+@click.option(
+    "--cache-ttl",
+    type=click.FloatRange(min=1),
+    default=86_400.0,
+    help="Seconds that answers are kept and used.",
+)
+@click.option(
+    "--cache-secret-file",
+    type=click.Path(path_type=Path),
+    help="File of the gateways' secret; else SLUICEGATE_SECRET.",
+)
+@click.option("--usage-url", default="", help="Operators' listener to report the usage to.")
+@click.option("--usage-tenant", default="", help="The tenant that is billed.")
+@click.option(
+    "--usage-key-file",
+    type=click.Path(path_type=Path),
+    help="File of an operator's key; else SLUICEGATE_ADMIN_KEY.",
+)
+def main(inputs: tuple[str, ...], output: str, **given: Any) -> None:
+    """Answer every row of INPUTS and write the answers to the folder OUTPUT.
+
+    INPUTS are Parquet, JSON lines or CSV: paths, globs, or URIs of object storage. Run the same
+    command again to go on after an interruption; what is finished is not computed again.
+    """
+    configure_logging()
+    try:
+        _run_and_report(inputs, output, given)
+    except (BulkStopped, StartProblem, BackendError, OSError, sqlite3.Error) as error:
+        # The last two: a disk is full, or a network is down.
+        click.echo(f"sluicegate bulk: {error}", err=True)
+        sys.exit(_WRONG if isinstance(error, StartProblem) else _STOPPED)
+    except KeyboardInterrupt:
+        click.echo("\nsluicegate bulk: interrupted; run the same command to go on", err=True)
+        sys.exit(_INTERRUPTED)
+
+
+def _run_and_report(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> None:
+    reporter = _reporter(given)
+    if reporter is not None and not given["dry_run"]:
+        reporter.check()
+    done = _run(patterns, location, given)
+    if reporter is not None and done is not None:
+        is_new = reporter.report(done, OutputFolder(location))
+        click.echo(
+            "the usage is in the ledger"
+            if is_new
+            else "the ledger had the usage of this job before; nothing was added",
+            err=True,
+        )
+
+
+def _reporter(given: dict[str, Any]) -> UsageReporter | None:
+    url = given["usage_url"]
+    if not url:
+        if given["usage_tenant"] or given["usage_key_file"]:
+            raise BulkStopped("--usage-url: name the operators' listener that usage is reported to")
+        return None
+    return usage_reporter(url, given["usage_tenant"], read_operator_key(given["usage_key_file"]))
+
+
+def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Manifest | None:
+    """Run a job to its end and return the complete manifest; nothing of a dry run."""
+    on_ray = bool(given["ray_address"])
+    inputs = find_inputs(patterns)
+    if on_ray:
+        # Nodes have other working directories.
+        inputs = [msgspec.structs.replace(file, path=_everywhere(file.path)) for file in inputs]
+        location = _everywhere(location)
+    options = _options(inputs, given)
+    folder = OutputFolder(location)
+    cache = CacheOptions(
+        url=given["cache_url"],
+        state_url=given["cache_state"] or given["cache_url"],
+        scope=given["cache_scope"] if given["cache_url"] else "",
+        secret_file=given["cache_secret_file"],
+        ttl=given["cache_ttl"],
+    )
+    settings = {name: given[name] for name in ("models", "threads", "provider", "device")}
+    with ExitStack() as stack:
+        with BulkRunner(
+            model=options.model,
+            task=options.task,
+            parameters=options.parameters,
+            truncate=options.truncate,
+            **{name: value for name, value in settings.items() if value is not None},
+        ) as runner:
+            prefix, shared = _open_cache(runner, options, cache, on_ray=on_ray)
+            if given["dry_run"]:
+                found = estimate(runner, options, inputs, prefix, price=given["price"])
+                click.echo("\n".join(found.lines()))
+                return None
+            profile = by_parts(runner.profile) if on_ray else runner.profile
+            begun = make_manifest(options, inputs, runner.info, profile, cache=cache.scope)
+            # Nothing is made in a folder that holds something else.
+            open_manifest(folder, begun)
+            work = stack.enter_context(work_folder(given["work"], folder, begun))
+            # Another process may have gone on until now.
+            manifest = open_manifest(folder, begun)
+            if manifest.state == "complete":
+                tidy(folder)
+                work.remove()
+                click.echo(f"{folder.location}: is complete: {_totals(manifest)}", err=True)
+                return manifest
+            if not on_ray:
+                errors = given["max_errors"]
+                return run_job(
+                    runner, manifest, prefix, shared, folder, work=work, max_errors=errors
+                )
+        return _run_on_ray(manifest, folder, work, given, runner.settings.provider)
+
+
+def _run_on_ray(
+    manifest: Manifest,
+    folder: OutputFolder,
+    work: WorkFolder,
+    given: dict[str, Any],
+    provider: Provider,
+) -> Manifest:
+    """Run what is left of a job by the actors of a cluster; return the complete manifest."""
+    threads = given["threads"] or 1
+    gpus = given["gpus"]
+    if gpus is None:
+        gpus = 1 if provider in {"cuda", "tensorrt"} else 0
+    settings: dict[str, Any] = {"threads": threads, "provider": provider}
+    if given["models"] is not None:
+        settings["models"] = given["models"].absolute()
+    options = RayOptions(settings=settings, threads=threads, gpus=gpus, actors=given["actors"] or 0)
+    total = sum(map(count_rows, manifest.inputs))
+    progress = ProgressReport(sys.stderr, time.monotonic, total=total)
+    connect(given["ray_address"])
+    with RayRun(manifest, folder, work.stage, progress) as job:
+        done = job.run(options, max_errors=given["max_errors"])
+    work.remove()
+    click.echo(f"{folder.location}: {_totals(done)}", err=True)
+    return done
+
+
+def _everywhere(path: str) -> str:
+    """Return a path that is the same on every node."""
+    return path if is_remote(path) else str(Path(path).absolute())
+
+
+def run_job(
+    runner: BulkRunner,
+    manifest: Manifest,
+    prefix: Prefix,
+    shared: SharedCache,
+    folder: OutputFolder,
+    *,
+    work: WorkFolder,
+    max_errors: int | None,
+) -> Manifest:
+    """Run what is left of a job to its end; return the complete manifest."""
+    options, inputs = manifest.options, manifest.inputs
+    types = head_types(options, inputs) if options.format == "parquet" else {}
+    output = OutputParts(folder, work.stage, options, inputs, types)
+    answers = work.path / "answers.db"
+    if output.has_parts and not answers.exists():
+        raise BulkStopped(
+            f"`{folder.location}` has parts, and their answers are not in `{work.path}`: give the"
+            " --work that the job was begun with, or name another folder"
+        )
+    output.begin(manifest)
+    total = sum(map(count_rows, inputs))
+    with AnswerStore(answers) as store:
+        run = BulkRun(
+            runner=runner,
+            options=options,
+            inputs=inputs,
+            prefix=prefix,
+            store=store,
+            cache=shared,
+            output=output,
+            progress=ProgressReport(sys.stderr, time.monotonic, total=total),
+            max_errors=max_errors,
+        )
+        try:
+            run.run()
+        except BulkStopped:
+            output.gather_errors()
+            raise
+        finally:
+            output.close()
+        usage = store.usage()
+    done = msgspec.structs.replace(
+        manifest, state="complete", rows=run.rows, failed_rows=output.failed, usage=usage
+    )
+    output.complete(done)
+    work.remove()
+    click.echo(f"{folder.location}: {_totals(done)}", err=True)
+    return done
+
+
+def _options(inputs: list[InputFile], given: dict[str, Any]) -> BulkOptions:
+    task = read_task(given["task"])
+    own: OutputFormat = "parquet" if inputs[0].format == "parquet" else "jsonl"
+    options = BulkOptions(
+        model=given["model"],
+        task=task,
+        parameters=read_parameters(task, given["model"], given["parameters"]),
+        truncate=not given["no_truncate"],
+        columns=given["columns"] or default_columns(task),
+        id_column=given["id_column"],
+        keep=given["keep"],
+        format=given["kind"] or own,
+        part_rows=given["part_rows"],
+    )
+    wanted = len(default_columns(task))
+    if len(options.columns) != wanted and (task, len(options.columns)) != ("classify", 2):
+        raise BulkStopped(f"`{task}` takes {wanted} --column, not {len(options.columns)}")
+    taken = {*result_names(task), *(() if options.id_column else ("row", "file"))}
+    for name in (options.id_column, *options.keep):
+        if name in taken:
+            raise BulkStopped(f"`{name}` is a column of the answer; rename that of the input")
+    return options
+
+
+def _open_cache(
+    runner: BulkRunner, options: BulkOptions, cache: CacheOptions, *, on_ray: bool
+) -> tuple[Prefix, SharedCache]:
+    """Return what makes the keys of items, and the cache that is shared under them."""
+    parameters = encoded_parameters(runner.parameters)
+    info = runner.info
+    if not cache.url:
+        own = key_prefix(info, options, parameters, secret=b"", scope="bulk", epoch="")
+        return own, NullCache()
+    if on_ray:
+        raise BulkStopped("--cache: the nodes of --ray do not share it; leave one of them out")
+    if not options.truncate:
+        raise BulkStopped("--cache: answers to texts that must not be cut are not shared")
+    if cache.scope != "shared" and not cache.scope.startswith("tenant:"):
+        raise BulkStopped("--cache-scope: say whose answers they are: `tenant:<id>`, or `shared`")
+    secret = read_secret(cache.secret_file)
+    epochs = read_epochs(open_redis(cache.state_url))
+    epoch = epochs.of(options.model, cache.scope)
+    prefix = key_prefix(info, options, parameters, secret=secret, scope=cache.scope, epoch=epoch)
+    return prefix, RedisCache(
+        open_redis(cache.url), task=options.task, ttl=cache.ttl, epochs=epochs
+    )
+
+
+def _totals(manifest: Manifest) -> str:
+    failed = f", {manifest.failed_rows:,} of them failed" if manifest.failed_rows else ""
+    return f"{manifest.rows:,} rows{failed}"

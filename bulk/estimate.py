@@ -1,0 +1,91 @@
+"""Estimates what a job will take, by a run over a sample of its rows."""
+
+import time
+from collections.abc import Sequence
+from itertools import chain, islice
+
+import msgspec
+
+from backends.bulk.runner import BulkResult, BulkRunner
+from bulk.items import ItemReader, item_keys
+from bulk.options import BulkOptions
+from bulk.places import InputFile
+from bulk.progress import shown_duration
+from bulk.reading import count_rows, read_rows
+from gateway.cache.key import CacheKey, Prefix
+
+_SAMPLE_ROWS = 20_000
+# Run to measure: some seconds on one core.
+_MEASURED_ITEMS = 512
+_MILLION = 1_000_000
+
+
+class BulkEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what a job will take: `seconds` of this machine, and tokens computed.
+
+    `distinct_share` is that of the sample; in a whole with more repetition fewer are distinct.
+    """
+
+    rows: int
+    sampled: int
+    distinct_share: float
+    bad_share: float
+    tokens: float
+    seconds: float
+    money: float | None = None
+
+    def lines(self) -> list[str]:
+        """Return it as people read it."""
+        found = [
+            f"rows      {self.rows:,}",
+            f"distinct  {self.distinct_share:.1%} of {self.sampled:,} sampled rows",
+            f"tokens    about {self.tokens:,.0f}",
+            f"time      about {shown_duration(self.seconds)} on this machine",
+        ]
+        if self.bad_share:
+            found.insert(2, f"failing   {self.bad_share:.1%} of the sample")
+        if self.money is not None:
+            found.append(f"cost      about {self.money:,.2f}")
+        return found
+
+
+def estimate(
+    runner: BulkRunner,
+    options: BulkOptions,
+    inputs: Sequence[InputFile],
+    prefix: Prefix,
+    *,
+    price: float | None,
+) -> BulkEstimate:
+    """Return what a job will take; `price` is that of a million tokens."""
+    total = sum(map(count_rows, inputs))
+    share = max(1, _SAMPLE_ROWS // len(inputs))
+    columns = options.read_columns
+    sample = chain.from_iterable(islice(read_rows(file, columns), share) for file in inputs)
+    reader = ItemReader(options)
+    items = [reader.read(row) for row in islice(sample, _SAMPLE_ROWS)]
+    keys = item_keys(prefix, items)
+    distinct = {
+        key: item for key, item in zip(keys, items, strict=True) if isinstance(key, CacheKey)
+    }
+    # Evenly from all of the sample: files are often in some order.
+    step = max(1, len(distinct) // _MEASURED_ITEMS)
+    measured = list(distinct.values())[::step][:_MEASURED_ITEMS]
+    started = time.monotonic()
+    outcomes = runner.run(measured)
+    took = time.monotonic() - started
+    done = [outcome for outcome in outcomes if isinstance(outcome, BulkResult)]
+    sampled = max(1, len(items))
+    expected = total * len(distinct) / sampled
+    tokens = expected * sum(outcome.tokens for outcome in done) / max(1, len(measured))
+    refused = len(distinct) * (1 - len(done) / max(1, len(measured)))
+    unreadable = sum(not isinstance(key, CacheKey) for key in keys)
+    return BulkEstimate(
+        rows=total,
+        sampled=len(items),
+        distinct_share=len(distinct) / sampled,
+        bad_share=(unreadable + refused) / sampled,
+        tokens=tokens,
+        seconds=expected * took / max(1, len(measured)),
+        money=None if price is None else tokens / _MILLION * price,
+    )

@@ -1,0 +1,91 @@
+"""Makes the items of a task of rows, and their cache keys."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from backends.protocol import ModelInfo, Task
+from bulk.options import BulkOptions
+from bulk.reading import BadRow, Row
+from gateway.cache.key import CacheKey, KeyMaker, Prefix
+
+_TEXT_TASKS = frozenset({Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES, Task.TOKENIZE})
+_PAIR = 2
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+
+
+class ItemReader:
+    """Makes items of rows; a row that holds none is a `BadRow`."""
+
+    def __init__(self, options: BulkOptions) -> None:
+        self._columns = options.columns
+        self._task = options.task
+        self._is_text = options.task in _TEXT_TASKS or options.task is Task.CLASSIFY
+
+    def read(self, row: Row) -> Any:
+        """Return the item of a row, or why it has none."""
+        if isinstance(row, BadRow):
+            return row
+        values = []
+        for name in self._columns:
+            value = row.get(name)
+            if value is None:
+                return BadRow(f"the column `{name}` is empty")
+            if self._is_text and not isinstance(value, str):
+                return BadRow(f"the column `{name}` holds no text")
+            values.append(value)
+        return self._item(values)
+
+    def _item(self, values: list[Any]) -> Any:
+        if self._task is Task.CHOOSE:
+            prompt, choices = values
+            return {"prompt": prompt, "choices": _parsed(choices)}
+        if len(values) == _PAIR:
+            return tuple(values)
+        (value,) = values
+        if self._task is Task.DETOKENIZE:
+            return _parsed(value)
+        return value
+
+
+def _parsed(value: Any) -> Any:
+    """Return a list that a column without types holds as JSON."""
+    if isinstance(value, str):
+        try:
+            return msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value
+    return value
+
+
+def key_prefix(
+    info: ModelInfo,
+    options: BulkOptions,
+    parameters: bytes,
+    *,
+    secret: bytes,
+    scope: str,
+    epoch: str,
+) -> Prefix:
+    """Return what makes the keys of a job's items, as the gateway makes them."""
+    return KeyMaker(secret=secret).prefix(
+        scope=scope,
+        epoch=epoch,
+        model=options.model,
+        info=info,
+        task=options.task,
+        parameters=parameters,
+    )
+
+
+def item_keys(prefix: Prefix, items: Sequence[Any]) -> list[CacheKey | BadRow]:
+    """Return the cache key of each item; an item that is no JSON value is a bad row."""
+    bodies: list[bytes | BadRow] = []
+    for item in items:
+        try:
+            bodies.append(item if isinstance(item, BadRow) else _encode(item))
+        except (TypeError, ValueError, RecursionError):
+            bodies.append(BadRow("the item is no JSON value"))
+    keys = iter(prefix.keys([body for body in bodies if isinstance(body, bytes)]))
+    return [next(keys) if isinstance(body, bytes) else body for body in bodies]

@@ -1,0 +1,275 @@
+"""Writes the parts of a job's output, each whole or not at all, and the rows that failed."""
+
+import fcntl
+import hashlib
+import re
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Self
+from uuid import uuid4
+
+import msgspec
+
+from bulk.answers import BulkAnswer
+from bulk.errors import BulkStopped
+from bulk.options import BulkOptions, Manifest, differences
+from bulk.places import TEMPORARY, InputFile, OutputFolder, is_remote
+from bulk.reading import BadRow, Row, count_rows
+from bulk.usage import BulkUsage
+from bulk.writing import PartWriter, open_writer, write_json
+
+# Names that begin with `_` are no data to programs that read the folder.
+MANIFEST, ERRORS, WORK = "_manifest.json", "_errors.jsonl", "_work"
+# Holds a random name of the job, by which its usage is counted once.
+JOB = "_job"
+# `--work` may name the output folder, too.
+_WORK_PREFIX = "sluicegate-bulk-"
+_WORK_NAMES = (WORK, TEMPORARY, _WORK_PREFIX)
+_PART = re.compile(r"part-(\d{5,})-(\d{5,})\.(?:parquet|jsonl)")
+_ERRORS = re.compile(r"_errors-(\d{5,})-(\d{5,})\.jsonl")
+_USAGE = re.compile(r"_usage-(\d{5,})-(\d{5,})\.json")
+
+
+def open_manifest(folder: OutputFolder, manifest: Manifest) -> Manifest:
+    """Return the manifest of the job in a folder, which is `manifest` where none was begun.
+
+    Raises:
+        BulkStopped: another job was begun there, or the folder holds something else.
+    """
+    names = {name for name in folder.names() if not name.startswith(_WORK_NAMES)}
+    if MANIFEST not in names:
+        if names:
+            raise BulkStopped(
+                f"`{folder.location}` is not empty and holds no bulk job; name another folder"
+            )
+        return manifest
+    try:
+        found = msgspec.json.decode(folder.read(MANIFEST), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BulkStopped(f"`{folder.location}/{MANIFEST}` is no manifest: {error}") from None
+    changed = differences(found, manifest)
+    if changed:
+        raise BulkStopped(
+            f"`{folder.location}` holds another job: {'; '.join(changed)}. Run it with what it was "
+            "begun with, or name another folder"
+        )
+    return found
+
+
+def errors_name(part: str) -> str:
+    """Return the name of the file of a part's failed rows."""
+    return f"_errors-{part}.jsonl"
+
+
+def tidy(folder: OutputFolder) -> None:
+    """Remove from a complete output what only a job that runs needs."""
+    for name in folder.names():
+        if _ERRORS.fullmatch(name) or _USAGE.fullmatch(name) or name.startswith(TEMPORARY):
+            folder.remove(name)
+
+
+class WorkFolder:
+    """Holds what one job keeps on this machine while it runs; one process has it at a time.
+
+    `path` holds the answers. Parts are written in `stage`, from where they are moved: in the output
+    folder, where that is of this machine. Nothing else is kept in either, and both are removed.
+    """
+
+    def __init__(self, path: Path, stage: Path) -> None:
+        self.path, self.stage = path, stage
+        path.mkdir(parents=True, exist_ok=True)
+        stage.mkdir(parents=True, exist_ok=True)
+        self._lock = (stage / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise BulkStopped(f"another process runs the job of `{stage}`") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def remove(self) -> None:
+        """Remove it with all that it holds, and whatever is left: the job is complete."""
+        # A file that is open keeps its folder on NFS.
+        self._lock.close()
+        for path in (self.path, self.stage):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def work_folder(given: Path | None, folder: OutputFolder, manifest: Manifest) -> WorkFolder:
+    """Return the work folder of a job: below `given`, or in the output where that is local."""
+    own = f"{WORK}-{folder.location}-{manifest.digest}".encode()
+    name = f"{_WORK_PREFIX}{hashlib.blake2b(own, digest_size=8).hexdigest()}"
+    kept = (given or Path()) / name
+    if is_remote(folder.location):
+        return WorkFolder(kept, kept)
+    stage = Path(folder.location) / WORK
+    return WorkFolder(stage if given is None else kept, stage)
+
+
+class OutputParts:
+    """Writes answered rows to parts; failed rows go to a file beside each."""
+
+    def __init__(
+        self,
+        folder: OutputFolder,
+        work: Path,
+        options: BulkOptions,
+        files: Sequence[InputFile],
+        types: Mapping[str, Any],
+        *,
+        names: Collection[str] | None = None,
+    ) -> None:
+        """Look at what the folder holds; or take `names` for it, and count from there."""
+        self._folder = folder
+        self._work = work
+        self._options = options
+        self._files = files
+        self._types = types
+        self._copied = [*([options.id_column] if options.id_column else []), *options.keep]
+        names = folder.names() if names is None else names
+        self._names = names
+        self._done = {match.groups() for name in names if (match := _PART.fullmatch(name))}
+        self._error_files = {
+            name
+            for name in names
+            if (match := _ERRORS.fullmatch(name)) and match.groups() in self._done
+        }
+        self.failed = sum(folder.read(name).count(b"\n") for name in self._error_files)
+        self._writer: PartWriter | None = None
+        self._errors: IO[bytes] | None = None
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether earlier runs have finished a part."""
+        return bool(self._done)
+
+    def is_done(self, file: int, part: int) -> bool:
+        """Return whether a part is there."""
+        return (f"{file:05}", f"{part:05}") in self._done
+
+    def parts_of(self, file: int) -> int:
+        """Return how many parts of a file are done; the first ones are."""
+        count = 0
+        while self.is_done(file, count):
+            count += 1
+        return count
+
+    def rows_before(self, files: Sequence[InputFile]) -> int:
+        """Return how many rows earlier runs have done."""
+        done = 0
+        for number, file in enumerate(files):
+            parts = self.parts_of(number)
+            if parts:
+                done += min(parts * self._options.part_rows, count_rows(file))
+        return done
+
+    def write(
+        self, file: int, first: int, rows: Sequence[Row], answers: Sequence[BulkAnswer]
+    ) -> None:
+        """Add rows of the input `file`, the first of which is its row number `first`."""
+        writer = self._open_writer()
+        heads, answered = [], []
+        for number, (row, answer) in enumerate(zip(rows, answers, strict=True), first):
+            if answer.code:
+                self._write_error(file, number, row, answer)
+                continue
+            heads.append(self._head(file, number, row))
+            answered.append(answer)
+        writer.write(heads, answered)
+
+    def end_part(self, file: int, part: int, usage: BulkUsage | None = None) -> None:
+        """Finish a part: its failed rows, and its `usage`, are there before it is."""
+        self._open_writer().close()
+        name = f"{file:05}-{part:05}"
+        if usage is not None:
+            self.put(f"_usage-{name}.json", msgspec.json.encode(usage))
+        if self._errors is not None:
+            self._errors.close()
+            self._folder.take(self._work / "errors", errors_name(name))
+            self._error_files.add(errors_name(name))
+        elif errors_name(name) in self._names:
+            # Of an attempt that was killed, in which rows failed that now have answers.
+            self._folder.remove(errors_name(name))
+        self._folder.take(self._work / "part", f"part-{name}.{self._options.format}")
+        self._writer = self._errors = None
+
+    def close(self) -> None:
+        """Close what is open; a part that is not finished is no part."""
+        for file in (self._writer, self._errors):
+            if file is not None:
+                file.close()
+
+    def begin(self, manifest: Manifest) -> None:
+        """Write the manifest of the job, and name it, if it has no name yet."""
+        self.put(MANIFEST, msgspec.json.encode(manifest))
+        if JOB not in self._names:
+            self.put(JOB, uuid4().hex.encode())
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write a file of the output whole."""
+        file = self._work / "file"
+        file.write_bytes(content)
+        self._folder.take(file, name)
+
+    def usage_of_parts(self) -> BulkUsage | None:
+        """Return the usage of all finished parts, where each has its own.
+
+        `None` where a part has none: an earlier version wrote it.
+        """
+        names = [f"_usage-{file}-{part}.json" for file, part in self._done]
+        if not set(names) <= set(self._names):
+            return None
+        total = BulkUsage()
+        for name in names:
+            total += msgspec.json.decode(self._folder.read(name), type=BulkUsage)
+        return total
+
+    def gather_errors(self) -> None:
+        """Write the failed rows of all parts to one file; those of an unfinished part, too."""
+        target = self._work / "all-errors"
+        with target.open("wb") as file:
+            for name in sorted(self._error_files):
+                file.write(self._folder.read(name))
+            if self._errors is not None:
+                self._errors.flush()
+                file.write((self._work / "errors").read_bytes())
+        if target.stat().st_size:
+            self._folder.take(target, ERRORS)
+
+    def complete(self, manifest: Manifest) -> None:
+        """Gather the failed rows, mark the job as complete, and only then remove what is left."""
+        self.gather_errors()
+        self.put(MANIFEST, msgspec.json.encode(manifest))
+        tidy(self._folder)
+
+    def _open_writer(self) -> PartWriter:
+        if self._writer is None:
+            self._writer = open_writer(self._options, self._work / "part", self._types)
+        return self._writer
+
+    def _head(self, file: int, number: int, row: Row) -> dict[str, Any]:
+        """Return what names a row, and what is copied of it."""
+        head: dict[str, Any] = {}
+        if not self._options.id_column:
+            if len(self._files) > 1:
+                head["file"] = self._files[file].path
+            head["row"] = number
+        if isinstance(row, dict):
+            head |= {name: row.get(name) for name in self._copied}
+        return head
+
+    def _write_error(self, file: int, number: int, row: Row, answer: BulkAnswer) -> None:
+        if self._errors is None:
+            self._errors = (self._work / "errors").open("wb")
+        self.failed += 1
+        error: dict[str, Any] = {"file": self._files[file].path, "row": number}
+        if self._options.id_column and not isinstance(row, BadRow):
+            error["id"] = row.get(self._options.id_column)
+        error |= {"code": answer.code, "detail": answer.detail}
+        self._errors.write(write_json(error) + b"\n")

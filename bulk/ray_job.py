@@ -1,0 +1,242 @@
+"""Runs the parts of a bulk job by actors of a Ray cluster, each of which holds the model.
+
+What a part holds follows from the job alone, and a part appears whole. So it makes no difference
+which node runs it, how often it is begun, or whether two run it at the same time.
+"""
+
+import io
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from uuid import uuid4
+
+import msgspec
+
+from backends.bulk.runner import BulkRunner
+from bulk.answers import AnswerStore
+from bulk.errors import BulkStopped, too_many_failed
+from bulk.items import key_prefix
+from bulk.options import Manifest, encoded_parameters, make_manifest
+from bulk.output import WORK, OutputParts, errors_name
+from bulk.places import OutputFolder, is_remote
+from bulk.progress import ProgressReport
+from bulk.ray_import import actor_options, import_ray
+from bulk.reading import count_rows
+from bulk.run import BulkRun
+from bulk.shared_cache import NullCache
+from bulk.writing import head_types
+
+
+def by_parts(profile: str) -> str:
+    """Return what computes the rows of a job of which each part is run by itself."""
+    return f"{profile}, by parts"
+
+
+class RayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Says what each actor of a job has, and how many there are; 0: as many as have room."""
+
+    settings: dict[str, Any]
+    """Of its `BulkRunner`."""
+    threads: int = 1
+    gpus: float = 0
+    actors: int = 0
+
+
+class PartRunner:
+    """Runs parts of a job, one after the other; an actor of the cluster."""
+
+    def __init__(self, *, manifest: bytes, location: str, settings: dict[str, Any]) -> None:
+        """Load the model.
+
+        Raises:
+            BulkStopped: the node has another revision of the model than the job began with, or
+                runs it otherwise.
+        """
+        self._manifest = msgspec.json.decode(manifest, type=Manifest)
+        options = self._manifest.options
+        self._folder = OutputFolder(location)
+        self._types = (
+            head_types(options, self._manifest.inputs) if options.format == "parquet" else {}
+        )
+        self._runner = BulkRunner(
+            model=options.model,
+            task=options.task,
+            parameters=options.parameters,
+            truncate=options.truncate,
+            **settings,
+        )
+        info = self._runner.info
+        mine = make_manifest(options, (), info, by_parts(self._runner.profile))
+        for name in ("revision", "algorithm"):
+            own, begun = getattr(mine, name), getattr(self._manifest, name)
+            if own != begun:
+                self._runner.close()
+                raise BulkStopped(
+                    f"a node has {name} `{own}` of `{options.model}`, and the job is of `{begun}`; "
+                    "give all nodes the same model repository and settings"
+                )
+        encoded = encoded_parameters(self._runner.parameters)
+        self._prefix = key_prefix(info, options, encoded, secret=b"", scope="bulk", epoch="")
+
+    def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
+        """Run parts; return how many rows each has, and how many of them failed."""
+        found = [
+            self._run(int(file), int(part))
+            for file, part in zip(parts["file"], parts["part"], strict=True)
+        ]
+        return {"rows": [rows for rows, _ in found], "failed": [failed for _, failed in found]}
+
+    def _run(self, file: int, part: int) -> tuple[int, int]:
+        with _WorkSpace(self._folder.location) as work:
+            output = OutputParts(
+                self._folder,
+                work.stage,
+                self._manifest.options,
+                self._manifest.inputs,
+                self._types,
+                # It may be there, of an attempt that was killed.
+                names={errors_name(f"{file:05}-{part:05}")},
+            )
+            # Only of this part: what ran before on this node would shape what is run together.
+            with AnswerStore(work.own / "answers.db") as store:
+                run = BulkRun(
+                    runner=self._runner,
+                    options=self._manifest.options,
+                    inputs=self._manifest.inputs,
+                    prefix=self._prefix,
+                    store=store,
+                    cache=NullCache(),
+                    output=output,
+                    progress=ProgressReport(io.StringIO(), time.monotonic),
+                    max_errors=None,
+                )
+                try:
+                    run.run_part(file, part)
+                finally:
+                    output.close()
+        return run.rows, output.failed
+
+
+class _WorkSpace:
+    """Makes folders for one part: of the node, and beside a local output, where files are moved."""
+
+    def __init__(self, location: str) -> None:
+        # SQLite does not work on every file system that nodes share.
+        self.own = Path(tempfile.mkdtemp(prefix="sluicegate-bulk-"))
+        self.stage = self.own if is_remote(location) else Path(location) / WORK / uuid4().hex
+
+    def __enter__(self) -> Self:
+        self.stage.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for path in (self.own, self.stage):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+class RayRun:
+    """Runs what is left of a job on the cluster that this process is connected to."""
+
+    def __init__(
+        self, manifest: Manifest, folder: OutputFolder, work: Path, progress: ProgressReport
+    ) -> None:
+        self._manifest = manifest
+        self._folder = folder
+        self._work = work
+        self._progress = progress
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        import_ray().shutdown()
+
+    def run(self, options: RayOptions, *, max_errors: int | None) -> Manifest:
+        """Run to the end, and return the manifest of the complete job.
+
+        Raises:
+            BulkStopped: it cannot go on, or too many rows have failed.
+        """
+        output = self._output()
+        output.begin(self._manifest)
+        failed = output.failed
+        rows, left = self._plan(output)
+        self._progress.begin(rows)
+        self._check(failed, max_errors)
+        for done in self._answers(left, options):
+            rows += done["rows"]
+            failed += done["failed"]
+            self._progress.update(rows, failed)
+            self._check(failed, max_errors)
+        self._progress.end(rows, failed)
+        output = self._output()
+        complete = msgspec.structs.replace(
+            self._manifest,
+            state="complete",
+            rows=rows,
+            failed_rows=failed,
+            usage=output.usage_of_parts(),
+        )
+        output.complete(complete)
+        return complete
+
+    def _check(self, failed: int, most: int | None) -> None:
+        if most is not None and failed > most:
+            self._output().gather_errors()
+            raise too_many_failed(failed, most)
+
+    def _output(self) -> OutputParts:
+        manifest = self._manifest
+        return OutputParts(self._folder, self._work, manifest.options, manifest.inputs, {})
+
+    def _plan(self, output: OutputParts) -> tuple[int, list[dict[str, int]]]:
+        """Return how many rows are done, and the parts that are not."""
+        size = self._manifest.options.part_rows
+        rows, left = 0, []
+        for number, file in enumerate(self._manifest.inputs):
+            total = count_rows(file)
+            for part in range(-(-total // size)):
+                if output.is_done(number, part):
+                    rows += min(size, total - part * size)
+                else:
+                    left.append({"file": number, "part": part})
+        return rows, left
+
+    def _answers(self, left: list[dict[str, int]], options: RayOptions) -> Iterator[dict[str, int]]:
+        if not left:
+            return
+        ray = import_ray()
+        data = import_ray("ray.data")
+        # A lost node is no failure of the job: its parts are begun anew elsewhere.
+        stage = data.from_items(left, override_num_blocks=len(left)).map_batches(
+            PartRunner,
+            batch_size=1,
+            fn_constructor_kwargs={
+                "manifest": msgspec.json.encode(self._manifest),
+                "location": self._folder.location,
+                "settings": options.settings,
+            },
+            **actor_options(threads=options.threads, gpus=options.gpus, actors=options.actors),
+        )
+        try:
+            yield from stage.iter_rows()
+        except (ray.exceptions.RayError, RuntimeError) as error:
+            raise BulkStopped(f"the cluster cannot go on: {_reason(error)}") from None
+
+
+def _reason(error: BaseException) -> str:
+    """Return the last line of what went wrong on a node, which says why."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, BaseException):
+        return _reason(cause)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

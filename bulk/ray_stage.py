@@ -1,0 +1,118 @@
+"""Adds the answers of a model to a dataset of Ray Data, as a stage of a pipeline."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.bulk.runner import BulkRunner
+from backends.protocol import Task
+from bulk.answers import BulkAnswer, make_answer
+from bulk.columns import result_arrays, result_types
+from bulk.errors import BulkStopped
+from bulk.items import ItemReader, item_keys, key_prefix
+from bulk.options import BulkOptions, default_columns, encoded_parameters
+from bulk.places import import_pyarrow
+from bulk.ray_import import actor_options
+from bulk.reading import BadRow
+from gateway.cache.key import CacheKey
+
+ERROR = "error"
+"""The column that says why a row has no answer; null where it has one."""
+
+
+class StageActor:
+    """Answers the rows of Arrow tables by one model; an actor of the cluster."""
+
+    def __init__(self, *, options: BulkOptions, settings: dict[str, Any]) -> None:
+        self._options = options
+        self._items = ItemReader(options)
+        self._runner = BulkRunner(
+            model=options.model,
+            task=options.task,
+            parameters=options.parameters,
+            truncate=options.truncate,
+            **settings,
+        )
+        encoded = encoded_parameters(self._runner.parameters)
+        self._prefix = key_prefix(
+            self._runner.info, options, encoded, secret=b"", scope="bulk", epoch=""
+        )
+
+    def __call__(self, table: Any) -> Any:
+        """Return the table with the columns of the answers, equal rows answered once."""
+        arrow = import_pyarrow()
+        for name in (*result_types(self._options.task), ERROR):
+            if name in table.column_names:
+                raise BulkStopped(f"`{name}` is a column of the answer; rename that of the dataset")
+        rows = table.select(list(self._options.columns)).to_pylist()
+        answers = self._answers([self._items.read(row) for row in rows])
+        good = [answer for answer in answers if not answer.code]
+        places = iter(range(len(good)))
+        # Null where a row has no answer: `take` makes a null of it.
+        taken = arrow.array([None if answer.code else next(places) for answer in answers], "int32")
+        arrays = result_arrays(self._options.task, good)
+        for name, values in zip(result_types(self._options.task), arrays, strict=True):
+            table = table.append_column(name, values.take(taken))
+        reasons = [f"{answer.code}: {answer.detail}" if answer.code else None for answer in answers]
+        return table.append_column(ERROR, arrow.array(reasons, "string"))
+
+    def _answers(self, items: Sequence[Any]) -> list[BulkAnswer]:
+        keys = item_keys(self._prefix, items)
+        distinct = {
+            key: item for key, item in zip(keys, items, strict=True) if isinstance(key, CacheKey)
+        }
+        outcomes = self._runner.run(list(distinct.values()))
+        made = [make_answer(self._options.task, outcome) for outcome in outcomes]
+        found = dict(zip(distinct, made, strict=True))
+        return [
+            BulkAnswer(code="bad_row", detail=key.detail) if isinstance(key, BadRow) else found[key]
+            for key in keys
+        ]
+
+
+def sluicegate_stage(
+    dataset: Any,
+    *,
+    model: str,
+    task: str,
+    models: Path | str | None = None,
+    parameters: Mapping[str, Any] | None = None,
+    columns: Sequence[str] = (),
+    truncate: bool = True,
+    batch_rows: int = 2048,
+    threads: int = 1,
+    provider: str = "cpu",
+    gpus: float = 0,
+    actors: int = 0,
+) -> Any:
+    """Return `dataset` (a `ray.data.Dataset`) with the columns of the answers of `model`.
+
+    They are those that `sluicegate bulk` writes for the task, and `error`: null, or why the row has
+    no answer. `columns` hold the text, or the two texts of a pair; `text` where left out. `models`
+    is the model repository, at the same path on every node. Each actor holds the model, takes
+    `threads` cores and `gpus` of a device, and answers `batch_rows` at a time; there are `actors`
+    of them, or as many as have room. Rows that were lost with a node are answered anew.
+
+    Raises:
+        BulkStopped: Ray or pyarrow is not installed.
+        ValueError: there is no such task.
+    """
+    import_pyarrow()
+    kind = Task(task)
+    options = BulkOptions(
+        model=model,
+        task=kind,
+        parameters=dict(parameters or {}),
+        truncate=truncate,
+        columns=tuple(columns) or default_columns(kind),
+    )
+    settings: dict[str, Any] = {"threads": threads, "provider": provider}
+    if models is not None:
+        settings["models"] = Path(models)
+    return dataset.map_batches(
+        StageActor,
+        batch_size=batch_rows,
+        batch_format="pyarrow",
+        fn_constructor_kwargs={"options": options, "settings": settings},
+        **actor_options(threads=threads, gpus=gpus, actors=actors),
+    )

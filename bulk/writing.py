@@ -1,0 +1,135 @@
+"""Writes the rows of one part to a file of this machine: Parquet or JSON lines."""
+
+import json
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+import orjson
+
+from backends.protocol import Task
+from bulk.answers import BulkAnswer, answer_json
+from bulk.columns import TRUNCATED, result_arrays, result_types
+from bulk.errors import BulkStopped
+from bulk.options import BulkOptions
+from bulk.places import InputFile, import_pyarrow
+from bulk.reading import parquet_types
+
+_ROW_GROUP, _ROW_GROUP_BYTES = 16_384, 128 << 20
+
+
+class PartWriter(Protocol):
+    """Writes rows in their order; the file is whole once it is closed."""
+
+    def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
+        """Add rows: what names each and is copied of it, and its answer."""
+        ...
+
+    def close(self) -> None:
+        """Finish the file."""
+        ...
+
+
+class JsonLinesWriter:
+    """Writes a JSON object a row."""
+
+    def __init__(self, path: Path, task: Task) -> None:
+        self._file: IO[bytes] = path.open("wb")
+        self._task = task
+
+    def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
+        """Add rows."""
+        for head, answer in zip(heads, answers, strict=True):
+            body = answer_json(self._task, answer)
+            if self._task is Task.INFER:
+                body = b'{"result":' + body + b"}"
+            own = {**head, TRUNCATED: answer.truncated_from} if answer.truncated_from else head
+            start = write_json(own)
+            self._file.write(start[:-1] + b"," + body[1:] + b"\n")
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._file.close()
+
+
+class ParquetWriter:
+    """Writes columns with types, in row groups that fit into memory."""
+
+    def __init__(self, path: Path, task: Task, head_types: Mapping[str, Any]) -> None:
+        self._arrow = import_pyarrow()
+        parquet = import_pyarrow("pyarrow.parquet")
+        self._task = task
+        self._head_types = head_types
+        self._schema = self._arrow.schema([*head_types.items(), *result_types(task).items()])
+        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+        self._tables: list[Any] = []
+
+    def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
+        """Add rows."""
+        if not heads:
+            return
+        columns = [
+            self._array(name, kind, [_as(kind, head[name]) for head in heads])
+            for name, kind in self._head_types.items()
+        ]
+        columns += result_arrays(self._task, answers)
+        self._tables.append(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        tables = self._tables
+        rows, size = (sum(map(attrgetter(name), tables)) for name in ("num_rows", "nbytes"))
+        if rows >= _ROW_GROUP or size >= _ROW_GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._flush()
+        self._writer.close()
+
+    def _array(self, name: str, kind: Any, values: Sequence[Any]) -> Any:
+        try:
+            return self._arrow.array(values, kind)
+        except (self._arrow.ArrowException, OverflowError) as error:
+            raise BulkStopped(
+                f"column `{name}` has a value that is no {kind}: {error}; give the inputs the same "
+                "types, or write `--format jsonl`"
+            ) from None
+
+    def _flush(self) -> None:
+        if self._tables:
+            self._writer.write_table(self._arrow.concat_tables(self._tables).combine_chunks())
+            self._tables = []
+
+
+def write_json(value: Any) -> bytes:
+    """Return values of an input as JSON, also numbers and depths that orjson refuses."""
+    try:
+        return orjson.dumps(value, default=str)
+    except TypeError:
+        return json.dumps(value, default=str, separators=(",", ":")).encode()
+
+
+def _as(kind: Any, value: Any) -> Any:
+    """Return what a column of texts holds of a JSON value."""
+    if str(kind) == "string" and value is not None and not isinstance(value, str):
+        return write_json(value).decode()
+    return value
+
+
+def head_types(options: BulkOptions, files: Sequence[InputFile]) -> dict[str, Any]:
+    """Return the Arrow types of the columns that name rows or are copied from the input."""
+    arrow = import_pyarrow()
+    copied = [*([options.id_column] if options.id_column else []), *options.keep]
+    types: dict[str, Any] = dict.fromkeys(copied, arrow.string())
+    if all(file.format == "parquet" for file in files):
+        types |= parquet_types(files, copied)
+    if options.id_column:
+        return types
+    named = {"file": arrow.string()} if len(files) > 1 else {}
+    return {**named, "row": arrow.int64(), **types}
+
+
+def open_writer(options: BulkOptions, path: Path, types: Mapping[str, Any]) -> PartWriter:
+    """Return what writes a part."""
+    if options.format == "parquet":
+        return ParquetWriter(path, options.task, types)
+    return JsonLinesWriter(path, options.task)

@@ -1,0 +1,142 @@
+"""Lets operators in by their tokens and roles; gives every request of theirs an id."""
+
+import asyncio
+import secrets
+
+from litestar.datastructures import MutableScopeHeaders
+from litestar.enums import HttpMethod, ScopeType
+from litestar.middleware import ASGIMiddleware
+from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
+from typing_extensions import override
+
+from gateway.admin.operator_directory import OperatorDirectory
+from gateway.admin.operators import Operator, Role, required_role
+from gateway.auth.bearer import find_bearer_token
+from gateway.errors import (
+    AuthenticationFailed,
+    DependencyUnavailable,
+    InvalidRequest,
+    PermissionDenied,
+    RequestTimeout,
+)
+from gateway.http.connection_timeouts import HAS_CERTIFICATE
+from gateway.middleware.admission import route_methods
+
+REQUEST_ID = "request_id"
+OPERATOR = "operator"
+
+
+class AdminAccess(ASGIMiddleware):
+    """Requires an operator with the route's role, except for health and docs.
+
+    The operator is `scope["state"]["operator"]` then, `None` without one on a `public` route. With
+    `wants_certificate` a client's certificate is required, too, except of those with the role that
+    is a route's `without_certificate`: Prometheus, and the supervisor, which has the admin key and
+    may have the configuration read again. A body that takes longer
+    than `body_timeout` seconds to arrive is refused.
+    """
+
+    scopes = (ScopeType.HTTP,)
+
+    def __init__(
+        self,
+        directory: OperatorDirectory,
+        *,
+        body_timeout: float,
+        wants_certificate: bool = False,
+    ) -> None:
+        self._directory = directory
+        self._wants_certificate = wants_certificate
+        self._body_timeout = body_timeout
+
+    @override
+    async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
+        """Pass the request on, or refuse it."""
+        request_id = new_id()
+        scope["state"][REQUEST_ID] = request_id
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableScopeHeaders.from_message(message)
+                headers["x-request-id"] = request_id
+                headers.setdefault("cache-control", "no-store")
+                if scope.get("method") == HttpMethod.OPTIONS:
+                    headers["allow"] = ", ".join(route_methods(scope))
+            await send(message)
+
+        is_public = bool(scope["route_handler"].opt.get("public"))
+        scope["state"][OPERATOR] = await (
+            self._recognize(scope) if is_public else self._authorize(scope)
+        )
+        await next_app(scope, _within(self._body_timeout, receive), answer)
+
+    async def _authorize(self, scope: Scope) -> Operator:
+        """Return the operator, who may use the route.
+
+        Raises:
+            AuthenticationFailed: the token is of nobody, or the certificate is missing.
+            PermissionDenied: the operator lacks the role.
+        """
+        operator = await self._operator(scope)
+        if operator is None:
+            raise AuthenticationFailed(
+                "send `Authorization: Bearer` with the key of an operator, such as the admin key"
+            )
+        opt = scope["route_handler"].opt
+        exempt = opt.get("without_certificate")
+        is_exempt = isinstance(exempt, Role) and operator.may(exempt)
+        if not (is_exempt or self._has_certificate(scope)):
+            raise AuthenticationFailed("a client certificate is missing: connect with one")
+        needed = required_role(str(scope.get("method", "")), opt)
+        if not operator.may(needed):
+            own = ", ".join(f"`{role}`" for role in sorted(operator.roles)) or "none"
+            raise PermissionDenied(
+                f"this needs the role `{needed}`; `{operator.name}` has {own}:"
+                " an operator with the role `admin` can change that"
+            )
+        return operator
+
+    async def _recognize(self, scope: Scope) -> Operator | None:
+        """Return the operator of a request that needs none, `None` where there is none."""
+        if not self._has_certificate(scope):
+            return None
+        try:
+            return await self._operator(scope)
+        except (AuthenticationFailed, DependencyUnavailable):
+            return None
+
+    async def _operator(self, scope: Scope) -> Operator | None:
+        token = find_bearer_token(scope["headers"])
+        return await self._directory.authenticate(token.decode("utf-8", "surrogateescape"))
+
+    def _has_certificate(self, scope: Scope) -> bool:
+        return not self._wants_certificate or bool(scope["state"].get(HAS_CERTIFICATE))
+
+
+def new_id() -> str:
+    """Return an id for a request of an operator."""
+    return f"adm_{secrets.token_hex(12)}"
+
+
+def _within(seconds: float, receive: Receive) -> Receive:
+    """Return `receive`, bounded in time until the body has arrived.
+
+    It raises `RequestTimeout` after `seconds`, and `InvalidRequest` where the client leaves before:
+    what Litestar raises then would be logged as a fault of the gateway.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    is_arriving = True
+
+    async def receive_in_time() -> ReceiveMessage:
+        nonlocal is_arriving
+        try:
+            async with asyncio.timeout_at(deadline if is_arriving else None):
+                message = await receive()
+        except TimeoutError:
+            raise RequestTimeout("The body did not arrive in time; send it faster.") from None
+        if is_arriving and message["type"] == "http.disconnect":
+            raise InvalidRequest("The connection ended before the body.")
+        is_arriving = message["type"] == "http.request" and message.get("more_body", False)
+        return message
+
+    return receive_in_time

@@ -1,0 +1,227 @@
+"""Serves the operators' routes of dead letters: usage events that could not be counted."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from litestar import Controller, delete, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, QueryParameter
+
+from gateway.admin.operators import Operator, Role
+from gateway.api.openapi_parts import Json, Operation
+from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
+from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
+from gateway.ledger.dead_letters import DeadLetter
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.recording import UnrecordableBatch
+from gateway.ledger.types import Batch
+from gateway.types import RequestEvent
+
+MOST_SHOWN_BYTES = 4096
+_MOST_EVENTS = 10
+_NUMBER: Json = {"description": "The number of a dead letter.", "example": 7}
+_operation = partial(
+    Operation,
+    tag="billing",
+    errors=(NotFound, DependencyUnavailable),
+    about={"number": _NUMBER},
+)
+_fields = msgspec.msgpack.Decoder(dict[bytes, bytes])
+_event = msgspec.msgpack.Decoder(RequestEvent)
+_events = msgspec.msgpack.Decoder(list[RequestEvent])
+
+
+class DeadLetterPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Dead letters, the newest first; `before` the last number continues."""
+
+    entries: list[DeadLetter]
+    count: int
+    """How many there are in all."""
+
+
+class DeadLetterContent(DeadLetter, frozen=True, kw_only=True):
+    """A dead letter with what it holds."""
+
+    content: str
+    """Its values as JSON where it can be read at all, else its first bytes in hexadecimal."""
+    events: int | None
+    """The events that a replay would count; `null` where it cannot be read as such."""
+
+
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A dead letter that is no more, and the requests that were counted from it."""
+
+    number: int
+    counted: int
+
+
+class DeadLetterReplay:
+    """Reads dead letters as this version can, and has the ledger count them. Calls block."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._unpacker = Unpacker()
+
+    def page(self, *, limit: int, before: int | None) -> DeadLetterPage:
+        """Return dead letters, the newest first."""
+        letters = self._ledger.dead_letters
+        return DeadLetterPage(
+            entries=letters.entries(limit=limit, before=before), count=letters.count()
+        )
+
+    def show(self, number: int) -> DeadLetterContent:
+        """Return a dead letter with its content.
+
+        Raises:
+            NotFound: there is no such dead letter.
+        """
+        payload = self._ledger.dead_letters.payload(number)
+        (letter,) = self._ledger.dead_letters.entries(limit=1, before=number + 1)
+        block, events = _block_of(payload), _events_of(payload)
+        count = block.size if block is not None else None if events is None else len(events)
+        fields = msgspec.structs.asdict(letter)
+        return DeadLetterContent(**fields, content=_text_of(payload, events or []), events=count)
+
+    def replay(self, number: int, *, actor: str) -> ReplayResult:
+        """Count what is in a dead letter, once, and remove it.
+
+        Raises:
+            NotFound: there is no such dead letter.
+            InvalidRequest: it cannot be read, or recorded; it stays.
+        """
+        payload = self._ledger.dead_letters.payload(number)
+        block = _block_of(payload)
+        if block is not None:
+            counted = self._record(block)
+            self._ledger.dead_letters.remove_replayed(number, counted=counted, actor=actor)
+            return ReplayResult(number=number, counted=counted)
+        events = _events_of(payload)
+        if events is None:
+            raise InvalidRequest(
+                "this version cannot read it as events of usage: replay it after an upgrade that"
+                " can, or discard it"
+            )
+        counted = self._ledger.dead_letters.count_events(number, events, actor=actor)
+        return ReplayResult(number=number, counted=counted)
+
+    def _record(self, block: Block) -> int:
+        """Record a whole block, whose numbers tell what of it is recorded already."""
+        try:
+            batch = Batch(
+                log_id=block.log_id,
+                first=block.first,
+                last=block.last,
+                events=self._unpacker.events(block),
+                lost=block.lost,
+            )
+            return self._ledger.recorder.record([batch]).counted
+        except (MalformedBlock, UnrecordableBatch) as error:
+            raise InvalidRequest(f"its events cannot be recorded: {error}") from error
+
+
+class DeadLetterController(Controller):
+    """Lists dead letters, counts them after all, or discards them."""
+
+    path = "/admin/dead-letters"
+
+    @get(
+        "/",
+        opt={"role": Role.VIEWER},
+        operation=_operation(
+            id="list_dead_letters",
+            summary="Usage events that could not be counted",
+            errors=(DependencyUnavailable,),
+            about={
+                "limit": {"description": "So many at most."},
+                "before": {"description": "The number of the last one that is known."},
+            },
+        ),
+    )
+    async def list_all(
+        self,
+        dead_letters: NamedDependency[DeadLetterReplay],
+        limit: Annotated[int, QueryParameter(ge=1, le=1000)] = 100,
+        before: FromQuery[int | None] = None,
+    ) -> DeadLetterPage:
+        """Return dead letters, the newest first."""
+        return await asyncio.to_thread(dead_letters.page, limit=limit, before=before)
+
+    @get(
+        "/{number:int}",
+        opt={"role": Role.VIEWER},
+        operation=_operation(id="get_dead_letter", summary="A dead letter, with its content"),
+    )
+    async def show(
+        self, number: FromPath[int], dead_letters: NamedDependency[DeadLetterReplay]
+    ) -> DeadLetterContent:
+        """Return a dead letter with its content."""
+        return await asyncio.to_thread(dead_letters.show, number)
+
+    @post(
+        "/{number:int}/replay",
+        status_code=200,
+        opt={"role": Role.BILLING},
+        operation=_operation(
+            id="replay_dead_letter", summary="Count the events of a dead letter, and remove it"
+        ),
+    )
+    async def replay(
+        self,
+        number: FromPath[int],
+        dead_letters: NamedDependency[DeadLetterReplay],
+        operator: NamedDependency[Operator],
+    ) -> ReplayResult:
+        """Count what is in a dead letter, once, and remove it."""
+        return await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
+
+    @delete(
+        "/{number:int}",
+        status_code=200,
+        opt={"role": Role.BILLING},
+        operation=_operation(
+            id="discard_dead_letter", summary="Remove a dead letter without counting it"
+        ),
+    )
+    async def discard(
+        self,
+        number: FromPath[int],
+        ledger: NamedDependency[Ledger],
+        operator: NamedDependency[Operator],
+    ) -> DeadLetter:
+        """Remove a dead letter for ever."""
+        return await asyncio.to_thread(ledger.dead_letters.discard, number, actor=operator.name)
+
+
+def _block_of(payload: bytes) -> Block | None:
+    """Return the block of an entry of the stream; `None` where it is none."""
+    try:
+        return from_fields(_fields.decode(payload))
+    except (msgspec.DecodeError, MalformedBlock):
+        return None
+
+
+def _events_of(payload: bytes) -> list[RequestEvent] | None:
+    """Return the events in a record, or in the records of a block; `None` where there are none."""
+    try:
+        return [_event.decode(payload)]
+    except msgspec.DecodeError:
+        pass
+    try:
+        return _events.decode(payload)
+    except msgspec.DecodeError:
+        return None
+
+
+def _text_of(payload: bytes, events: Sequence[RequestEvent]) -> str:
+    """Return events by the names of their fields, else whatever values there are."""
+    try:
+        value: Any = msgspec.msgpack.decode(payload)  # whatever somebody wrote
+        if events:
+            value = [msgspec.structs.asdict(event) for event in events[:_MOST_EVENTS]]
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        text = payload[: MOST_SHOWN_BYTES // 2].hex(" ", 4)
+    return text if len(text) <= MOST_SHOWN_BYTES else f"{text[:MOST_SHOWN_BYTES]} ..."

@@ -1,0 +1,42 @@
+"""Names published documents by entity tags, and finds the one to go back to."""
+
+from collections.abc import Sequence
+
+from gateway.errors import NotFound, PreconditionFailed
+from gateway.runtime.control import Published
+
+
+def etag(published: Published) -> str:
+    """Return the entity tag of a published document."""
+    return f'"{published.generation}-{published.digest}"'
+
+
+def check_match(if_match: str, active: Published | None) -> None:
+    """Check that `if_match`, of a header, is empty or names the active document.
+
+    Raises:
+        PreconditionFailed: it names another.
+    """
+    wanted = {tag.strip() for tag in if_match.split(",") if tag.strip()}
+    if not wanted or (active is not None and wanted & {"*", etag(active)}):
+        return
+    current = "nothing" if active is None else f"`{etag(active)}`"
+    raise PreconditionFailed(f"`If-Match` names another version; {current} is active")
+
+
+def rollback_target(
+    history: Sequence[Published], active: Published | None, generation: int | None
+) -> Published:
+    """Return the entry of `history` (the newest first) to go back to.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if generation is not None:
+        found = [entry for entry in history if entry.generation == generation]
+    else:
+        origin = 0 if active is None else active.origin
+        found = [entry for entry in history if entry.generation == entry.origin < origin]
+    if not found:
+        raise NotFound("there is no such earlier document; `GET /admin/config` lists them")
+    return found[0]

@@ -1,0 +1,39 @@
+"""Opens what checks the tokens of an identity provider, whose library is imported only then."""
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from gateway.admin.operator_directory import OperatorAuthenticator
+from gateway.errors import ConfigurationError
+from gateway.settings import Settings
+
+
+@contextlib.asynccontextmanager
+async def open_identity_provider(
+    settings: Settings,
+) -> AsyncIterator[Sequence[OperatorAuthenticator]]:
+    """Open the identity provider that `settings` name; nothing where they name none.
+
+    Raises:
+        ConfigurationError: a setting does not fit, or the library is not installed.
+    """
+    if not settings.oidc_issuer:
+        yield []
+        return
+    try:
+        from gateway.admin import issuer_keys, oidc  # noqa: PLC0415 - see above
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the package `{error.name}` is not installed, which `SLUICEGATE_OIDC_ISSUER` needs;"
+            " `pip install 'sluicegate[oidc]'` brings it"
+        ) from error
+    if not settings.oidc_audience:
+        raise ConfigurationError(
+            "`SLUICEGATE_OIDC_AUDIENCE` is missing: tokens for other services would be accepted"
+        )
+    addresses = {"OIDC_ISSUER": settings.oidc_issuer, "OIDC_JWKS_URL": settings.oidc_jwks_url}
+    for name, url in addresses.items():
+        if url and not issuer_keys.is_safe(url):
+            raise ConfigurationError(f"`SLUICEGATE_{name}` must begin with `https://`")
+    async with oidc.open_oidc(settings) as authenticator:
+        yield [authenticator]

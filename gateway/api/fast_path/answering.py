@@ -1,0 +1,120 @@
+"""Answers plain requests, or says that they have to be waited for, without a connection."""
+
+from gateway.api.answers import HIT
+from gateway.api.content_coding import SMALLEST
+from gateway.api.fast_path.head_cache import CachedHead, FoundHead, RequestHeadCache
+from gateway.api.http import Headers, HttpReply
+from gateway.api.load_shedding import LoadShedder
+from gateway.api.request_processor import RequestProcessor
+from gateway.api.request_state import ParsedBody, RequestState
+from gateway.errors import GatewayError
+from gateway.http.server_internals import STATUS_LINE
+from gateway.http.write_coalescing import CLOSE, WriteCoalescer
+
+
+class FastPath:
+    """Answers the requests of all connections of a worker."""
+
+    def __init__(
+        self, *, processor: RequestProcessor, heads: RequestHeadCache, shedder: LoadShedder
+    ) -> None:
+        self.heads = heads
+        self.shedder = shedder
+        self.hit_events = processor.hits.events
+        self.coalescer = WriteCoalescer(before=self.hit_events.commit)
+        self.processor = processor
+        self._hits = processor.hits
+        self._split = processor.tracer.contexts.split
+        self._splits_first = False
+        self._server_headers: Headers = []
+        self._server_lines = b""
+        self._hit_lines = b""
+
+    def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
+        """Return the answer to a whole request that is the same as an earlier memory hit.
+
+        `None` where there was none; see `MemoryHits.replay`.
+        """
+        parsed = None if self._splits_first else self.heads.find_replayable(request)
+        if parsed is None:
+            parsed, _ = self._find_without_context(request)
+            if parsed is None:
+                return None
+        if server_headers is not self._server_headers:
+            self._prepare(server_headers)
+        return self._hits.replay(parsed, self._hit_lines)
+
+    def find(self, head: bytes) -> FoundHead | None:
+        """Return what is known of a head, `None` where the application answers the request."""
+        context, head = self._split(head)
+        found = self.heads.find(head)
+        return found and FoundHead(found[0], head, context or found[0].context, found[1])
+
+    def shed(self, known: CachedHead) -> HttpReply | None:
+        """Count a request; return the answer to it where an overloaded worker refuses it."""
+        if not self.shedder.add_request():
+            return None
+        return self.shedder.refuse(known.match.route, known.options, known.own_lines)
+
+    def reply(
+        self, found: FoundHead, body: bytes, refusal: GatewayError | None = None
+    ) -> HttpReply | RequestState:
+        """Return the answer to a request, or its state where it has to be waited for.
+
+        A plain memory hit is replayed to equal requests from now on.
+        """
+        head = found.known
+        state = self.processor.new_state(head.match)
+        state.principal = head.principal
+        state.options = head.options
+        state.wants_timing = head.wants_timing
+        if head.coding:
+            state.coding = head.coding
+        if head.own_lines:
+            state.own_lines, state.client_id = head.own_lines, head.client_id
+        if head.fields:
+            state.fields = head.fields
+        self.processor.start_span(state, found.context)
+        state.on_head_read()
+        if refusal is not None:
+            return self.processor.failed(state, refusal)
+        reply = self.processor.reply_now(state, body)
+        parsed = state.parsed
+        if head.is_plain and parsed is not None and parsed.replay is not None:
+            self.heads.add_replayable(found.head + body, parsed)
+        if reply is not None and head.coding and len(reply.body) >= SMALLEST:
+            state.reply = reply  # it is compressed first, in a thread
+            return state
+        return reply or state
+
+    def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
+        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
+
+        `is_last` adds `connection: close`.
+        """
+        if server_headers is not self._server_headers:
+            self._prepare(server_headers)
+        return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
+            STATUS_LINE[reply.status],
+            self._server_lines,
+            reply.lines,
+            len(reply.body),
+            CLOSE if is_last else b"",
+            reply.body,
+        )
+
+    def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
+        """Return what is known of a request but for its trace context, and that."""
+        context, rest = self._split(request)
+        was_looked_up = not self._splits_first
+        # The next request is most likely of this kind, too: one look-up for each suffices.
+        self._splits_first = rest is not request
+        if rest is request and was_looked_up:
+            return None, ""
+        return self.heads.find_replayable(rest), context
+
+    def _prepare(self, server_headers: Headers) -> None:
+        """Make what answers begin with; the date in it is another each second."""
+        self._server_headers = server_headers
+        self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
+        self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT

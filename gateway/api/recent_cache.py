@@ -1,0 +1,44 @@
+"""Keeps values that were used lately, in bounded number."""
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class RecentCache(Generic[K, V]):
+    """Keeps at most `most` values: those that were stored or used last, of two generations.
+
+    When the newer one is full, it becomes the older, and what was not used since the last time is
+    dropped. So many keys that are used once do not push out those that return.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most // 2
+        self.newer: dict[K, V] = {}
+        """To be looked at before `get` where a call counts; replaced now and then."""
+        self._older: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self.newer) + len(self._older)
+
+    def get(self, key: K) -> V | None:
+        """Return the value of `key`, `None` where there is none."""
+        found = self.newer.get(key)
+        if found is None:
+            found = self._older.pop(key, None)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        """Store a value."""
+        if len(self.newer) >= self._most:
+            self.newer, self._older = {}, self.newer
+        self.newer[key] = value
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self.newer.clear()
+        self._older.clear()

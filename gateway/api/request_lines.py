@@ -1,0 +1,153 @@
+"""Logs one line for a share of requests and for each failure, off the way of their answers.
+
+Lines never hold inputs or keys. They are collected while requests are answered, and written once a
+second, in a thread. Their number a second is bounded; what was left out is counted in a line.
+"""
+
+import asyncio
+import logging
+from typing import Any, Self
+from zlib import crc32
+
+from gateway.api.request_state import RequestState
+from gateway.events.hit_run import HitRun
+from gateway.tasks import PeriodicTask
+from gateway.types import ID_DIGITS, Principal, RequestEvent, RequestId, Usage
+
+_FAULT = 500
+_INTERVAL = 1.0
+_ITEMS = ("hit", "collapsed", "computed", "failed")
+_log = logging.getLogger("gateway.requests")
+Fields = dict[str, Any]  # of a line of JSON
+
+
+class RequestLines:
+    """Collects lines, up to `per_second`; those of requests that did not fail take half of it.
+
+    A request is one of the sampled `share` by its id alone, so that all who know it agree.
+    """
+
+    def __init__(self, *, share: float, per_second: int) -> None:
+        self._every = round(1 / share) if share > 0 else 0
+        self._most = per_second
+        self._lines: list[tuple[int, Fields]] = []
+        self._left_out = 0
+        self._polling = PeriodicTask(
+            self.write, interval=_INTERVAL, failure="lines of requests were not written"
+        )
+
+    async def __aenter__(self) -> Self:
+        await self._polling.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._polling.__aexit__(*exc_info)
+        await self.write()
+
+    def add(self, state: RequestState, duration: float) -> None:
+        """Log a request that has ended after `duration` seconds, if it failed or is sampled."""
+        if state.status >= _FAULT or state.is_fault:
+            self._add(logging.WARNING, state, duration)
+        elif self._every and is_sampled(state.id, self._every):
+            self._add(logging.INFO, state, duration)
+
+    def add_hits(self, run: HitRun, stem: str, count: int, duration: float) -> None:
+        """Log those of `count` hits from the first of a run on that are sampled."""
+        every = self._every
+        if not every:
+            return
+        first = run.first + (every - 1 - run.first) % every
+        for number in range(first, run.first + count, every):
+            if self._has_room(logging.INFO):
+                id_ = f"{stem}{number:0{ID_DIGITS}x}"
+                self._lines.append((logging.INFO, _fields_of_hit(id_, run.pattern, duration)))
+
+    def add_failure(
+        self, id_: str, route: str, principal: Principal | None, *, status: int, code: str
+    ) -> None:
+        """Log a request to a route without inference, if it failed."""
+        if status < _FAULT or not self._has_room(logging.WARNING):
+            return
+        fields = {"request_id": id_, "route": route, "status": status, "code": code}
+        if principal is not None:
+            fields |= {"tenant": principal.tenant, "key": principal.key}
+        self._lines.append((logging.WARNING, fields))
+
+    async def write(self) -> None:
+        """Write what was collected."""
+        lines, left_out = self._lines, self._left_out
+        self._lines, self._left_out = [], 0
+        if lines or left_out:
+            await asyncio.to_thread(_write, lines, left_out)
+
+    def _add(self, level: int, state: RequestState, duration: float) -> None:
+        if self._has_room(level):
+            self._lines.append((level, _fields(state, duration)))
+
+    def _has_room(self, level: int) -> bool:
+        most = self._most if level >= logging.WARNING else (self._most + 1) // 2
+        if len(self._lines) < most:
+            return True
+        self._left_out += 1
+        return False
+
+
+def is_sampled(id_: RequestId, every: int) -> bool:
+    """Tell whether a request is one of `every` so many, by the number at the end of its id."""
+    try:
+        number = int(id_[-ID_DIGITS:], 16)
+    except ValueError:  # an id that was given to it
+        number = crc32(id_.encode())
+    return number % every == every - 1
+
+
+def _fields(state: RequestState, duration: float) -> Fields:
+    principal, admission = state.principal, state.admitted - state.started
+    fields: Fields = {
+        "request_id": state.id,
+        "trace_id": state.span.traceparent[3:35],
+        "route": state.route.template,
+        "task": state.task,
+        "model": state.model,
+        "revision": state.revision,
+        "tenant": "" if principal is None else principal.tenant,
+        "key": "" if principal is None else principal.key,
+        "status": state.status,
+        "code": state.code,
+        "items": _items(state.usage),
+        "rows": state.usage.rows,
+        "tokens": state.usage.tokens,
+        "phases": {
+            "admission": round(admission, 6),
+            "inference": round(max(0.0, duration - admission), 6),
+        },
+        "request_bytes": 0 if state.parsed is None else state.parsed.length,
+        "answer_bytes": state.answer_length,
+    }
+    told = {name: value for name, value in fields.items() if value not in ("", 0)}
+    return told | {"duration": round(duration, 6)}
+
+
+def _fields_of_hit(id_: str, event: RequestEvent, duration: float) -> Fields:
+    return {
+        "request_id": id_,
+        "task": event.task,
+        "model": event.model,
+        "revision": event.revision,
+        "tenant": event.tenant,
+        "key": event.key,
+        "status": event.status,
+        "items": _items(event.usage),
+        "duration": round(duration, 6),
+    }
+
+
+def _items(usage: Usage) -> dict[str, int]:
+    return {name: count for name in _ITEMS if (count := getattr(usage, name))}
+
+
+def _write(lines: list[tuple[int, Fields]], left_out: int) -> None:
+    for level, fields in lines:
+        _log.log(level, "request", extra=fields)
+    if left_out:
+        _log.warning("lines of requests were left out", extra={"count": left_out})

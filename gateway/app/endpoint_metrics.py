@@ -1,0 +1,52 @@
+"""Publishes what a worker finds of each endpoint: health, share, predicted finish, items."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gateway.routing.member import Health
+from gateway.routing.statistics import EndpointStatistics
+from gateway.telemetry.instruments import Instruments
+
+_GAUGES: Final[dict[str, Callable[[EndpointStatistics], float]]] = {
+    "endpoint_up": lambda one: one.health is Health.READY,
+    "endpoint_share": lambda one: one.share,
+    "endpoint_predicted_finish_seconds": lambda one: one.finish_time,
+    "endpoint_in_flight_items": lambda one: one.in_flight,
+    "endpoint_limit_items": lambda one: one.limit,
+    "endpoint_drained": lambda one: one.drained,
+    "endpoint_ejected": lambda one: one.ejected_for > 0,
+}
+_AT_ONCE: Final = 128
+
+
+class EndpointMetrics:
+    """Reads the statistics of endpoints by `read`; those that are gone are shown no more."""
+
+    def __init__(
+        self, instruments: Instruments, read: Callable[[], Iterable[EndpointStatistics]]
+    ) -> None:
+        self._instruments = instruments
+        self._read = read
+        self._known: set[tuple[str, ...]] = set()
+        self._left: list[EndpointStatistics] = []
+
+    def publish(self) -> None:
+        """Publish what endpoints are like now; called about once a second.
+
+        Of many endpoints it publishes a part each time: all of them would hold the event loop.
+        """
+        if not self._left:
+            self._left = list(self._read())
+            self._forget({(one.region, one.backend) for one in self._left})
+        now, self._left = self._left[:_AT_ONCE], self._left[_AT_ONCE:]
+        for one in now:
+            labels = (one.region, one.backend)
+            for name, value in _GAUGES.items():
+                self._instruments.set_gauge(name, float(value(one)), labels)
+            self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
+
+    def _forget(self, found: set[tuple[str, ...]]) -> None:
+        """Show no endpoints but those found."""
+        if self._known - found:
+            self._instruments.retain(_GAUGES, found)
+        self._known = found

@@ -1,0 +1,71 @@
+"""Opens what a worker has for gRPC, whose libraries are imported only where it is wanted."""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from litestar.types import ASGIApp
+
+from gateway.api.dialect import Dialect
+from gateway.auth.key_ring import KeyRing
+from gateway.config.document import Document
+from gateway.dialects.registry import DIALECTS
+from gateway.errors import ConfigurationError
+from gateway.http.draining import Draining
+from gateway.http.listener_tls import ListenerTls
+from gateway.settings import Settings
+
+
+def dialects_of(settings: Settings) -> Sequence[Dialect]:
+    """Return the dialects that a worker answers.
+
+    Raises:
+        ConfigurationError: gRPC is wanted and not installed.
+    """
+    if not settings.grpc_port:
+        return DIALECTS
+    try:
+        from gateway.rpc.infer_route import rpc_dialect  # noqa: PLC0415 - see above
+    except ImportError as error:
+        raise _not_installed(error) from error
+    return (*DIALECTS, rpc_dialect())
+
+
+def open_rpc_listener(
+    app: ASGIApp,
+    settings: Settings,
+    *,
+    keys: KeyRing,
+    document: Document,
+    draining: Draining,
+    stop: asyncio.Event,
+    tls: ListenerTls | None = None,
+) -> AbstractAsyncContextManager[None]:
+    """Return the gRPC listener of a worker, to be entered; nothing where there is none.
+
+    Raises:
+        ConfigurationError: it is wanted and not installed.
+    """
+    if not settings.grpc_port:
+        return contextlib.nullcontext()
+    try:
+        from gateway.rpc.listener import rpc_listener  # noqa: PLC0415 - see above
+    except ImportError as error:
+        raise _not_installed(error) from error
+    return rpc_listener(
+        app,
+        settings,
+        keys=keys,
+        max_message_bytes=document.request.max_body_bytes,
+        draining=draining,
+        stop=stop,
+        tls=tls,
+    )
+
+
+def _not_installed(error: ImportError) -> ConfigurationError:
+    return ConfigurationError(
+        f"gRPC cannot be served ({error}): install `sluicegate[grpc]`, or leave out"
+        " `SLUICEGATE_GRPC_PORT`"
+    )

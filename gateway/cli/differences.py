@@ -1,0 +1,62 @@
+"""Prints what a document would change."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+_MISSING = object()
+_LONGEST = 400
+
+
+def print_difference(difference: Mapping[str, Any]) -> None:
+    """Print a difference: a line for each field, then models, limits, prices and tenants."""
+    for change in difference["changes"]:
+        print_field_change(change)
+    if omitted := difference["omitted"]:
+        click.echo(f"... and {omitted} fields more")
+    if not difference["changes"]:
+        click.echo("nothing would change")
+        return
+    models = difference["models"]
+    signs = {"added": "+", "removed": "-", "changed": "~"}
+    _print_list(
+        "models", [f"{sign}{name}" for kind, sign in signs.items() for name in models[kind]]
+    )
+    _print_list("limits", difference["limits"])
+    _print_list("prices", difference["prices"])
+    _print_tenants("tenants whose limits change", difference["tenants_by_limits"])
+    _print_tenants(
+        "tenants with usage this month whose prices change", difference["tenants_by_prices"]
+    )
+
+
+def print_field_change(change: Mapping[str, Any]) -> None:
+    """Print a field: `+` where it is new, `-` where it goes, `~` where its value changes."""
+    before, after = change.get("from", _MISSING), change.get("to", _MISSING)
+    if before is _MISSING:
+        click.echo(f"+ {change['path']}: {_text(after)}")
+    elif after is _MISSING:
+        click.echo(f"- {change['path']}: {_text(before)}")
+    else:
+        click.echo(f"~ {change['path']}: {_text(before)} -> {_text(after)}")
+
+
+def _print_list(name: str, values: list[str]) -> None:
+    if values:
+        click.echo(f"{name}: {', '.join(values)}")
+
+
+def _print_tenants(name: str, counted: Mapping[str, Any] | None) -> None:
+    if counted is None:
+        click.echo(f"{name}: unknown, the ledger is away")
+    elif counted["count"]:
+        more = counted["count"] - len(counted["first"])
+        rest = f", and {more} more" if more else ""
+        click.echo(f"{name}: {counted['count']} ({', '.join(counted['first'])}{rest})")
+
+
+def _text(value: object) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

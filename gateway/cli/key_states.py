@@ -1,0 +1,12 @@
+"""Says whether a key is active, expired or revoked."""
+
+from datetime import datetime
+from typing import Any
+
+
+def key_state(key: dict[str, Any], now: datetime) -> str:
+    """Return the state of a key as the listener describes it."""
+    if key["revoked"]:
+        return "revoked"
+    ends = key["expires"]
+    return "expired" if ends and datetime.fromisoformat(ends) <= now else "active"

@@ -1,0 +1,119 @@
+"""Implements `sluicegate operators`, through the admin listener."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
+from gateway.cli.key_states import key_state
+
+_ROLES = ("metrics", "viewer", "billing", "operator", "admin")
+_role = click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    required=True,
+    type=click.Choice(_ROLES),
+    help="What the operator may do; several add up.",
+)
+
+
+@click.group()
+def operators() -> None:
+    """Create, list, rotate and revoke operators, each with a key and roles."""
+
+
+@operators.command()
+@click.argument("name")
+@_role
+@click.option("--expires", default="", help="When the key ends, such as 2027-01-01T00:00:00Z.")
+@admin_options
+def create(
+    *, name: str, roles: tuple[str, ...], expires: str, client: AdminClient, as_json: bool
+) -> None:
+    """Create the operator NAME with a key. It is shown once."""
+    body: dict[str, object] = {"name": name, "roles": roles}
+    body |= {"expires": expires} if expires else {}
+    answer = client.request("POST", "/admin/operators", body=body)
+    _print_key(answer, as_json=as_json)
+
+
+@operators.command(name="list")
+@admin_options
+def list_operators(*, client: AdminClient, as_json: bool) -> None:
+    """List operators and their roles, never their keys."""
+    answer = client.request("GET", "/admin/operators")
+    if as_json:
+        print_json(answer)
+        return
+    now = datetime.now(UTC)
+    for one in answer["operators"]:
+        roles = ",".join(one["roles"])
+        click.echo("\t".join((one["name"], key_state(one, now), one["created"], roles)))
+
+
+@operators.command(name="roles")
+@click.argument("name")
+@_role
+@admin_options
+def set_roles(*, name: str, roles: tuple[str, ...], client: AdminClient, as_json: bool) -> None:
+    """Replace the roles of the operator NAME."""
+    answer = client.request("PUT", f"{_path(name)}/roles", body={"roles": roles})
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{name} has {', '.join(answer['roles'])}")
+
+
+@operators.command()
+@click.argument("name")
+@click.option(
+    "--former-valid-for",
+    "keep",
+    type=float,
+    default=3600.0,
+    show_default=True,
+    help="Seconds that the present key stays valid; 0 ends it at once.",
+)
+@admin_options
+def rotate(*, name: str, keep: float, client: AdminClient, as_json: bool) -> None:
+    """Give the operator NAME another key. It is shown once."""
+    answer = client.request("POST", f"{_path(name)}/rotate", body={"former_valid_for": keep})
+    _print_key(answer, as_json=as_json)
+
+
+@operators.command()
+@click.argument("name")
+@admin_options
+def revoke(*, name: str, client: AdminClient, as_json: bool) -> None:
+    """Revoke the key of the operator NAME for ever; listeners refuse it within a second."""
+    answer = client.request("DELETE", _path(name))
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{name} is revoked")
+
+
+@operators.command()
+@admin_options
+def whoami(*, client: AdminClient, as_json: bool) -> None:
+    """Show name and roles of the operator whose key the commands send."""
+    answer = client.request("GET", "/admin/whoami")
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"{answer['name']}\t{','.join(answer['roles'])}")
+
+
+def _print_key(answer: Any, *, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(answer["key"])
+        roles = ", ".join(answer["roles"])
+        click.echo(f"of {answer['name']} ({roles}); the key is not shown again", err=True)
+
+
+def _path(name: str) -> str:
+    return f"/admin/operators/{quoted(name)}"

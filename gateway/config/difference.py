@@ -1,0 +1,103 @@
+"""Compares two values of the document's types, field by field."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+_IDENTITIES = (("id",), ("name",), ("model", "since"))
+"""The fields by which elements of a list are the same ones, wherever they stand in it."""
+
+
+class FieldChange(
+    msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}
+):
+    """A field with its value before and after; one that is missing is not there.
+
+    Of sections only fields with other values than the defaults are shown.
+    """
+
+    path: str
+    before: Any | msgspec.UnsetType = msgspec.UNSET
+    after: Any | msgspec.UnsetType = msgspec.UNSET
+
+
+def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChange]:
+    """Yield the fields that differ, in the order of the types.
+
+    Elements of lists are compared by id, name, or model and date. Where only their order differs,
+    the change is one of the list of these.
+    """
+    if before == after:
+        return
+    if isinstance(before, msgspec.Struct) and type(before) is type(after):
+        for name in before.__struct_fields__:
+            one, other = getattr(before, name), getattr(after, name)
+            yield from find_changes(one, other, f"{path}.{name}" if path else name)
+    elif isinstance(before, Mapping) and isinstance(after, Mapping):
+        yield from _changes_by_key(before, after, f"{path}.{{}}")
+    elif (first := _by_identity(before)) is not None and (
+        second := _by_identity(after)
+    ) is not None:
+        yield from _changes_by_key(first, second, f"{path}[{{}}]")
+        kept = [name for name in first if name in second]
+        if kept != [name for name in second if name in first]:
+            yield FieldChange(path=path, before=list(first), after=list(second))
+    else:
+        yield FieldChange(path=path, before=shown(before), after=shown(after))
+
+
+def shown(value: Any) -> Any:
+    """Return a value as an operator reads it: plain, and without what is as by default."""
+    if isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        defaults = _defaults(type(value))
+        return {
+            name: shown(one)
+            for name, one in fields.items()
+            if name not in defaults or defaults[name] != one
+        }
+    if isinstance(value, Mapping):
+        return {str(name): shown(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [shown(one) for one in value]
+    return msgspec.to_builtins(value)
+
+
+def _changes_by_key(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str
+) -> Iterator[FieldChange]:
+    for name in dict.fromkeys([*before, *after]):
+        place = path.format(name)
+        if name not in after:
+            yield FieldChange(path=place, before=shown(before[name]))
+        elif name not in before:
+            yield FieldChange(path=place, after=shown(after[name]))
+        else:
+            yield from find_changes(before[name], after[name], place)
+
+
+def _by_identity(values: Any) -> dict[str, Any] | None:
+    """Return the elements of a list by what identifies them, `None` where nothing does."""
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        return None
+    for names in _IDENTITIES:
+        if all(isinstance(one, msgspec.Struct) and _has(one, names) for one in values):
+            found = {" ".join(str(getattr(one, name)) for name in names): one for one in values}
+            if len(found) == len(values):
+                return found
+    return None
+
+
+def _has(value: msgspec.Struct, names: Sequence[str]) -> bool:
+    return set(names) <= set(value.__struct_fields__)
+
+
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        if field.default is not msgspec.NODEFAULT:
+            found[field.name] = field.default
+        elif field.default_factory is not msgspec.NODEFAULT:
+            found[field.name] = field.default_factory()
+    return found

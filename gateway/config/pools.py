@@ -1,0 +1,47 @@
+"""Checks which models the pools of a document are assigned."""
+
+import re
+from collections.abc import Iterable, Iterator
+
+from backends.plans import NO_MODEL, is_assigned
+from gateway.config.document import Document
+from gateway.config.shape import ConfigFinding
+
+_PATTERN = re.compile(r"[a-z0-9._*?\[\]!-]{1,64}")
+
+
+def pool_findings(document: Document) -> Iterator[ConfigFinding]:
+    """Yield patterns that no model can match, and models that would have no backend."""
+    for index, region in enumerate(document.regions):
+        for number, pool in enumerate(region.pools):
+            for place, pattern in enumerate(pool.models):
+                if not _PATTERN.fullmatch(pattern) or pattern == NO_MODEL:
+                    path = ("regions", index, "pools", number, "models", place)
+                    detail = f"`{pattern}` is no name of a model, nor a pattern such as `toxic-*`"
+                    yield ConfigFinding(path, detail)
+    wanted = [name for name, entry in document.models.items() if not entry.planned]
+    for name in unassigned_models(document, wanted):
+        yield ConfigFinding(("models", name), explain_unassigned(name))
+
+
+def unassigned_models(document: Document, names: Iterable[str]) -> Iterator[str]:
+    """Yield those of `names` that would have no backend: every pool is assigned other models.
+
+    Models that the document turns off need none.
+    """
+    pools = [pool.models for region in document.regions for pool in region.pools]
+    if not pools or not all(pools):
+        return
+    for name in names:
+        entry = document.models.get(name)
+        is_on = entry is None or entry.enabled
+        if is_on and not any(is_assigned(name, models) for models in pools):
+            yield name
+
+
+def explain_unassigned(name: str) -> str:
+    """Return the message that refuses a document without a backend for a model."""
+    return (
+        f"no backend would serve `{name}`: put it under `models` of a pool in `regions`, or set "
+        f"`enabled: false` under `models`, `{name}`"
+    )

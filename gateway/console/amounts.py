@@ -1,0 +1,29 @@
+"""Writes amounts of money, and times, for people."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+_CENT = Decimal("0.01")
+_DIGITS = 3
+
+
+def money(amount: str | float | Decimal) -> str:
+    """Return an amount with two decimals; with its first three digits where it is below a cent."""
+    value = Decimal(str(amount))
+    if value and abs(value) < _CENT:
+        return f"{value:.{_DIGITS - 1 - value.adjusted()}f}"
+    return f"{value:,.2f}"
+
+
+def moment(value: datetime | float | None) -> str:
+    """Return a time in UTC: `2026-11-02 10:30`; a dash where there is none."""
+    if value is None:
+        return "-"
+    if not isinstance(value, datetime):
+        value = datetime.fromtimestamp(value, UTC)
+    return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+FILTERS: dict[str, Callable[[Any], str]] = {"money": money, "moment": moment}

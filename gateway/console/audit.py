@@ -1,0 +1,58 @@
+"""Shows who changed what, when, found by operator, kind and time."""
+
+import asyncio
+
+from litestar import Controller, Response, get
+from litestar.di import NamedDependency
+
+from gateway.admin.operators import Role
+from gateway.console.access import AnyRequest
+from gateway.console.forms import moment_of, number_of
+from gateway.console.frame import Frame
+from gateway.ledger.audit import AuditFilter
+from gateway.ledger.ledger import Ledger
+
+PER_PAGE = 50
+KINDS = (
+    *("tenant", "tenant.create", "tenant.limits", "tenant.budget"),
+    *("key", "key.create", "key.limits", "key.bounds", "key.rotate", "key.revoke"),
+    *("operator", "config", "backend", "models", "cache", "dead_letter"),
+)
+_FIELDS = ("operator", "kind", "subject", "from", "to")
+
+
+class AuditController(Controller):
+    """Serves the page of changes."""
+
+    path = "/audit"
+    opt = {"role": Role.VIEWER}  # noqa: RUF012 - Litestar reads it
+    include_in_schema = False
+
+    @get("/")
+    async def page(
+        self, request: AnyRequest, frame: NamedDependency[Frame], ledger: NamedDependency[Ledger]
+    ) -> Response[str]:
+        """Return the newest entries that fit."""
+        wanted = {name: str(request.query_params.get(name, "")).strip() for name in _FIELDS}
+        fields = {name: [value] for name, value in wanted.items()}
+        of = AuditFilter(
+            actor=wanted["operator"],
+            kind=wanted["kind"],
+            subject=wanted["subject"],
+            since=moment_of(fields, "from"),
+            until=moment_of(fields, "to"),
+        )
+        text = str(request.query_params.get("before", ""))
+        before = number_of(text, "before") if text else None
+        entries = await asyncio.to_thread(
+            ledger.audit.entries, limit=PER_PAGE + 1, before=before, of=of
+        )
+        context = {
+            "wanted": wanted,
+            "kinds": KINDS,
+            "actors": await asyncio.to_thread(ledger.audit.actors),
+            "entries": entries[:PER_PAGE],
+            "older": entries[PER_PAGE - 1].number if len(entries) > PER_PAGE else None,
+            "is_first": before is None,
+        }
+        return frame.render(request, "audit.html", context)

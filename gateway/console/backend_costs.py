@@ -1,0 +1,62 @@
+"""Computes what the backends of the published documents have cost over time. Pure."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from gateway.config.document import Document, PoolConfig
+
+_HOUR = 3_600.0
+_NANO = 1_000_000_000
+
+
+class DatedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A document, with the time from which it was the active one, in seconds since the epoch."""
+
+    since: float
+    document: Document
+
+
+def hourly_rate(document: Document, resolved: Mapping[str, int]) -> int:
+    """Return what an hour of all backends of `document` costs, in 10^-9 of the currency.
+
+    A DNS name counts as the backends that it was `resolved` to, by the id of its entry.
+    """
+    pools = [pool for region in document.regions for pool in region.pools]
+    return sum(round(pool.cost_per_hour * _NANO) * _size(pool, resolved) for pool in pools)
+
+
+def unpriced_pools(document: Document) -> list[str]:
+    """Return the pools whose backends cost nothing by the document, as `region/pool`."""
+    return [
+        f"{region.name}/{pool.name}"
+        for region in document.regions
+        for pool in region.pools
+        if pool.backends and not pool.cost_per_hour
+    ]
+
+
+def backend_costs(
+    documents: Sequence[DatedDocument], edges: Sequence[float], resolved: Mapping[str, int]
+) -> list[int]:
+    """Return what backends cost between each two of `edges`, in 10^-9 of the currency.
+
+    `documents` are ordered by time; before the first one there were no backends.
+    """
+    ends = [document.since for document in documents[1:]] + [edges[-1]]
+    rates = [hourly_rate(each.document, resolved) for each in documents]
+    spans = list(zip(documents, ends, rates, strict=True))
+    return [
+        sum(round(rate * _overlap(each.since, end, start, stop)) for each, end, rate in spans)
+        for start, stop in pairwise(edges)
+    ]
+
+
+def _overlap(since: float, until: float, start: float, stop: float) -> float:
+    """Return the hours that two spans of time have in common."""
+    return max(0.0, min(until, stop) - max(since, start)) / _HOUR
+
+
+def _size(pool: PoolConfig, resolved: Mapping[str, int]) -> int:
+    return sum(resolved.get(each.id, 0) if each.dns else 1 for each in pool.backends)

@@ -1,0 +1,130 @@
+"""Shows the backends of each region, and drains and restores them."""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.operators import Operator, Role
+from gateway.admin.regions import BackendChanges, DrainResult
+from gateway.console.access import AnyRequest
+from gateway.console.fleet import Backend, FleetView, read_fleet
+from gateway.console.frame import Frame
+from gateway.runtime.control import Control
+
+_PAGE: Final = 100
+
+
+class BackendPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The backends of a page, by region, after a filter."""
+
+    regions: dict[str, list[Backend]]
+    query: str
+    attention: bool
+    page: int
+    pages: int
+    found: int
+    total: int
+
+
+class BackendsController(Controller):
+    """Shows backends, and takes them out of use and back."""
+
+    path = "/backends"
+    include_in_schema = False
+
+    @get("/")
+    async def backends(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        control: NamedDependency[Control],
+        active: NamedDependency[ActiveDocumentReader],
+        q: FromQuery[str] = "",
+        attention: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
+        page: FromQuery[int] = 1,
+    ) -> Response[str]:
+        """Return the page, or its table for htmx."""
+        fleet = await read_fleet(control, active)
+        shown = select(fleet, query=q, attention=attention, page=page)
+        is_part = request.headers.get("hx-request") == "true"
+        template = "backends/_table.html" if is_part else "backends.html"
+        return frame.render(request, template, {"fleet": fleet, "shown": shown})
+
+    @post(
+        "/{region:str}/{backend:str}/drain",
+        status_code=200,
+        opt={"role": Role.OPERATOR},
+    )
+    async def drain(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        backends: NamedDependency[BackendChanges],
+        operator: NamedDependency[Operator],
+        region: FromPath[str],
+        backend: FromPath[str],
+    ) -> Response[str]:
+        """Give a backend no more work; what it has is finished."""
+        done = await backends.change(region, backend, drained=True, actor=operator.name)
+        return await _row(request, frame, backends, region, done.content)
+
+    @post(
+        "/{region:str}/{backend:str}/restore",
+        status_code=200,
+        opt={"role": Role.OPERATOR},
+    )
+    async def restore(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        backends: NamedDependency[BackendChanges],
+        operator: NamedDependency[Operator],
+        region: FromPath[str],
+        backend: FromPath[str],
+    ) -> Response[str]:
+        """Give a drained backend work again."""
+        done = await backends.change(region, backend, drained=False, actor=operator.name)
+        return await _row(request, frame, backends, region, done.content)
+
+
+def select(fleet: FleetView, *, query: str, attention: bool, page: int) -> BackendPage:
+    """Return the backends of a page: those with `query` in a name, or only those not ready."""
+    wanted = query.strip().lower()
+    found = [
+        each
+        for each in fleet.backends
+        if (not attention or each.mood != "good")
+        and any(wanted in text.lower() for text in (each.id, each.url, each.pool, each.region))
+    ]
+    pages = max(1, -(-len(found) // _PAGE))
+    page = min(max(1, page), pages)
+    return BackendPage(
+        regions=_by_region(found[(page - 1) * _PAGE : page * _PAGE]),
+        query=query,
+        attention=attention,
+        page=page,
+        pages=pages,
+        found=len(found),
+        total=sum(1 for _ in fleet.backends),
+    )
+
+
+def _by_region(backends: Iterable[Backend]) -> dict[str, list[Backend]]:
+    regions: dict[str, list[Backend]] = {}
+    for backend in backends:
+        regions.setdefault(backend.region, []).append(backend)
+    return regions
+
+
+async def _row(
+    request: AnyRequest, frame: Frame, changes: BackendChanges, region: str, done: DrainResult
+) -> Response[str]:
+    """Return the row of a backend as it is now, and a notice of what was done."""
+    fleet = await read_fleet(changes.control, changes.active)
+    context = {"backend": fleet.find(region, done.backend), "done": done}
+    return frame.render(request, "backends/_done.html", context)

@@ -1,0 +1,200 @@
+"""Shows the active document and its history; compares, checks, publishes and rolls back."""
+
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
+
+from gateway.admin.generations import etag
+from gateway.admin.operators import Operator, Role
+from gateway.admin.publishing import PublishedChange, Publisher
+from gateway.config.document import Document
+from gateway.config.load import explain, load_sources
+from gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
+from gateway.console.access import AnyRequest
+from gateway.console.document_diff import Difference, difference, normalised
+from gateway.console.field_changes import FieldLines, described, lines_of
+from gateway.console.form_fields import fields_of
+from gateway.console.forms import Fields, number_of, one
+from gateway.console.frame import Frame
+from gateway.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    NotFound,
+    PayloadTooLarge,
+    PreconditionFailed,
+)
+from gateway.runtime.control import Control, Published, Topic
+
+_UPLOADED = "document.yaml"
+
+
+class ActiveDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """The active document, as the page shows it."""
+
+    published: Published
+    tag: str
+    text: str
+    workers: dict[str, str]
+
+
+class ConfigurationController(Controller):
+    """Serves the page of the configuration, and what its forms do."""
+
+    path = "/configuration"
+    include_in_schema = False
+
+    @get("/", opt={"role": Role.VIEWER})
+    async def page(
+        self, request: AnyRequest, frame: NamedDependency[Frame], control: NamedDependency[Control]
+    ) -> Response[str]:
+        """Return the page."""
+        context = await _context(control)
+        return frame.render(request, "configuration.html", context)
+
+    @get("/difference", opt={"role": Role.VIEWER})
+    async def compare(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        control: NamedDependency[Control],
+        before: FromQuery[int],
+        after: FromQuery[int],
+    ) -> Response[str]:
+        """Return how one document of the history differs from another."""
+        history = await control.history()
+        texts = [_sources_of(history, number) for number in (before, after)]
+        fields, found = await asyncio.to_thread(_compare, *texts)
+        title = f"Generation {before} to {after}"
+        context = {"fields": fields, "found": found, "title": title}
+        return frame.render(request, "configuration/_difference.html", context)
+
+    @post("/dry-run", status_code=200, opt={"role": Role.OPERATOR})
+    async def dry_run(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        control: NamedDependency[Control],
+        publisher: NamedDependency[Publisher],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Return whether a document would be accepted, and what it would change."""
+        fields = await fields_of(request)
+        text = _text(fields)
+        try:
+            may_price = operator.may(Role.BILLING)
+            checked = await publisher.check(text, if_match=one(fields, "tag"), may_price=may_price)
+        except ConfigurationError as error:
+            return frame.render(request, "configuration/_refused.html", {"reason": explain(error)})
+        active = await control.active()
+        former = active.sources if active is not None else ()
+        wanted = (DocumentSource(name=_UPLOADED, text=text),)
+        _, found = await asyncio.to_thread(_compare, former, wanted)
+        title = "It would be accepted, and change this"
+        context = {"fields": described(checked.difference), "found": found, "title": title}
+        return frame.render(request, "configuration/_difference.html", context)
+
+    @post("/publish", status_code=200, opt={"role": Role.OPERATOR})
+    async def publish(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        control: NamedDependency[Control],
+        publisher: NamedDependency[Publisher],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Publish a document, unless another one was published since the page was loaded."""
+        fields = await fields_of(request)
+        tag = one(fields, "tag")
+        if not tag and await control.active() is not None:
+            raise PreconditionFailed("a document was published meanwhile; load the page again")
+        try:
+            change = await publisher.put(
+                _text(fields),
+                if_match=tag,
+                author=operator.name,
+                may_price=operator.may(Role.BILLING),
+            )
+        except ConfigurationError as error:
+            context = await _context(control) | {"refused": explain(error)}
+            context |= {"draft": _text(fields)}
+            return frame.render(request, "configuration/_state.html", context)
+        return await _state(request, frame, control, change)
+
+    @post("/rollback", status_code=200, opt={"role": Role.OPERATOR})
+    async def rollback(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        control: NamedDependency[Control],
+        publisher: NamedDependency[Publisher],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Publish an earlier document again."""
+        generation = number_of(one(await fields_of(request), "generation"), "generation")
+        may_price = operator.may(Role.BILLING)
+        change = await publisher.rollback(generation, author=operator.name, may_price=may_price)
+        return await _state(request, frame, control, change)
+
+
+async def _state(
+    request: AnyRequest, frame: Frame, control: Control, change: PublishedChange
+) -> Response[str]:
+    """Return what is active after a change."""
+    context = await _context(control) | {"change": change}
+    return frame.render(request, "configuration/_state.html", context)
+
+
+async def _context(control: Control) -> dict[str, object]:
+    published = await control.active()
+    active = None
+    if published is not None:
+        text = await asyncio.to_thread(_editable, published.sources)
+        workers = await control.wait_for_workers(Topic.CONFIG, published.generation, within=0)
+        active = ActiveDocument(
+            published=published, tag=etag(published), text=text, workers=workers
+        )
+    return {
+        "active": active,
+        "history": await control.history(),
+        "change": None,
+        "refused": "",
+        "draft": "",
+    }
+
+
+def _editable(sources: Sequence[DocumentSource]) -> str:
+    """Return the text to edit: as it was written where that is one text, else all in one."""
+    return sources[0].text if len(sources) == 1 else normalised(sources)
+
+
+def _compare(
+    before: Sequence[DocumentSource], after: Sequence[DocumentSource]
+) -> tuple[FieldLines, Difference]:
+    """Return how two documents differ, by fields and by lines."""
+    found = difference(normalised(before), normalised(after))
+    try:
+        fields = lines_of(*(load_sources(each) if each else Document() for each in (before, after)))
+    except ConfigurationError:  # a document of the history that this version does not take
+        fields = FieldLines(lines=[], omitted=0, notes=[])
+    return fields, found
+
+
+def _sources_of(history: Sequence[Published], number: int) -> Sequence[DocumentSource]:
+    for entry in history:
+        if entry.generation == number:
+            return entry.sources
+    raise NotFound(f"the history has no generation {number} any more; load the page again")
+
+
+def _text(fields: Fields) -> str:
+    # Browsers send line breaks as CRLF.
+    text = "".join(fields.get("text", ())).replace("\r\n", "\n")
+    if len(text.encode()) > MAX_SOURCE_BYTES:
+        raise PayloadTooLarge(f"a document has at most {MAX_SOURCE_BYTES} bytes")
+    if not text.strip():
+        raise InvalidRequest("the document is empty; write it, or choose a file")
+    return text

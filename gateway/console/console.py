@@ -1,0 +1,121 @@
+"""Builds the console: its routes, what they share, and what runs beside them."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from litestar import Controller, Response, Router
+from litestar.di import Provide
+from litestar.exceptions import HTTPException
+from litestar.types import ASGIApp
+
+from gateway.admin.operator_directory import OperatorDirectory
+from gateway.console.access import PUBLIC, AnyRequest, ConsoleAccess
+from gateway.console.assets import Assets, static_file
+from gateway.console.frame import ROOT, Frame
+from gateway.console.history import History
+from gateway.console.login import LoginController
+from gateway.console.login_limits import LoginLimiter
+from gateway.console.margins import MarginReader
+from gateway.console.models import provide_models
+from gateway.console.overview import provide_incidents
+from gateway.console.pages import PAGES
+from gateway.console.playground_client import PlaygroundClient
+from gateway.console.sessions import Sessions
+from gateway.console.traffic import METRICS
+from gateway.settings import Settings
+from gateway.telemetry.metric_reading import MetricReader, Series
+from gateway.telemetry.restarts import read_restarts
+
+_STATIC = Path(__file__).parent / "static"
+
+
+class Console:
+    """Is the extension of the operators' listener that people see.
+
+    Pages take the listener's objects as dependencies, beside the console's own.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        directory: OperatorDirectory,
+        clock: Callable[[], float] = time.monotonic,
+        history: History | None = None,
+    ) -> None:
+        assets = Assets(_STATIC)
+        frame = Frame(assets=assets, pages=PAGES, region=settings.region)
+        sessions = Sessions(operators=directory, clock=clock)
+        access = ConsoleAccess(
+            sessions=sessions, wants_certificate=settings.admin_tls_client_ca is not None
+        )
+        self._history = history or History(
+            reader=ConsoleMetrics(settings),
+            clock=time.time,  # noqa: TID251 - shown to operators
+        )
+        objects: dict[str, object] = {
+            "assets": assets,
+            "frame": frame,
+            "sessions": sessions,
+            "limiter": LoginLimiter(clock=clock),
+            "playground": PlaygroundClient(settings),
+            "margins": MarginReader(placement=settings.placement),
+            "history": self._history,
+        }
+        self.routers = (_router(frame=frame, access=access, objects=objects),)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Keep the history of traffic, until `stop`."""
+        await self._history.run(stop)
+
+
+class ConsoleMetrics:
+    """Reads the metrics of all processes, and the supervisor's counts of restarts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._files = MetricReader(settings.metrics_dir, METRICS)
+        self._folder = settings.data_dir
+
+    def read(self) -> dict[Series, float]:
+        """Return the values by series; blocks."""
+        found = self._files.read()
+        for each in read_restarts(self._folder):
+            labels = (("reason", each.reason), ("role", each.role))
+            found["sluicegate_process_restarts_total", labels] = float(each.count)
+        return found
+
+
+def _router(*, frame: Frame, access: ConsoleAccess, objects: dict[str, object]) -> Router:
+    """Return the routes. What is no function, Litestar copies with a router, sessions and all."""
+
+    def guarded(app: ASGIApp) -> ASGIApp:
+        return access(app)
+
+    def problem(request: AnyRequest, error: Exception) -> Response[Any]:
+        return frame.problem(request, error)
+
+    return Router(
+        ROOT,
+        route_handlers=[static_file, LoginController, *_controllers()],
+        dependencies={
+            **{name: _provide(value) for name, value in objects.items()},
+            "incidents": Provide(provide_incidents),
+            "models": Provide(provide_models),
+        },
+        middleware=[guarded],
+        exception_handlers={Exception: problem, HTTPException: problem},
+        opt=PUBLIC,
+    )
+
+
+def _controllers() -> Iterator[type[Controller]]:
+    for page in PAGES:
+        yield page.controller
+        yield from page.parts
+
+
+def _provide(value: object) -> Provide:
+    return Provide(lambda: value, sync_to_thread=False)

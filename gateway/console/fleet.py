@@ -1,0 +1,184 @@
+"""Puts together how all workers see each backend of the document."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.config.document import BackendConfig
+from gateway.runtime.control import Control
+
+_MEGA = 1e6
+
+
+class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend as one worker sees it."""
+
+    backend: str
+    health: str = ""
+    url: str = ""
+    dns: str = ""
+    trouble: str = ""
+    missing: list[str] = []
+    models: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    in_flight: int = 0
+    ejected_for: float = 0.0
+    share: float = 0.0
+    finish_time: float = 0.0
+    calls: int = 0
+    failures: int = 0
+
+
+class _Report(msgspec.Struct, frozen=True, kw_only=True):
+    fleet: list[EndpointReport] = []
+
+
+class Backend(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend, as all workers see it."""
+
+    id: str
+    region: str
+    url: str
+    pool: str
+    drained: bool
+    is_entry: bool
+    """Whether it stands for all backends of a DNS name, of which none is found."""
+    seen: Sequence[EndpointReport]
+
+    @property
+    def state(self) -> str:
+        """What is the matter with it, in a word or two."""
+        if self.drained:
+            return "drained"
+        if not self.seen:
+            return "not seen"
+        ready = sum(each.health == "ready" for each in self.seen)
+        if ready < len(self.seen):
+            health = next(each.health for each in self.seen if each.health != "ready")
+            unready = health.replace("_", " ")
+            return unready if not ready else f"{unready} for {len(self.seen) - ready} workers"
+        if self.ejected_for:
+            return "ejected"
+        return "broken models" if self.problems else "ready"
+
+    @property
+    def mood(self) -> str:
+        """How bad that is: `good`, `warn` or `bad`."""
+        if self.state == "ready":
+            return "good"
+        return "warn" if self.drained or self.state == "broken models" else "bad"
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ready; empty where nothing is known or wrong."""
+        for each in self.seen:
+            if each.missing or each.trouble:
+                return "; ".join(each.missing) or each.trouble
+        return "; ".join(f"{name}: {text}" for name, text in sorted(self.problems.items()))
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """What is wrong with models of its repository."""
+        return {name: text for each in self.seen for name, text in each.problems.items()}
+
+    @property
+    def models(self) -> Mapping[str, str]:
+        """The revisions that it serves, by model."""
+        return {name: revision for each in self.seen for name, revision in each.models.items()}
+
+    @property
+    def ejected_for(self) -> float:
+        """Seconds until the last worker uses it again."""
+        return max((each.ejected_for for each in self.seen), default=0.0)
+
+    @property
+    def share(self) -> float | None:
+        """The share of its speed that is used."""
+        return min((each.share for each in self.seen), default=None)
+
+    @property
+    def finish(self) -> float | None:
+        """Predicted seconds until an item sent now is answered, at the worst."""
+        worst = max((each.finish_time for each in self.seen), default=None)
+        return None if worst is None or worst > _MEGA else worst
+
+    @property
+    def in_flight(self) -> int:
+        """Items that wait for it."""
+        return sum(each.in_flight for each in self.seen)
+
+    @property
+    def calls(self) -> int:
+        """Calls since the workers started."""
+        return sum(each.calls for each in self.seen)
+
+    @property
+    def failures(self) -> int:
+        """Calls that failed since the workers started."""
+        return sum(each.failures for each in self.seen)
+
+
+class FleetView(msgspec.Struct, frozen=True, kw_only=True):
+    """All backends, in the order of the document, and the workers that report."""
+
+    regions: dict[str, list[Backend]]
+    workers: list[str]
+
+    @property
+    def backends(self) -> Iterable[Backend]:
+        """All backends."""
+        return (backend for region in self.regions.values() for backend in region)
+
+    def find(self, region: str, backend: str) -> Backend | None:
+        """Return a backend, if it is there."""
+        return next((b for b in self.regions.get(region, ()) if b.id == backend), None)
+
+
+async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetView:
+    """Return the fleet.
+
+    Raises:
+        ConfigurationError: there is no valid document.
+        DependencyUnavailable: the state Redis cannot be reached.
+    """
+    reports = await control.reports()
+    document = await active.document()
+    drained = await control.drained()
+    seen: defaultdict[str, list[EndpointReport]] = defaultdict(list)
+    for worker in sorted(reports):
+        for view in msgspec.json.decode(reports[worker], type=_Report).fleet:
+            seen[view.backend].append(view)
+    regions = {
+        region.name: [
+            Backend(
+                id=name,
+                region=region.name,
+                url=url,
+                pool=pool.name,
+                drained=not drained.isdisjoint({name, entry.id}),
+                is_entry=bool(entry.dns) and name == entry.id,
+                seen=seen.get(name, ()),
+            )
+            for pool in region.pools
+            for entry in pool.backends
+            for name, url in _found(entry, seen)
+        ]
+        for region in document.regions
+    }
+    return FleetView(regions=regions, workers=sorted(reports))
+
+
+def _found(
+    entry: BackendConfig, seen: Mapping[str, Sequence[EndpointReport]]
+) -> list[tuple[str, str]]:
+    """Return id and URL of the backends that an entry of the document stands for."""
+    if not entry.dns:
+        return [(entry.id, entry.url)]
+    found = [
+        (name, views[0].url)
+        for name, views in seen.items()
+        if views[0].dns and name.partition("@")[0] == entry.id
+    ]
+    return sorted(found) or [(entry.id, entry.dns)]

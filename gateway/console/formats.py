@@ -1,0 +1,58 @@
+"""Writes numbers for people: short, with units, in columns of like width."""
+
+from collections.abc import Callable
+
+_STEPS = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
+_TIMES = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
+_BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+NOTHING = "-"
+"""What is shown of a figure that is not known."""
+
+
+def count(value: float | None) -> str:
+    """Return a count: `1,234`, `12.3k`, `4.56M`."""
+    if value is None:
+        return NOTHING
+    for step, unit in _STEPS:
+        if abs(value) >= step:
+            return f"{value / (1e3 if unit == 'k' else step):.3g}{unit}"
+    return f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Return a number of events per second: with a decimal where it is small."""
+    return NOTHING if value is None else f"{value:.1f}" if 0 < value < 10 else count(value)  # noqa: PLR2004 - where a decimal matters
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in the unit that suits it: `1.25 s`, `12.3 ms`, `80 µs`."""
+    if value is None:
+        return NOTHING
+    if value == 0:
+        return "0"
+    _, unit, factor = next(each for each in _TIMES if value >= each[0])
+    return f"{value * factor:.3g} {unit}"
+
+
+def percent(value: float | None) -> str:
+    """Return a share of one as per cent: `12.5 %`, `100 %`."""
+    return NOTHING if value is None else f"{value * 100:.1f}".removesuffix(".0") + " %"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes: `1.5 GiB`."""
+    if value is None:
+        return NOTHING
+    for step, unit in _BYTES:
+        if value >= step:
+            return f"{value / step:.1f} {unit}"
+    return f"{value:.0f} B"
+
+
+FILTERS: dict[str, Callable[[float | None], str]] = {
+    "count": count,
+    "rate": rate,
+    "seconds": seconds,
+    "percent": percent,
+    "size": size,
+}

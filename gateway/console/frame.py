@@ -1,0 +1,121 @@
+"""Renders the console's pages: templates inside one frame, and errors as pages."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlsplit
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from litestar import Controller, Response
+
+from gateway.admin.authorization import OPERATOR
+from gateway.admin.operators import Operator, Role
+from gateway.api.error_handling import gateway_error
+from gateway.console import amounts
+from gateway.console.access import LOGIN_COOKIE, SESSION, AnyRequest
+from gateway.console.assets import Assets
+from gateway.console.formats import FILTERS
+from gateway.errors import AuthenticationFailed
+from gateway.http.problem_details import problem_headers
+
+ROOT: Final = "/console"
+LOGIN: Final = f"{ROOT}/login"
+THEME_COOKIE: Final = "sluicegate_theme"
+THEMES: Final = ("dark", "light")
+_TEMPLATES = Path(__file__).parent / "templates"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
+    " img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    # With `no-referrer` browsers send forms with the origin `null`.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One page of the console; operators without the role do not see it."""
+
+    title: str
+    path: str
+    role: Role
+    controller: type[Controller]
+    parts: tuple[type[Controller], ...] = ()
+    """What else serves the page."""
+
+
+class Frame:
+    """Renders templates with what every page shows: navigation, operator, theme."""
+
+    def __init__(self, *, assets: Assets, pages: Sequence[Page], region: str) -> None:
+        self._pages = pages
+        self._environment = Environment(
+            loader=FileSystemLoader(_TEMPLATES),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._environment.globals |= {"asset": assets.url, "region": region, "Role": Role}
+        self._environment.filters |= FILTERS | amounts.FILTERS
+
+    def render(
+        self,
+        request: AnyRequest,
+        template: str,
+        context: Mapping[str, object],
+        *,
+        status: int = 200,
+    ) -> Response[str]:
+        """Return a page, or a part of one, for whoever asked for it."""
+        text = self.text(request, template, context)
+        return Response(text, status_code=status, media_type="text/html", headers=_HEADERS)
+
+    def text(self, request: AnyRequest, template: str, context: Mapping[str, object]) -> str:
+        """Return a rendered template."""
+        state = request.scope["state"]
+        operator: Operator | None = state.get(OPERATOR)
+        session = state.get(SESSION)
+        theme = request.cookies.get(THEME_COOKIE, "")
+        shown = {
+            "operator": operator,
+            "may": operator.may if operator else lambda _: False,
+            "pages": [page for page in self._pages if operator and operator.may(page.role)],
+            "path": request.url.path.rstrip("/"),
+            "theme": theme if theme in THEMES else "",
+            "csrf": session.csrf_token if session else request.cookies.get(LOGIN_COOKIE, ""),
+        }
+        return self._environment.get_template(template).render(shown | dict(context))
+
+    def problem(self, request: AnyRequest, error: Exception) -> Response[Any]:
+        """Return an error as a page, as a notice for htmx, or the way to log in."""
+        is_part = request.headers.get("hx-request") == "true"
+        known = gateway_error(error, str(request.scope["state"].get("request_id", "")))
+        if isinstance(known, AuthenticationFailed):
+            return _to_login(request, is_part=is_part)
+        page = self.render(
+            request,
+            "_error.html" if is_part else "error.html",
+            {"error": known},
+            status=known.status,
+        )
+        for name, value in problem_headers(known):
+            if name != b"content-type":
+                page.set_header(name.decode(), value.decode())
+        return page
+
+
+def _to_login(request: AnyRequest, *, is_part: bool) -> Response[None]:
+    if is_part:  # the whole page has to go: htmx would put the form into a part of it
+        seen = urlsplit(request.headers.get("hx-current-url", ""))
+        return Response(None, headers={"HX-Redirect": _login_url(seen.path)})
+    path = request.url.path if request.method == "GET" else ""
+    return Response(None, status_code=303, headers={"Location": _login_url(path)})
+
+
+def _login_url(path: str) -> str:
+    return f"{LOGIN}?to={quote(path, safe='/')}" if path.rstrip("/") not in {"", ROOT} else LOGIN

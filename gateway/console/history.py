@@ -1,0 +1,164 @@
+"""Keeps the last half hour of traffic, and tells those who watch of each new reading."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.console.traffic import Reading, Traffic, traffic_between
+from gateway.errors import Overloaded
+from gateway.telemetry.metric_reading import Series
+
+LENGTH: Final = 1800.0
+"""Seconds that are kept."""
+_WATCHED_INTERVAL: Final = 1.0
+_INTERVAL: Final = 5.0
+# Workers write their counters once a second: rates over one second would jump.
+_WINDOW: Final = 5.0
+_MOST_POINTS: Final = 1800
+_MOST_VIEWERS: Final = 32
+_log: Final = logging.getLogger(__name__)
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """A point of the charts; rates are per second."""
+
+    at: float
+    requests: float
+    errors: float
+    refused: float
+    hit_ratio: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class Reader(Protocol):
+    """Reads the metrics."""
+
+    def read(self) -> dict[Series, float]:
+        """Return the values by series; blocks."""
+        ...
+
+
+class History:
+    """Reads the metrics each second while somebody watches, else every five, and keeps points.
+
+    `clock` returns seconds since 1970.
+    """
+
+    def __init__(self, *, reader: Reader, clock: Callable[[], float]) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._readings: deque[Reading] = deque(maxlen=64)
+        self._points: deque[Point] = deque(maxlen=_MOST_POINTS)
+        self._viewers = 0
+        self._changed = asyncio.Event()
+        self._watched = asyncio.Event()
+        self._is_closed = False
+        self._is_failing = False
+        nothing = Reading(at=0.0, values={})
+        self.traffic: Traffic = traffic_between(nothing, nothing)
+        """What passed in the last seconds."""
+
+    @property
+    def points(self) -> list[Point]:
+        """The points, the oldest first."""
+        return list(self._points)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Read until `stop`."""
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            while not stop.is_set():
+                await self._read()
+                await self._wait(stopped)
+        finally:
+            stopped.cancel()
+            self._is_closed = True
+            self._tell()
+
+    async def _read(self) -> None:
+        try:
+            values = await asyncio.to_thread(self._reader.read)
+            self.add(Reading(at=self._clock(), values=values))
+        except Exception as error:  # noqa: BLE001 - charts must not end the process that operators steer with
+            if not self._is_failing:
+                _log.warning("metrics cannot be read", extra={"reason": type(error).__name__})
+            self._is_failing = True
+            self._tell()  # those who watch are still to see what is degraded
+        else:
+            self._is_failing = False
+
+    def add(self, reading: Reading) -> None:
+        """Take a reading, and wake those who watch."""
+        while len(self._readings) > 1 and self._readings[1].at <= reading.at - _WINDOW:
+            self._readings.popleft()
+        first = self._readings[0] if self._readings else reading
+        self._readings.append(reading)
+        self.traffic = traffic_between(first, reading)
+        if first is not reading:
+            self._points.append(_point(self.traffic))
+        while self._points and self._points[0].at < reading.at - LENGTH:
+            self._points.popleft()
+        self._tell()
+
+    def check_room(self) -> None:
+        """Raise `Overloaded` where no more may watch; before an answer begins, it can say so."""
+        if self._viewers >= _MOST_VIEWERS:
+            raise Overloaded("Too many pages are open; close one.", retry_after=5.0)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Have the metrics be read each second inside the block.
+
+        Raises:
+            Overloaded: too many watch.
+        """
+        self.check_room()
+        self._viewers += 1
+        self._watched.set()
+        try:
+            yield
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._watched.clear()
+
+    async def next(self) -> bool:
+        """Return true after the next reading, false where there will be none."""
+        if not self._is_closed:
+            await self._changed.wait()
+        return not self._is_closed
+
+    async def _wait(self, stopped: asyncio.Task[bool]) -> None:
+        """Wait for the next reading: less where somebody begins to watch."""
+        await asyncio.wait({stopped}, timeout=_WATCHED_INTERVAL)
+        if not self._viewers:
+            watched = asyncio.create_task(self._watched.wait())
+            await asyncio.wait(
+                {stopped, watched},
+                timeout=_INTERVAL - _WATCHED_INTERVAL,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            watched.cancel()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _point(traffic: Traffic) -> Point:
+    total = traffic.total
+    return Point(
+        round(traffic.at, 1),
+        total.requests,
+        total.errors,
+        total.refused,
+        total.hit_ratio,
+        *total.latencies,
+    )

@@ -1,0 +1,211 @@
+"""Says in words what is degraded now, the worst first."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+
+from gateway.console.fleet import FleetView
+from gateway.console.formats import percent, rate, seconds, size
+from gateway.console.traffic import Samples, Traffic
+from gateway.errors import GatewayError
+from gateway.ledger.ledger import Ledger
+from gateway.redis.connect import PipelinedClient
+from gateway.redis.health import responds_to_ping
+from gateway.runtime.control import Control
+
+_ERROR_RATIO, _REFUSED_RATIO = 0.001, 0.01
+_LAG = 60.0
+_LOW_DISK = 1 << 30
+_MOST_NAMED = 3
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is degraded; `is_bad` where callers notice it. `page` shows more."""
+
+    text: str
+    is_bad: bool
+    page: str = ""
+
+
+async def find_incidents(
+    *,
+    fleet: FleetView | None,
+    traffic: Traffic,
+    control: Control,
+    ledger: Ledger,
+    cache_redis: PipelinedClient,
+) -> list[Incident]:
+    """Return what is degraded now; `fleet` is `None` where it cannot be read."""
+    found = [
+        *await _dependencies(control, ledger, cache_redis),
+        *(backend_incidents(fleet) if fleet is not None else ()),
+        *traffic_incidents(traffic),
+        *state_incidents(traffic.values),
+    ]
+    return sorted(found, key=lambda each: not each.is_bad)
+
+
+async def _dependencies(
+    control: Control, ledger: Ledger, cache_redis: PipelinedClient
+) -> list[Incident]:
+    found = []
+    if not await responds_to_ping(cache_redis):
+        text = "The cache's Redis cannot be reached: misses of memory are computed again."
+        found.append(Incident(text=text, is_bad=True))
+    try:
+        await control.versions()
+    except GatewayError:
+        text = (
+            "The state Redis cannot be reached: limits are decided by local shares, no change of"
+            " configuration, drains or models takes effect."
+        )
+        found.append(Incident(text=text, is_bad=True))
+    try:
+        await asyncio.to_thread(ledger.principals.version)
+    except GatewayError:
+        text = "The ledger cannot be reached: keys are those known, usage is counted later."
+        found.append(Incident(text=text, is_bad=True))
+    return found
+
+
+def backend_incidents(fleet: FleetView) -> Iterator[Incident]:
+    """Yield what is wrong with regions, backends and their models."""
+    page = "/console/backends"
+    if not fleet.workers:
+        yield Incident(text="No worker reports: nobody answers customers.", is_bad=True)
+        return
+    for region, backends in fleet.regions.items():
+        bad = [each for each in backends if each.mood == "bad"]
+        if bad and len(bad) == len(backends):
+            text = f"Region {region} is lost: none of its backends is ready ({bad[0].state})."
+            yield Incident(text=text, is_bad=True, page=page)
+            continue
+        for state, count in Counter(each.state for each in bad).items():
+            names = _names([each.id for each in bad if each.state == state])
+            text = f"{count} of {len(backends)} backends in {region}: {state} ({names})."
+            yield Incident(text=text, is_bad=True, page=page)
+        drained = [each.id for each in backends if each.drained]
+        if drained:
+            yield Incident(text=f"Drained in {region}: {_names(drained)}.", is_bad=False, page=page)
+    for (model, text), places in _broken_models(fleet).items():
+        shown = f"Model {model} is broken on {places} backends: {text}"
+        yield Incident(text=shown, is_bad=False, page="/console/models")
+
+
+def traffic_incidents(traffic: Traffic) -> Iterator[Incident]:
+    """Yield what callers notice."""
+    for flow in (traffic.total, *traffic.models):
+        what = f"requests for {flow.name}" if flow.name else "all requests"
+        if flow.errors > _ERROR_RATIO * flow.requests:
+            share = percent(flow.errors / flow.requests)
+            text = f"{share} of {what} fail ({rate(flow.errors)} per second)."
+            yield Incident(text=text, is_bad=True)
+    total = traffic.total
+    if total.refused > _REFUSED_RATIO * total.requests:
+        decisions = traffic.rates.of("sluicegate_limit_decisions_total")
+        refused = {each["policy"]: value for each, value in decisions if _is_refusal(each)}
+        names = _names(
+            sorted(
+                (name for name in refused if refused[name]), key=refused.__getitem__, reverse=True
+            )
+        )
+        text = f"Limits refuse {percent(total.refused / total.requests)} of all requests" + (
+            f" ({names})." if names else "."
+        )
+        yield Incident(text=text, is_bad=False)
+    for labels, value in traffic.rates.of("sluicegate_process_restarts_total"):
+        if value:
+            text = f"A process ({labels['role']}) was started again: {labels['reason']}."
+            yield Incident(text=text, is_bad=False)
+
+
+class _Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """Says from when on a gauge is an incident; `text` takes its labels and `value`."""
+
+    metric: str
+    applies: Callable[[float], bool]
+    text: str
+    is_bad: bool
+    shown: Callable[[float], str] = str
+    page: str = ""
+
+
+_RULES = (
+    _Rule(
+        metric="sluicegate_breaker_open",
+        applies=bool,
+        text="A circuit breaker to {dependency} is open.",
+        is_bad=True,
+    ),
+    _Rule(
+        metric="sluicegate_event_log_writable",
+        applies=lambda value: not value,
+        text="A worker cannot write its event log: requests are answered 503.",
+        is_bad=True,
+    ),
+    _Rule(
+        metric="sluicegate_data_disk_free_bytes",
+        applies=lambda value: value < _LOW_DISK,
+        text="The disk of the data directory has {value} left.",
+        is_bad=True,
+        shown=size,
+    ),
+    _Rule(
+        metric="sluicegate_shipper_lag_seconds",
+        applies=lambda value: value > _LAG,
+        text="Usage events are shipped {value} late.",
+        is_bad=False,
+        shown=seconds,
+    ),
+    _Rule(
+        metric="sluicegate_billing_lag_seconds",
+        applies=lambda value: value > _LAG,
+        text="Billing is {value} late.",
+        is_bad=False,
+        shown=seconds,
+    ),
+    _Rule(
+        metric="sluicegate_stream_full",
+        applies=bool,
+        text="The stream of usage events takes no more: events stay in the logs.",
+        is_bad=False,
+    ),
+    _Rule(
+        metric="sluicegate_dead_letters",
+        applies=bool,
+        text="{value} dead letters in the stream {stream}.",
+        is_bad=False,
+        shown="{:.0f}".format,
+        page="/console/dead-letters",
+    ),
+    _Rule(
+        metric="sluicegate_discovery_failing_names",
+        applies=bool,
+        text="A DNS name of backends cannot be resolved.",
+        is_bad=False,
+    ),
+)
+
+
+def state_incidents(values: Samples) -> Iterator[Incident]:
+    """Yield what the gauges of this machine say."""
+    for rule in _RULES:
+        for labels, value in values.of(rule.metric):
+            if rule.applies(value):
+                text = rule.text.format(value=rule.shown(value), **labels)
+                yield Incident(text=text, is_bad=rule.is_bad, page=rule.page)
+
+
+def _is_refusal(labels: Mapping[str, str]) -> bool:
+    return labels["decision"] == "refused"
+
+
+def _broken_models(fleet: FleetView) -> Counter[tuple[str, str]]:
+    return Counter(pair for backend in fleet.backends for pair in backend.problems.items())
+
+
+def _names(names: list[str]) -> str:
+    rest = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + rest

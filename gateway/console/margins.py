@@ -1,0 +1,96 @@
+"""Reads what backends have cost, from the published documents and the backends that are seen."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gateway.admin.fleet_view import reported_backends
+from gateway.config.document import Document
+from gateway.config.load import load_sources
+from gateway.console.backend_costs import (
+    DatedDocument,
+    backend_costs,
+    hourly_rate,
+    unpriced_pools,
+)
+from gateway.console.usage_series import Buckets
+from gateway.errors import ConfigurationError, DependencyUnavailable
+from gateway.runtime.control import Control, Published
+
+
+class Margins(msgspec.Struct, frozen=True, kw_only=True):
+    """What backends cost in each hour or day of a chart."""
+
+    costs: list[int] | None = None
+    """In 10^-9 of the currency; `None` where no pool states a cost, or prices have several."""
+    unpriced: list[str] = []
+    """Pools that state no cost."""
+    rate: int = 0
+    """What an hour of all backends costs now, in 10^-9 of the currency."""
+
+
+class MarginReader:
+    """Reads documents of the history once each; they never change."""
+
+    def __init__(self, *, placement: Path | None) -> None:
+        self._placement = placement
+        self._documents: dict[int, Document | None] = {}
+
+    async def read(self, control: Control, active: Document, buckets: Buckets) -> Margins:
+        """Return what backends cost, by the `active` document and those before it."""
+        if len({price.currency for price in active.prices}) > 1:
+            return Margins()
+        resolved = await _resolved(control)
+        rate, unpriced = hourly_rate(active, resolved), unpriced_pools(active)
+        documents = await self._history(control)
+        if not any(_has_costs(each.document) for each in documents):
+            return Margins(unpriced=unpriced)
+        costs = backend_costs(documents, buckets.edges, resolved)
+        return Margins(costs=costs, unpriced=unpriced, rate=rate)
+
+    async def _history(self, control: Control) -> list[DatedDocument]:
+        try:
+            published = list(reversed(await control.history()))
+        except DependencyUnavailable:
+            return []
+        found = await asyncio.to_thread(
+            lambda: [(each, self._document(each)) for each in published]
+        )
+        kept = {each.generation for each in published}
+        self._documents = {key: self._documents[key] for key in self._documents if key in kept}
+        dated = [DatedDocument(since=each.time, document=one) for each, one in found if one]
+        # Where older documents were dropped from the history, the first stands for them.
+        if dated and published[0].generation > 1:
+            dated[0] = msgspec.structs.replace(dated[0], since=0.0)
+        return dated
+
+    def _document(self, published: Published) -> Document | None:
+        generation = published.generation
+        if generation not in self._documents:
+            try:
+                document = load_sources(published.sources, placement=self._placement)
+            except ConfigurationError:  # a document of a version that took other fields
+                self._documents[generation] = None
+            else:
+                self._documents[generation] = document
+        return self._documents[generation]
+
+
+def _has_costs(document: Document) -> bool:
+    return any(pool.cost_per_hour for region in document.regions for pool in region.pools)
+
+
+async def _resolved(control: Control) -> Mapping[str, int]:
+    """Return how many backends are behind each DNS name now, by its entry's id."""
+    counts: dict[str, int] = {}
+    try:
+        seen = await reported_backends(control)
+    except DependencyUnavailable:
+        return {}
+    for name in seen:
+        entry, _, address = name.partition("@")
+        if address:
+            counts[entry] = counts.get(entry, 0) + 1
+    return counts

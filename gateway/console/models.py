@@ -1,0 +1,267 @@
+"""Shows models and what their revisions did; changes which revisions answer."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery, URLEncodedBody
+
+from backends.plans import Revision, Shadow, Weight
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.arms import ArmReader
+from gateway.admin.operators import Operator, Role
+from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
+from gateway.admin.plan_steps import (
+    as_before,
+    as_folder_says,
+    mirror_to,
+    split_by,
+    without_shadow,
+)
+from gateway.console.access import AnyRequest
+from gateway.console.fleet import read_fleet
+from gateway.console.frame import Frame
+from gateway.console.history import History
+from gateway.console.model_list import ModelRow, list_models
+from gateway.errors import InvalidRequest, NotFound
+from gateway.ledger.ledger import Ledger
+from gateway.runtime.control import Control
+
+_PAGE: Final = 100
+_WEIGHT: Final = "weight-"
+_MOST_DIGITS: Final = 9
+
+
+class ModelReader:
+    """Reads the list of models, for handlers."""
+
+    def __init__(
+        self, *, control: Control, active: ActiveDocumentReader, ledger: Ledger, history: History
+    ) -> None:
+        self._control = control
+        self._active = active
+        self._ledger = ledger
+        self._history = history
+
+    async def all(self) -> list[ModelRow]:
+        """Return all models, by name."""
+        fleet = await read_fleet(self._control, self._active)
+        plans = await asyncio.to_thread(self._ledger.plans.load)
+        return list_models(fleet, plans, self._history.traffic)
+
+    async def one(self, name: str) -> ModelRow:
+        """Return a model.
+
+        Raises:
+            NotFound: no backend has it.
+        """
+        for row in await self.all():
+            if row.name == name:
+                return row
+        raise NotFound(f"No backend has a model `{name}`.")
+
+
+async def provide_models(
+    control: NamedDependency[Control],
+    active: NamedDependency[ActiveDocumentReader],
+    ledger: NamedDependency[Ledger],
+    history: NamedDependency[History],
+) -> ModelReader:
+    """Return the reader, for handlers."""
+    return ModelReader(control=control, active=active, ledger=ledger, history=history)
+
+
+class ShadowForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision that items are to be mirrored to, as a form has it."""
+
+    revision: str = ""
+    share: str = "100"
+    dry_run: bool = False
+
+
+class StepForm(msgspec.Struct, frozen=True, kw_only=True):
+    """A change without values."""
+
+    dry_run: bool = False
+
+
+class ModelPagesController(Controller):
+    """Shows models."""
+
+    path = "/models"
+    include_in_schema = False
+
+    @get("/")
+    async def models(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        models: NamedDependency[ModelReader],
+        q: FromQuery[str] = "",
+        page: FromQuery[int] = 1,
+    ) -> Response[str]:
+        """Return the list, or its table for htmx."""
+        found = [row for row in await models.all() if q.strip().lower() in row.name.lower()]
+        pages = max(1, -(-len(found) // _PAGE))
+        page = min(max(1, page), pages)
+        is_part = request.headers.get("hx-request") == "true"
+        context = {
+            "models": found[(page - 1) * _PAGE : page * _PAGE],
+            "found": len(found),
+            "query": q,
+            "page": page,
+            "page_count": pages,
+        }
+        return frame.render(request, "models/_table.html" if is_part else "models.html", context)
+
+    @get("/{model:str}")
+    async def model(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        models: NamedDependency[ModelReader],
+        model: FromPath[str],
+    ) -> Response[str]:
+        """Return the page of a model; what its revisions did is loaded by the page."""
+        return frame.render(request, "model.html", {"model": await models.one(model)})
+
+    @get("/{model:str}/arms")
+    async def arms(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        arm_reader: NamedDependency[ArmReader],
+        models: NamedDependency[ModelReader],
+        model: FromPath[str],
+    ) -> Response[str]:
+        """Return what each revision did, of which backends are asked, and forms to change it."""
+        context = {"found": await arm_reader.read(model), "model": await models.one(model)}
+        return frame.render(request, "models/_arms.html", context)
+
+    @post("/{model:str}/split", status_code=200, opt={"role": Role.OPERATOR})
+    async def split(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
+        model: FromPath[str],
+    ) -> Response[str]:
+        """Share items by the weights of the form, whose fields are named by revision."""
+        form = {name: str(value).strip() for name, value in (await request.form()).multi_items()}
+        change = _Change(request, frame, plan_changes, model, operator.name)
+        return await change.make(
+            split_by(weights_of(form)), "models.split", dry_run=form.get("dry_run") == "true"
+        )
+
+    @post("/{model:str}/shadow", status_code=200, opt={"role": Role.OPERATOR})
+    async def shadow(
+        self,
+        request: AnyRequest,
+        data: URLEncodedBody[ShadowForm],
+        frame: NamedDependency[Frame],
+        plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
+        model: FromPath[str],
+    ) -> Response[str]:
+        """Mirror items to a revision, or to none where the form names none."""
+        change = _Change(request, frame, plan_changes, model, operator.name)
+        derive = mirror_to(shadow_of(data)) if data.revision.strip() else without_shadow
+        return await change.make(derive, "models.shadow", dry_run=data.dry_run)
+
+    @post("/{model:str}/rollback", status_code=200, opt={"role": Role.OPERATOR})
+    async def rollback(
+        self,
+        request: AnyRequest,
+        data: URLEncodedBody[StepForm],
+        frame: NamedDependency[Frame],
+        plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
+        model: FromPath[str],
+    ) -> Response[str]:
+        """Serve the model as before the last change of its revisions."""
+        change = _Change(request, frame, plan_changes, model, operator.name)
+        return await change.make(as_before(model), ROLLBACK, dry_run=data.dry_run)
+
+    @post("/{model:str}/reset", status_code=200, opt={"role": Role.OPERATOR})
+    async def reset(
+        self,
+        request: AnyRequest,
+        data: URLEncodedBody[StepForm],
+        frame: NamedDependency[Frame],
+        plan_changes: NamedDependency[PlanChanges],
+        operator: NamedDependency[Operator],
+        model: FromPath[str],
+    ) -> Response[str]:
+        """Serve the model as its folder says."""
+        change = _Change(request, frame, plan_changes, model, operator.name)
+        return await change.make(as_folder_says, "models.reset", dry_run=data.dry_run)
+
+
+class _Change:
+    """Changes how a model is served, and answers with a notice."""
+
+    def __init__(
+        self, request: AnyRequest, frame: Frame, changes: PlanChanges, model: str, actor: str
+    ) -> None:
+        self._request = request
+        self._frame = frame
+        self._changes = changes
+        self._model = model
+        self._actor = actor
+
+    async def make(self, derive: Derive, action: str, *, dry_run: bool) -> Response[str]:
+        """Make the change, or only have every backend check it."""
+        done = await self._changes.change(
+            self._model, derive, action=action, actor=self._actor, dry_run=dry_run
+        )
+        context = {"done": done, "dry_run": dry_run}
+        notice = self._frame.render(self._request, "models/_done.html", context)
+        if not dry_run:
+            notice.set_header("HX-Trigger", "plan-changed")
+        return notice
+
+
+def weights_of(form: dict[str, str]) -> dict[str, int]:
+    """Return the weights by revision of a form; fields that are empty or 0 name none.
+
+    Raises:
+        InvalidRequest: a revision or a weight is no number, or there is none.
+    """
+    named = {
+        name.removeprefix(_WEIGHT): value
+        for name, value in form.items()
+        if name.startswith(_WEIGHT)
+    }
+    if form.get("new_revision"):
+        named[form["new_revision"]] = form.get("new_weight", "")
+    wanted = {number: weight for number, weight in named.items() if weight not in {"", "0"}}
+    if any(len(text) > _MOST_DIGITS for pair in wanted.items() for text in pair):
+        raise InvalidRequest(f"Weights and revisions have at most {_MOST_DIGITS} digits.")
+    try:
+        return msgspec.convert(wanted, dict[Revision, Weight], strict=False) or _none()
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(
+            f"Weights are whole numbers from 1, revisions numbers of folders: {error}."
+        ) from error
+
+
+def shadow_of(form: ShadowForm) -> Shadow:
+    """Return the shadow of a form.
+
+    Raises:
+        InvalidRequest: the revision is no number, or the share no percentage.
+    """
+    try:
+        wanted = {"revision": form.revision.strip(), "share": float(form.share)}
+        return msgspec.convert(wanted, Shadow)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"A shadow is a revision's number, with a share over 0 and up to 100 %: {error}."
+        ) from error
+
+
+def _none() -> dict[str, int]:
+    raise InvalidRequest("Give at least one revision a weight.")

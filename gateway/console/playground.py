@@ -1,0 +1,152 @@
+"""Lets operators send one request as a customer does, and shows what came of it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromQuery
+
+from backends.protocol import Task
+from gateway.admin.accounts import AccountChanges, NewKey, create_keys
+from gateway.admin.fleet_view import reported_backends
+from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.operators import Operator, Role
+from gateway.api.schemas import BODIES
+from gateway.auth.keys import is_well_formed
+from gateway.console.access import AnyRequest
+from gateway.console.form_fields import fields_of
+from gateway.console.forms import Fields, one
+from gateway.console.frame import Frame
+from gateway.console.playground_client import PlaygroundClient
+from gateway.errors import DependencyUnavailable, InvalidRequest, PayloadTooLarge
+from gateway.runtime.control import Control
+
+MOST_BYTES = 1024 * 1024
+KEY_LIFE = timedelta(hours=1)
+TEST_TENANT = "playground"
+_EXAMPLES = {body.task: body.example for body in BODIES}
+
+
+class PlaygroundController(Controller):
+    """Serves the playground. It stores nothing: key, body and answer are in the browser alone."""
+
+    path = "/playground"
+    opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it
+    include_in_schema = False
+
+    @get("/")
+    async def page(
+        self, request: AnyRequest, frame: NamedDependency[Frame], control: NamedDependency[Control]
+    ) -> Response[str]:
+        """Return the page."""
+        models = await _models(control)
+        task, model = Task.CLASSIFY, models[0] if models else ""
+        context = {
+            "models": models,
+            "tasks": list(Task),
+            "task": task,
+            "body": example(task, model),
+            "tenant": TEST_TENANT,
+            "key": "",
+            "until": None,
+        }
+        return frame.render(request, "playground.html", context)
+
+    @get("/example")
+    async def example(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        task: FromQuery[Task],
+        model: FromQuery[str] = "",
+    ) -> Response[str]:
+        """Return an example of a body for a task and a model."""
+        context = {"body": example(task, model)}
+        return frame.render(request, "playground/_body.html", context)
+
+    @post("/key", status_code=200)
+    async def create_key(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Create a key for tests that ends soon, and put it into the form."""
+        tenant = one(await fields_of(request), "tenant") or TEST_TENANT
+        until = datetime.now(UTC) + KEY_LIFE
+        wanted = NewKey(tenant=tenant, name=f"playground of {operator.name}", expires=until)
+        (made,) = await create_keys(
+            [wanted], changes, model_names, actor=operator.name, new_tenants=tenant == TEST_TENANT
+        )
+        context = {"key": made.key, "until": until, "tenant": tenant}
+        return frame.render(request, "playground/_key.html", context)
+
+    @post("/run", status_code=200)
+    async def run(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        playground: NamedDependency[PlaygroundClient],
+    ) -> Response[str]:
+        """Send the request to the customers' listener, and return what came of it."""
+        fields = await fields_of(request)
+        answer = await playground.send(
+            task=_task(fields),
+            model=one(fields, "model"),
+            body=_body(fields),
+            key=_key(fields),
+            fresh=bool(one(fields, "fresh")),
+        )
+        text = await asyncio.to_thread(_indented, answer.body, is_cut=answer.is_cut)
+        context = {"answer": answer, "text": text}
+        return frame.render(request, "playground/_answer.html", context)
+
+
+def example(task: Task, model: str) -> str:
+    """Return a body for a task, as JSON to edit."""
+    body = dict(_EXAMPLES[task])
+    if "model" in body and model:
+        body["model"] = model
+    return msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
+
+
+async def _models(control: Control) -> list[str]:
+    try:
+        seen = await reported_backends(control)
+    except DependencyUnavailable:
+        return []
+    return sorted({name for view in seen.values() for name in view.models})
+
+
+def _task(fields: Fields) -> Task:
+    try:
+        return Task(one(fields, "task"))
+    except ValueError as error:
+        raise InvalidRequest("`task` must be one of the tasks of the form") from error
+
+
+def _key(fields: Fields) -> str:
+    key = one(fields, "key")
+    if not is_well_formed(key):
+        raise InvalidRequest("enter the key of a tenant, or create one for tests")
+    return key
+
+
+def _body(fields: Fields) -> bytes:
+    body = "".join(fields.get("body", ())).encode()
+    if len(body) > MOST_BYTES:
+        raise PayloadTooLarge(f"the playground sends at most {MOST_BYTES} bytes")
+    return body
+
+
+def _indented(text: str, *, is_cut: bool) -> str:
+    if is_cut:
+        return text
+    try:
+        return msgspec.json.format(text, indent=2)
+    except msgspec.DecodeError:
+        return text

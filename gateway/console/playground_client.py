@@ -1,0 +1,146 @@
+"""Sends requests to the customers' listener, as a customer does."""
+
+import asyncio
+import secrets
+import ssl
+import time
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from backends.protocol import Task
+from gateway.errors import UpstreamUnavailable
+from gateway.settings import Settings
+from gateway.sockets.certificate_files import first_certificate
+
+TIMEOUT = 60.0
+MOST_ANSWER_BYTES = 256 * 1024
+_AT_ONCE = 4
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - looked up, not bound
+
+
+class TimingStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a request, from `Server-Timing`."""
+
+    name: str
+    duration: float
+    """Seconds."""
+
+
+class PlaygroundAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a customer would have got, and what its headers say."""
+
+    status: int
+    body: str
+    is_cut: bool
+    duration: float
+    """Seconds from here to the answer's end."""
+    cache: str
+    rows: str
+    age: str
+    request_id: str
+    trace_id: str
+    phases: tuple[TimingStep, ...]
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether every item was answered by the cache."""
+        return "hit" in {part.strip() for part in self.cache.split(";")}
+
+
+class PlaygroundClient:
+    """Calls the customers' listener; a few requests at a time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._url = customers_url(settings)
+        self._certificate = None if settings.playground_url else settings.tls_certificate
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def send(
+        self, *, task: Task, model: str, body: bytes, key: str, fresh: bool
+    ) -> PlaygroundAnswer:
+        """Return the answer to a request; with `fresh` none of the cache's.
+
+        Raises:
+            UpstreamUnavailable: the listener cannot be reached, or gives no answer in time.
+        """
+        path = f"/v1/{task}" + (f"/{quote(model, safe='')}" if task is Task.INFER else "")
+        trace_id = secrets.token_hex(16)
+        headers = {
+            "authorization": f"Bearer {key}",
+            "content-type": "application/json",
+            "x-server-timing": "1",
+            "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
+        } | ({"cache-control": "no-cache"} if fresh else {})
+        started = time.perf_counter()
+        try:
+            async with self._slots, asyncio.timeout(TIMEOUT):
+                answer, text, is_cut = await self._post(path, body, headers)
+        except (httpx.HTTPError, TimeoutError, OSError) as error:
+            raise UpstreamUnavailable(
+                f"the customers' listener at `{self._url}` does not answer"
+                f" ({type(error).__name__}); `SLUICEGATE_PLAYGROUND_URL` says where it is",
+            ) from error
+        return PlaygroundAnswer(
+            status=answer.status_code,
+            body=text,
+            is_cut=is_cut,
+            duration=time.perf_counter() - started,
+            cache=answer.headers.get("cache-status", ""),
+            rows=answer.headers.get("sluicegate-rows", ""),
+            age=answer.headers.get("age", ""),
+            request_id=answer.headers.get("x-request-id", ""),
+            trace_id=trace_id,
+            phases=phases_of(answer.headers.get("server-timing", "")),
+        )
+
+    async def _post(
+        self, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[httpx.Response, str, bool]:
+        verify = await asyncio.to_thread(self._tls)
+        async with (
+            httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client,
+            client.stream("POST", self._url + path, content=body, headers=headers) as answer,
+        ):
+            found = bytearray()
+            async for chunk in answer.aiter_bytes():
+                found += chunk
+                if len(found) > MOST_ANSWER_BYTES:
+                    break
+        is_cut = len(found) > MOST_ANSWER_BYTES
+        return answer, found[:MOST_ANSWER_BYTES].decode(errors="replace"), is_cut
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        """Return how the listener's certificate is checked; its own is trusted for any name."""
+        if self._certificate is None:
+            return self._url.startswith("https:")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        chain = self._certificate.read_text("latin-1")
+        context.load_verify_locations(cadata=first_certificate(chain))
+        return context
+
+
+def customers_url(settings: Settings) -> str:
+    """Return where customers are answered: by default at this machine's own listener."""
+    if settings.playground_url:
+        return settings.playground_url.rstrip("/")
+    scheme = "http" if settings.tls_certificate is None else "https"
+    host = _WILDCARDS.get(settings.host) or (
+        f"[{settings.host}]" if ":" in settings.host else settings.host
+    )
+    return f"{scheme}://{host}:{settings.port}"
+
+
+def phases_of(timing: str) -> tuple[TimingStep, ...]:
+    """Return the steps in a `Server-Timing`; those without a duration are left out."""
+    found = []
+    for entry in timing.split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        for parameter in parameters:
+            key, _, value = parameter.partition("=")
+            if key == "dur" and value.replace(".", "", 1).isdecimal():
+                found.append(TimingStep(name=name, duration=float(value) / 1000))
+    return tuple(found)

@@ -1,0 +1,21 @@
+"""Runs the process of the operators' listener, with the console."""
+
+import asyncio
+
+from gateway.admin.operator_directory import OperatorDirectory
+from gateway.admin.serve import serve_admin
+from gateway.console.console import Console
+from gateway.settings import Settings
+
+
+async def serve_operators(settings: Settings, *, stop: asyncio.Event) -> None:
+    """Serve operators until `stop`.
+
+    Raises:
+        ConfigurationError: there is no admin key, or the address cannot be bound.
+    """
+
+    def extend(directory: OperatorDirectory) -> Console:
+        return Console(settings=settings, directory=directory)
+
+    await serve_admin(settings, stop=stop, extend=extend)

@@ -1,0 +1,101 @@
+"""Keeps the sessions of operators who have logged in, in the memory of the process.
+
+A session holds the operator's key, which is looked up anew for every request: when the key is
+revoked, the session ends. A restart of the process ends them all.
+"""
+
+import hmac
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from hashlib import sha256
+
+import msgspec
+
+from gateway.admin.operator_directory import OperatorDirectory
+from gateway.admin.operators import Operator
+from gateway.errors import AuthenticationFailed
+
+LIFETIME = 12 * 3600
+"""Seconds after which an operator logs in again."""
+_MOST_SESSIONS = 1000
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """One browser's session; `csrf_token` is in each of its forms."""
+
+    credential: str
+    csrf_token: str
+    expires: float
+
+    def has_token(self, token: str) -> bool:
+        """Return whether a request brought the session's token."""
+        return hmac.compare_digest(token.encode(), self.csrf_token.encode())
+
+
+class Sessions:
+    """Opens, finds and closes sessions; the oldest one makes room for one too many.
+
+    `clock` returns seconds, monotonically.
+    """
+
+    def __init__(
+        self,
+        *,
+        operators: OperatorDirectory,
+        clock: Callable[[], float],
+        most: int = _MOST_SESSIONS,
+    ) -> None:
+        self._operators = operators
+        self._clock = clock
+        self._most = most
+        # By a digest of the cookie: what is in memory opens no session.
+        self._open: OrderedDict[bytes, Session] = OrderedDict()
+
+    async def open(self, credential: str) -> str | None:
+        """Return the cookie of a new session; `None` when no operator has that key.
+
+        Raises:
+            DependencyUnavailable: whose key it is cannot be found out now.
+        """
+        if await self._operator(credential) is None:
+            return None
+        while len(self._open) >= self._most:
+            self._open.popitem(last=False)
+        cookie = secrets.token_urlsafe(32)
+        self._open[_digest(cookie)] = Session(
+            credential=credential,
+            csrf_token=secrets.token_urlsafe(32),
+            expires=self._clock() + LIFETIME,
+        )
+        return cookie
+
+    async def find(self, cookie: str) -> tuple[Session, Operator] | None:
+        """Return the session of a cookie and its operator, while the key of both is valid.
+
+        Raises:
+            DependencyUnavailable: whether it is cannot be found out now.
+        """
+        session = self._open.get(_digest(cookie))
+        if session is None:
+            return None
+        if self._clock() < session.expires:
+            operator = await self._operator(session.credential)
+            if operator is not None:
+                return session, operator
+        self.close(cookie)
+        return None
+
+    def close(self, cookie: str) -> None:
+        """End a session, if it is one."""
+        self._open.pop(_digest(cookie), None)
+
+    async def _operator(self, credential: str) -> Operator | None:
+        try:
+            return await self._operators.authenticate(credential)
+        except AuthenticationFailed:  # a token that was valid
+            return None
+
+
+def _digest(cookie: str) -> bytes:
+    return sha256(cookie.encode()).digest()

@@ -1,0 +1,61 @@
+// Draws the charts of usage: an element with `data-chart` has what to draw.
+(() => {
+  "use strict";
+  const COLOURS = 6;
+  const drawn = new Map();
+  const DAY = 86400;
+  const probe = document.createElement("i");
+  // A canvas knows no light-dark(): what a variable is now is read from an element that has it.
+  const style = name => {
+    probe.style.color = `var(${name})`;
+    document.body.append(probe);
+    const colour = getComputedStyle(probe).color;
+    probe.remove();
+    return colour;
+  };
+  const utc = seconds => new Date(seconds * 1e3).toISOString();
+  const times = (_, splits) => splits.map((each, index) =>
+    each % DAY === 0 ? utc(each).slice(5, 10) : index > 0 && splits[index] - splits[index - 1] >= DAY ? "" : utc(each).slice(11, 16));
+
+  const short = value => {
+    const size = Math.abs(value);
+    const [by, unit] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
+    return `${Number((value / by).toPrecision(3))}${unit}`;
+  };
+
+  const draw = element => {
+    const chart = JSON.parse(element.dataset.chart);
+    drawn.get(element)?.destroy();
+    element.replaceChildren();
+    const soft = style("--soft");
+    const axis = { stroke: soft, grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
+    const series = chart.series.map((each, index) => ({
+      label: each.label,
+      stroke: style(`--series-${index % COLOURS + 1}`),
+      dash: index < COLOURS ? undefined : [6, 3],
+      width: 1.5,
+      points: { show: chart.times.length < 3 },
+      value: (_, value) => value == null ? "-" : short(value),
+    }));
+    const options = {
+      width: element.clientWidth,
+      height: 190,
+      tzDate: seconds => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"),
+      series: [{ label: "UTC", value: (_, value) => value == null ? "-" : utc(value).slice(0, 16).replace("T", " ") }, ...series],
+      axes: [{ ...axis, values: times }, { ...axis, size: 56, values: (_, values) => values.map(short) }],
+      scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.05 : 1] } },
+    };
+    drawn.set(element, new uPlot(options, [chart.times, ...chart.series.map(each => each.values)], element));
+  };
+
+  const drawAll = () => {
+    // A part of the page that htmx replaced has charts no more.
+    for (const element of drawn.keys()) if (!element.isConnected) drawn.delete(element);
+    document.querySelectorAll("[data-chart]").forEach(draw);
+  };
+
+  document.addEventListener("htmx:afterSettle", drawAll);
+  let waiting;
+  addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(drawAll, 150); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+})();

@@ -1,0 +1,169 @@
+"""Creates, rotates, bounds, limits and revokes keys on the page of their tenant."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from litestar import Controller, Response, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath
+
+from gateway.admin.accounts import AccountChanges, NewKey, create_keys
+from gateway.admin.key_texts import DAY, LONGEST, replace_text
+from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.operators import Operator, Role
+from gateway.console.access import AnyRequest
+from gateway.console.form_fields import fields_of
+from gateway.console.forms import Fields, moment_of, one, rules_of, words_of
+from gateway.console.frame import Frame
+from gateway.console.tenants import key_context, tenant_context
+from gateway.errors import InvalidRequest, NotFound
+from gateway.ledger.accounts import Accounts
+from gateway.ledger.types import KeyBounds
+
+_HOUR = 3_600.0
+KEPT = {"0": 0.0, "hour": _HOUR, "day": DAY, "week": LONGEST}
+"""How long the text before a rotation may stay valid, in seconds."""
+
+
+class IssuedKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The text of a key, which is shown once."""
+
+    key: str
+    text: str
+    is_rotated: bool
+
+
+class TenantKeysController(Controller):
+    """Changes keys; each answer is the list of keys as it is then."""
+
+    path = "/tenants/{tenant:str}/keys"
+    opt = {"role": Role.OPERATOR}  # noqa: RUF012 - Litestar reads it
+    include_in_schema = False
+
+    @post("/", status_code=200)
+    async def create(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Create a key, and show its text."""
+        wanted = _new_key(tenant, await fields_of(request))
+        (made,) = await create_keys([wanted], changes, model_names, actor=operator.name)
+        text = IssuedKey(key=made.id, text=made.key, is_rotated=False)
+        return await _list(request, frame, changes, tenant, new_text=text)
+
+    @post("/{key:str}/rotate", status_code=200)
+    async def rotate(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        key: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Give a key another text, and show it."""
+        await _check_owner(changes, tenant, key)
+        keep = KEPT.get(one(await fields_of(request), "keep"), DAY)
+        made = await replace_text(key, keep=keep, changes=changes, actor=operator.name)
+        text = IssuedKey(key=made.id, text=made.key, is_rotated=True)
+        return await _list(request, frame, changes, tenant, new_text=text)
+
+    @post("/{key:str}/revoke", status_code=200)
+    async def revoke(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        key: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Revoke a key for ever."""
+        await _check_owner(changes, tenant, key)
+        await changes.make(lambda accounts: accounts.revoke(key, actor=operator.name))
+        return await _list(request, frame, changes, tenant, done=f"The key {key} is revoked.")
+
+    @post("/{key:str}/bounds", status_code=200)
+    async def bound(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        key: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Replace the origins and routes that a key is limited to."""
+        await _check_owner(changes, tenant, key)
+        fields = await fields_of(request)
+        bounds = KeyBounds(origins=words_of(fields, "origins"), routes=words_of(fields, "routes"))
+        await changes.make(
+            lambda accounts: accounts.set_key_bounds(key, bounds, actor=operator.name)
+        )
+        return await _list(request, frame, changes, tenant, done=f"The bounds of {key} are set.")
+
+    @post("/{key:str}/limits", status_code=200)
+    async def limit(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        key: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Replace the limits of a key."""
+        await _check_owner(changes, tenant, key)
+        rules = rules_of(await fields_of(request))
+        await model_names.check_rules(rules)
+        await changes.make(
+            lambda accounts: accounts.set_key_limits(key, rules, actor=operator.name)
+        )
+        return await _list(request, frame, changes, tenant, done=f"The limits of {key} are set.")
+
+
+async def _list(
+    request: AnyRequest,
+    frame: Frame,
+    changes: AccountChanges,
+    tenant: str,
+    *,
+    new_text: IssuedKey | None = None,
+    done: str = "",
+) -> Response[str]:
+    def read(accounts: Accounts) -> dict[str, Any]:
+        return tenant_context(accounts.tenant(tenant)) | key_context(accounts.keys(tenant))
+
+    context = await asyncio.to_thread(read, changes.accounts)
+    shown = context | {"new_text": new_text, "done": done}
+    return frame.render(request, "tenants/_keys.html", shown)
+
+
+async def _check_owner(changes: AccountChanges, tenant: str, key: str) -> None:
+    """Raise `NotFound` unless the key is one of the tenant's, by whose page it is changed."""
+    keys = await asyncio.to_thread(changes.accounts.keys, tenant)
+    if key not in {each.id for each in keys}:
+        raise NotFound(f"`{tenant[:80]}` has no key `{key[:80]}`")
+
+
+def _new_key(tenant: str, fields: Fields) -> NewKey:
+    models = words_of(fields, "models")
+    expires = moment_of(fields, "expires")
+    name = one(fields, "name")
+    if not name:
+        raise InvalidRequest("`name`: say what the key is for")
+    return NewKey(
+        tenant=tenant,
+        name=name,
+        models=None if models is None else list(models),
+        expires=expires,
+        origins=words_of(fields, "origins"),
+        routes=words_of(fields, "routes"),
+    )

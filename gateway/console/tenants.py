@@ -1,0 +1,200 @@
+"""Shows tenants page by page, and one with its limits, budget, keys and usage; changes them."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from litestar import Controller, Response, get, post
+from litestar.di import NamedDependency
+from litestar.params import FromPath, FromQuery
+
+from gateway.admin.accounts import AccountChanges
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.model_names import ModelNameValidator
+from gateway.admin.operators import Operator, Role
+from gateway.console.access import AnyRequest
+from gateway.console.form_fields import fields_of
+from gateway.console.forms import budget_of, one, rules_of
+from gateway.console.frame import Frame
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import GroupBy, GroupUsage, Key, Tenant
+from gateway.types import REQUEST_UNITS, WORK_UNITS
+
+PER_PAGE = 50
+MOST_KEYS = 200
+UNITS = (*REQUEST_UNITS, *WORK_UNITS)
+_EMPTY_ROWS = 2
+
+
+class KeyLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as the page of its tenant shows it."""
+
+    key: Key
+    state: str
+    """`valid`, `expired` or `revoked`."""
+
+
+class UsageShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Usage of a month by model, with the share of items that cost nothing to compute."""
+
+    row: GroupUsage
+    hit_ratio: float | None
+
+
+class TenantsController(Controller):
+    """Serves the pages of tenants."""
+
+    path = "/tenants"
+    include_in_schema = False
+
+    @get("/", opt={"role": Role.VIEWER})
+    async def list_all(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        ledger: NamedDependency[Ledger],
+        search: FromQuery[str] = "",
+        page: FromQuery[int] = 1,
+    ) -> Response[str]:
+        """Return a page of the tenants whose id or name contains `search`."""
+        number = max(1, page)
+        offset = (number - 1) * PER_PAGE
+        found = await asyncio.to_thread(
+            ledger.tenant_pages.page, search=search, offset=offset, limit=PER_PAGE
+        )
+        context = {
+            "found": found,
+            "search": search,
+            "number": number,
+            "pages_count": max(1, -(-found.total // PER_PAGE)),
+            "first": offset + 1,
+        }
+        return frame.render(request, "tenants.html", context)
+
+    @post("/", status_code=200, opt={"role": Role.OPERATOR})
+    async def create(
+        self,
+        request: AnyRequest,
+        changes: NamedDependency[AccountChanges],
+        operator: NamedDependency[Operator],
+    ) -> Response[None]:
+        """Create a tenant, and go to its page."""
+        fields = await fields_of(request)
+        tenant, name = one(fields, "id"), one(fields, "name")
+        await changes.make(
+            lambda accounts: accounts.create_tenant(tenant, name=name, actor=operator.name)
+        )
+        return Response(None, headers={"HX-Redirect": f"/console/tenants/{tenant}"})
+
+    @get("/{tenant:str}", opt={"role": Role.VIEWER})
+    async def show(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        frame: NamedDependency[Frame],
+        ledger: NamedDependency[Ledger],
+    ) -> Response[str]:
+        """Return the page of a tenant."""
+        found = await asyncio.to_thread(ledger.accounts.tenant, tenant)
+        keys = await asyncio.to_thread(ledger.accounts.keys, tenant)
+        context = tenant_context(found) | key_context(keys)
+        return frame.render(request, "tenant.html", context)
+
+    @get("/{tenant:str}/usage", opt={"role": Role.VIEWER})
+    async def usage(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        frame: NamedDependency[Frame],
+        ledger: NamedDependency[Ledger],
+        active: NamedDependency[ActiveDocumentReader],
+    ) -> Response[str]:
+        """Return the usage of this month by model, and what is left of the budget."""
+        prices = (await active.document()).prices
+        now = datetime.now(UTC)
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        rows = await asyncio.to_thread(
+            ledger.usage, tenant, month, now, [GroupBy.MODEL], prices=prices
+        )
+        budget = await asyncio.to_thread(ledger.budgets.status, tenant, prices)
+        context = {
+            "tenant_id": tenant,
+            "month": month,
+            "budget": budget,
+            "spent_share": _spent_share(budget.spent, budget.amount) if budget else None,
+            "rows": [UsageShare(row=row, hit_ratio=hit_ratio(row)) for row in rows],
+        }
+        return frame.render(request, "tenants/_usage.html", context)
+
+    @post("/{tenant:str}/limits", status_code=200, opt={"role": Role.OPERATOR})
+    async def limit(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        model_names: NamedDependency[ModelNameValidator],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Replace the limits of a tenant."""
+        rules = rules_of(await fields_of(request))
+        await model_names.check_rules(rules)
+        made = await changes.make(
+            lambda accounts: accounts.set_limits(tenant, rules, actor=operator.name)
+        )
+        context = tenant_context(made) | {"done": "The limits are replaced."}
+        return frame.render(request, "tenants/_limits.html", context)
+
+    @post("/{tenant:str}/budget", status_code=200, opt={"role": Role.BILLING})
+    async def budget(
+        self,
+        request: AnyRequest,
+        tenant: FromPath[str],
+        frame: NamedDependency[Frame],
+        changes: NamedDependency[AccountChanges],
+        ledger: NamedDependency[Ledger],
+        active: NamedDependency[ActiveDocumentReader],
+        operator: NamedDependency[Operator],
+    ) -> Response[str]:
+        """Replace the budget of a tenant, or remove it where the amount is empty."""
+        fields = await fields_of(request)
+        budget = budget_of(fields) if one(fields, "amount") else None
+        prices = (await active.document()).prices
+        made = await changes.make(
+            lambda _: ledger.budgets.set(tenant, budget, prices=prices, actor=operator.name)
+        )
+        done = "The budget is removed." if budget is None else "The budget is replaced."
+        return frame.render(request, "tenants/_budget.html", tenant_context(made) | {"done": done})
+
+
+def tenant_context(tenant: Tenant) -> dict[str, Any]:
+    """Return what the parts of a tenant's page show of the tenant."""
+    return {"tenant": tenant, "units": UNITS, "empty_rows": _EMPTY_ROWS, "done": ""}
+
+
+def key_context(keys: list[Key]) -> dict[str, Any]:
+    """Return what the part with the keys shows of them: valid ones first, the newest first."""
+    now = datetime.now(UTC)
+    lines = [KeyLine(key=key, state=_state(key, now)) for key in reversed(keys)]
+    lines.sort(key=lambda line: line.state != "valid")
+    return {
+        "keys": lines[:MOST_KEYS],
+        "hidden_keys": max(0, len(lines) - MOST_KEYS),
+        "new_text": None,
+    }
+
+
+def hit_ratio(row: GroupUsage) -> float | None:
+    """Return the share of items that were answered without computing them."""
+    return (row.hit + row.collapsed) / row.items if row.items else None
+
+
+def _spent_share(spent: str, amount: str) -> float:
+    return min(1.0, float(spent) / float(amount))
+
+
+def _state(key: Key, now: datetime) -> str:
+    if key.revoked is not None:
+        return "revoked"
+    return "expired" if key.expires is not None and key.expires <= now else "valid"

@@ -1,0 +1,204 @@
+"""Computes what passed through the gateway between two readings of its counters."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from gateway.telemetry.metric_reading import Series
+
+METRICS = (
+    *("sluicegate_requests", "sluicegate_request_duration_seconds", "sluicegate_items"),
+    *("sluicegate_endpoint_calls", "sluicegate_endpoint_up", "sluicegate_endpoint_drained"),
+    *("sluicegate_endpoint_ejected", "sluicegate_endpoint_in_flight_items"),
+    *("sluicegate_endpoint_predicted_finish_seconds", "sluicegate_spilled_items"),
+    *("sluicegate_breaker_open", "sluicegate_billing_lag_seconds", "sluicegate_dead_letters"),
+    *("sluicegate_shipper_lag_seconds", "sluicegate_data_disk_free_bytes"),
+    *("sluicegate_event_log_writable", "sluicegate_stream_full", "sluicegate_limit_decisions"),
+    *("sluicegate_config_reloads", "sluicegate_discovery_failing_names"),
+    *("sluicegate_process_restarts", "sluicegate_region_limit_lease_seconds"),
+)
+"""What is read, by the names of the declarations, counters without `_total`."""
+_HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})
+_TOO_MANY, _SERVER_ERROR = 429, 500
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of the metrics at a time, in seconds since 1970."""
+
+    at: float
+    values: dict[Series, float]
+
+
+class Flow(msgspec.Struct, kw_only=True):
+    """Requests of a model, or of all; rates are per second, `None` is not known."""
+
+    name: str
+    requests: float = 0.0
+    errors: float = 0.0
+    refused: float = 0.0
+    items: float = 0.0
+    hit_ratio: float | None = None
+    latencies: tuple[float | None, float | None, float | None] = (None, None, None)
+    """p50, p95 and p99 of the requests that were answered well."""
+
+
+class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway sends to a region, and the state of its backends."""
+
+    name: str
+    calls: float = 0.0
+    failed: float = 0.0
+    spilled: float = 0.0
+    in_flight: float = 0.0
+    finish: float | None = None
+    ready: int = 0
+    drained: int = 0
+    ejected: int = 0
+    endpoints: int = 0
+
+
+class Samples:
+    """Holds values by metric, each with its labels."""
+
+    def __init__(self, values: Mapping[Series, float]) -> None:
+        self._by_name: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+        for (name, labels), value in values.items():
+            self._by_name[name].append((dict(labels), value))
+
+    def of(self, name: str) -> Sequence[tuple[dict[str, str], float]]:
+        """Return labels and value of each series of a metric."""
+        return self._by_name.get(name, ())
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What passed between two readings; `values` are the last one's, `rates` per second."""
+
+    at: float
+    total: Flow
+    models: list[Flow]
+    regions: list[RegionFlow]
+    values: Samples
+    rates: Samples
+
+
+def traffic_between(before: Reading, after: Reading) -> Traffic:
+    """Return the traffic between two readings, or nothing of one reading alone."""
+    seconds = after.at - before.at
+    values = Samples(after.values)
+    rates = Samples(
+        {
+            series: max(0.0, value - before.values.get(series, 0.0)) / seconds
+            for series, value in after.values.items()
+            if seconds > 0
+        }
+    )
+    models = _flows(rates)
+    return Traffic(
+        at=after.at,
+        total=models.pop(""),
+        models=sorted(models.values(), key=lambda flow: (-flow.requests, flow.name)),
+        regions=_regions(values, rates),
+        values=values,
+        rates=rates,
+    )
+
+
+def quantile(buckets: Mapping[float, float], share: float) -> float | None:
+    """Return the value that a share of the observations does not exceed, between two bounds.
+
+    `buckets` has counts by upper bound, not cumulative.
+    """
+    rest = share * sum(buckets.values())
+    if rest <= 0:
+        return None
+    lower = 0.0
+    for bound in sorted(buckets):
+        if rest <= buckets[bound]:
+            if bound == float("inf"):
+                return lower
+            return lower + (bound - lower) * rest / buckets[bound]
+        rest -= buckets[bound]
+        lower = bound
+    return lower
+
+
+def _flows(rates: Samples) -> dict[str, Flow]:
+    """Return the flow of each model, and of all as that of no name."""
+    flows: dict[str, Flow] = {"": Flow(name="")}
+    hits: defaultdict[str, float] = defaultdict(float)
+    for labels, value in rates.of("sluicegate_requests_total"):
+        for flow in _both(flows, labels):
+            _count_request(flow, int(labels["status"]), value)
+    for labels, value in rates.of("sluicegate_items_total"):
+        for flow in _both(flows, labels):
+            flow.items += value
+            hits[flow.name] += value if labels["source"] in _HITS else 0.0
+    buckets = _durations(flows, rates)
+    for name, flow in flows.items():
+        flow.hit_ratio = hits[name] / flow.items if flow.items else None
+        p50, p95, p99 = (quantile(buckets.get(name, {}), share) for share in (0.5, 0.95, 0.99))
+        flow.latencies = (p50, p95, p99)
+    return flows
+
+
+def _durations(flows: dict[str, Flow], rates: Samples) -> dict[str, dict[float, float]]:
+    """Return the durations of requests that were answered well, by flow and bound."""
+    buckets: dict[str, dict[float, float]] = {}
+    for labels, value in rates.of("sluicegate_request_duration_seconds_bucket"):
+        if labels.get("outcome", "ok") == "ok":
+            bound = float(labels["le"])
+            for flow in _both(flows, labels):
+                counts = buckets.setdefault(flow.name, {})
+                counts[bound] = counts.get(bound, 0.0) + value
+    return buckets
+
+
+def _both(flows: dict[str, Flow], labels: Mapping[str, str]) -> Sequence[Flow]:
+    """Return the flows that a series counts for: that of all, and its model's."""
+    model = labels.get("model", "")
+    if not model:
+        return (flows[""],)
+    return flows[""], flows.setdefault(model, Flow(name=model))
+
+
+def _count_request(flow: Flow, status: int, value: float) -> None:
+    flow.requests += value
+    if status == _TOO_MANY:
+        flow.refused += value
+    elif status >= _SERVER_ERROR:
+        flow.errors += value
+
+
+def _regions(values: Samples, rates: Samples) -> list[RegionFlow]:
+    names = [labels["region"] for labels, _ in values.of("sluicegate_endpoint_up")]
+    return [_region(name, values, rates) for name in sorted(set(names))]
+
+
+def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
+    def gauges(figure: str) -> list[float]:
+        found = values.of(f"sluicegate_endpoint_{figure}")
+        return [value for labels, value in found if labels["region"] == name]
+
+    calls = [
+        (labels["outcome"] == "ok", value)
+        for labels, value in rates.of("sluicegate_endpoint_calls_total")
+        if labels["region"] == name
+    ]
+    ready = gauges("up")
+    return RegionFlow(
+        name=name,
+        calls=sum(value for _, value in calls),
+        failed=sum(value for is_ok, value in calls if not is_ok),
+        spilled=sum(
+            value
+            for labels, value in rates.of("sluicegate_spilled_items_total")
+            if labels["to_region"] == name
+        ),
+        in_flight=sum(gauges("in_flight_items")),
+        finish=min(gauges("predicted_finish_seconds"), default=None),
+        ready=sum(value > 0 for value in ready),
+        drained=sum(value > 0 for value in gauges("drained")),
+        ejected=sum(value > 0 for value in gauges("ejected")),
+        endpoints=len(ready),
+    )

@@ -1,0 +1,184 @@
+"""Shows what tenants used and were charged, and the margin; downloads it as CSV."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from litestar import Controller, Response, get
+from litestar.di import NamedDependency
+
+from gateway.admin.active_document import ActiveDocumentReader
+from gateway.admin.operators import Role
+from gateway.config.document import Document, PriceConfig
+from gateway.console.access import AnyRequest
+from gateway.console.frame import Frame
+from gateway.console.margins import MarginReader, Margins
+from gateway.console.tenants import hit_ratio
+from gateway.console.usage_series import (
+    MOST_SERIES,
+    Buckets,
+    Chart,
+    ChartSpan,
+    Measure,
+    UsageQuery,
+    UsageReader,
+    breakdown_chart,
+    buckets_of,
+    charged_over_time,
+    group_of,
+    margin_chart,
+    source_chart,
+)
+from gateway.ledger import rendering
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.runtime.control import Control
+
+SPANS = {
+    ChartSpan.DAY: "24 hours, by hour",
+    ChartSpan.WEEK: "7 days, by hour",
+    ChartSpan.MONTH: "30 days, by day",
+    ChartSpan.THIS_MONTH: "this month, by day",
+    ChartSpan.YEAR: "a year, by day",
+}
+GROUPS = (GroupBy.MODEL, GroupBy.TENANT)
+_MOST_ROWS = 50
+
+
+class UsageFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What the charts and the table below them show."""
+
+    sources: Chart
+    breakdown: Chart
+    money: Chart
+    rows: list[GroupUsage]
+    hidden: int
+    """Rows of the table that are left out."""
+    margins: Margins
+    is_whole: bool
+    """All tenants and models are shown, so that there is a margin."""
+
+
+class UsageController(Controller):
+    """Serves the page of usage, its figures, and these as CSV."""
+
+    path = "/usage"
+    opt = {"role": Role.VIEWER}  # noqa: RUF012 - Litestar reads it
+    include_in_schema = False
+
+    @get("/")
+    async def page(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        active: NamedDependency[ActiveDocumentReader],
+    ) -> Response[str]:
+        """Return the page; its figures follow."""
+        wanted = wanted_of(request)
+        models = sorted((await active.document()).models)
+        context = _choices(wanted) | {"models": models}
+        return frame.render(request, "usage.html", context)
+
+    @get("/figures")
+    async def figures(
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        ledger: NamedDependency[Ledger],
+        active: NamedDependency[ActiveDocumentReader],
+        control: NamedDependency[Control],
+        margins: NamedDependency[MarginReader],
+    ) -> Response[str]:
+        """Return charts and table."""
+        wanted, document = wanted_of(request), await active.document()
+        buckets = buckets_of(wanted.span, datetime.now(UTC))
+        is_whole = not (wanted.tenant or wanted.model)
+        found = await margins.read(control, document, buckets) if is_whole else Margins()
+        figures = await asyncio.to_thread(_figures, ledger, document, wanted, buckets, found)
+        context = _choices(wanted) | {"figures": figures, "hit_ratio": hit_ratio}
+        context |= {"json_of": _json, "group_of": group_of}
+        return frame.render(request, "usage/_figures.html", context)
+
+    @get("/export")
+    async def export(
+        self,
+        request: AnyRequest,
+        ledger: NamedDependency[Ledger],
+        active: NamedDependency[ActiveDocumentReader],
+    ) -> Response[str]:
+        """Return a row for each hour or day, and tenant or model, as CSV."""
+        wanted, prices = wanted_of(request), (await active.document()).prices
+        text = await asyncio.to_thread(_csv, ledger, prices, wanted)
+        name = f"usage-{wanted.span}-by-{wanted.by}.csv"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(text, media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def wanted_of(request: AnyRequest) -> UsageQuery:
+    """Return what the query asks for; what is no choice of the form counts as left out."""
+    query = request.query_params
+    return UsageQuery(
+        span=_choice(ChartSpan, query.get("span"), ChartSpan.WEEK),
+        tenant=str(query.get("tenant", "")).strip(),
+        model=str(query.get("model", "")).strip(),
+        by=_choice(GroupBy, query.get("by"), GroupBy.MODEL, among=GROUPS),
+        measure=_choice(Measure, query.get("measure"), Measure.ITEMS),
+    )
+
+
+def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()) -> Any:
+    """Return the member of an enumeration that a query names."""  # Any: of whichever kind
+    found = next((one for one in among or kind if one.value == text), None)
+    return default if found is None else found
+
+
+def _choices(wanted: UsageQuery) -> dict[str, object]:
+    return {"wanted": wanted, "spans": SPANS, "groups": GROUPS, "measures": list(Measure)}
+
+
+def _figures(
+    ledger: Ledger, document: Document, wanted: UsageQuery, buckets: Buckets, margins: Margins
+) -> UsageFigures:
+    reader = UsageReader(ledger, document.prices)
+    total, rows = reader.over_time(wanted, buckets), reader.totals(wanted, buckets)
+    names = list(dict.fromkeys(group_of(row, wanted.by) for row in rows))[:MOST_SERIES]
+    largest = reader.largest(wanted, buckets, names)
+    currency = _currency(rows, document.prices)
+    charged = charged_over_time(total, buckets, currency)
+    return UsageFigures(
+        sources=source_chart(total, buckets),
+        breakdown=breakdown_chart(total, largest, names, wanted, buckets),
+        money=margin_chart(charged, margins.costs, buckets, currency),
+        rows=rows[:_MOST_ROWS],
+        hidden=max(0, len(rows) - _MOST_ROWS),
+        margins=margins,
+        is_whole=not (wanted.tenant or wanted.model),
+    )
+
+
+def _currency(rows: Sequence[GroupUsage], prices: Sequence[PriceConfig]) -> str:
+    """Return the currency of most rows; that of the prices where there are none."""
+    names = [row.currency for row in rows] or [price.currency for price in prices] or [""]
+    return max(set(names), key=names.count)
+
+
+def _csv(ledger: Ledger, prices: Sequence[PriceConfig], wanted: UsageQuery) -> str:
+    buckets = buckets_of(wanted.span, datetime.now(UTC))
+    groups = list(dict.fromkeys([buckets.unit, GroupBy.TENANT, GroupBy.MODEL]))
+    if wanted.by is not GroupBy.TENANT and not wanted.tenant:
+        groups.remove(GroupBy.TENANT)
+    rows = ledger.usage(
+        wanted.tenant or None,
+        buckets.since,
+        buckets.until,
+        groups,
+        prices=prices,
+        models=wanted.models,
+    )
+    return rendering.usage_csv(rows, groups)
+
+
+def _json(chart: Chart) -> str:
+    return msgspec.json.encode(chart).decode()

@@ -1,0 +1,235 @@
+"""Makes the series of the usage charts from rows of usage. Pure but for the ledger's queries."""
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from operator import attrgetter
+
+import msgspec
+
+from gateway.config.document import PriceConfig
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import GroupBy, GroupUsage
+
+MOST_SERIES = 7
+OTHERS = "others"
+_HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
+SOURCES = ("hit", "collapsed", "computed", "failed")
+
+
+class ChartSpan(StrEnum):
+    """Names the times that the charts can show."""
+
+    DAY = "24h"
+    WEEK = "7d"
+    MONTH = "30d"
+    THIS_MONTH = "month"
+    YEAR = "365d"
+
+
+class Measure(StrEnum):
+    """Names what the breakdown shows of each tenant or model."""
+
+    REQUESTS = "requests"
+    ITEMS = "items"
+    CHARGED = "charged"
+
+
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
+    """The hours or days of a chart; the last one ends at `until`."""
+
+    since: datetime
+    until: datetime
+    unit: GroupBy
+
+    @property
+    def starts(self) -> list[datetime]:
+        """When each hour or day begins."""
+        step = _DAY if self.unit is GroupBy.DAY else _HOUR
+        count = -((self.since - self.until) // step)
+        return [self.since + index * step for index in range(count)]
+
+    @property
+    def edges(self) -> list[float]:
+        """The bounds of the hours or days, in seconds since the epoch."""
+        return [*(start.timestamp() for start in self.starts), self.until.timestamp()]
+
+    def label(self, start: datetime) -> str:
+        """Return how rows of usage name the hour or day."""
+        return (
+            start.date().isoformat()
+            if self.unit is GroupBy.DAY
+            else start.strftime("%Y-%m-%dT%H:%M:%SZ")
+        )
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a chart, with a value for each bucket."""
+
+    label: str
+    values: list[float]
+
+
+class Chart(msgspec.Struct, frozen=True, kw_only=True):
+    """What the browser draws: `times` are seconds since the epoch."""
+
+    times: list[float]
+    series: list[Series]
+    unit: str
+
+
+class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator asked to see."""
+
+    span: ChartSpan = ChartSpan.WEEK
+    tenant: str = ""
+    model: str = ""
+    by: GroupBy = GroupBy.MODEL
+    measure: Measure = Measure.ITEMS
+
+    @property
+    def models(self) -> list[str] | None:
+        """The only models wanted; `None` is all."""
+        return [self.model] if self.model else None
+
+
+def buckets_of(span: ChartSpan, now: datetime) -> Buckets:
+    """Return the hours or days of `span` up to `now`, in UTC."""
+    now = now.astimezone(UTC)
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    day = hour.replace(hour=0)
+    until = now + timedelta(seconds=1)
+    if span is ChartSpan.DAY:
+        return Buckets(since=hour - 23 * _HOUR, until=until, unit=GroupBy.HOUR)
+    if span is ChartSpan.WEEK:
+        return Buckets(since=day - 6 * _DAY, until=until, unit=GroupBy.HOUR)
+    if span is ChartSpan.THIS_MONTH:
+        return Buckets(since=day.replace(day=1), until=until, unit=GroupBy.DAY)
+    days = 29 if span is ChartSpan.MONTH else 364
+    return Buckets(since=day - days * _DAY, until=until, unit=GroupBy.DAY)
+
+
+class UsageReader:
+    """Reads usage of the buckets of a chart. Calls block."""
+
+    def __init__(self, ledger: Ledger, prices: Sequence[PriceConfig]) -> None:
+        self._ledger = ledger
+        self._prices = prices
+
+    def totals(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
+        """Return one row for each tenant or model, the largest first."""
+        rows = self._rows(wanted, buckets, [wanted.by])
+        return sorted(rows, key=lambda row: -measured(row, wanted.measure))
+
+    def over_time(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
+        """Return one row for each bucket and currency."""
+        return self._rows(wanted, buckets, [buckets.unit])
+
+    def largest(
+        self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
+    ) -> list[GroupUsage]:
+        """Return rows by bucket of the tenants or models in `names`."""
+        if not names:
+            return []
+        return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)
+
+    def _rows(
+        self,
+        wanted: UsageQuery,
+        buckets: Buckets,
+        groups: list[GroupBy],
+        *,
+        names: Collection[str] = (),
+    ) -> list[GroupUsage]:
+        by_tenant = wanted.by is GroupBy.TENANT
+        return self._ledger.usage(
+            wanted.tenant or None,
+            buckets.since,
+            buckets.until,
+            groups,
+            prices=self._prices,
+            models=names if names and not by_tenant else wanted.models,
+            tenants=names if names and by_tenant else None,
+        )
+
+
+def measured(row: GroupUsage, measure: Measure) -> float:
+    """Return what `measure` says of a row."""
+    if measure is Measure.CHARGED:
+        return float(Decimal(row.cost))
+    return float(row.requests if measure is Measure.REQUESTS else row.items)
+
+
+def source_chart(rows: Sequence[GroupUsage], buckets: Buckets) -> Chart:
+    """Return items over time by where their answers came from."""
+    series = [
+        Series(label=name, values=_values(rows, buckets, attrgetter(name))) for name in SOURCES
+    ]
+    return _chart(buckets, series, unit="items")
+
+
+def breakdown_chart(
+    total: Sequence[GroupUsage],
+    rows: Sequence[GroupUsage],
+    names: Sequence[str],
+    wanted: UsageQuery,
+    buckets: Buckets,
+) -> Chart:
+    """Return a line for each of `names`, and one of what the others have together."""
+
+    def value(row: GroupUsage) -> float:
+        return measured(row, wanted.measure)
+
+    series = [
+        Series(
+            label=name,
+            values=_values(
+                [row for row in rows if group_of(row, wanted.by) == name], buckets, value
+            ),
+        )
+        for name in names
+    ]
+    whole = _values(total, buckets, value)
+    shown = [sum(values) for values in zip(*(each.values for each in series), strict=True)]
+    rest = [max(0.0, a - b) for a, b in zip(whole, shown or [0.0] * len(whole), strict=True)]
+    if any(value > 1e-9 for value in rest):  # noqa: PLR2004 - below the smallest amount
+        series.append(Series(label=OTHERS, values=rest))
+    return _chart(buckets, series, unit=wanted.measure.value)
+
+
+def charged_over_time(rows: Sequence[GroupUsage], buckets: Buckets, currency: str) -> list[float]:
+    """Return what tenants were charged in each bucket, in `currency`."""
+    own = [row for row in rows if row.currency == currency]
+    return _values(own, buckets, lambda row: float(Decimal(row.cost)))
+
+
+def group_of(row: GroupUsage, by: GroupBy) -> str:
+    """Return the tenant or model of a row."""
+    return str(getattr(row, by.value))
+
+
+def margin_chart(
+    charged: Sequence[float], costs: Sequence[int] | None, buckets: Buckets, currency: str
+) -> Chart:
+    """Return what was charged, and where `costs` of backends are known, these and the margin."""
+    series = [Series(label="charged", values=list(charged))]
+    if costs is not None:
+        spent = [cost / 1e9 for cost in costs]
+        margin = [a - b for a, b in zip(charged, spent, strict=True)]
+        series += [Series(label="backends", values=spent), Series(label="margin", values=margin)]
+    return _chart(buckets, series, unit=currency)
+
+
+def _chart(buckets: Buckets, series: list[Series], *, unit: str) -> Chart:
+    return Chart(times=buckets.edges[:-1], series=series, unit=unit)
+
+
+def _values(
+    rows: Sequence[GroupUsage], buckets: Buckets, value: Callable[[GroupUsage], float]
+) -> list[float]:
+    sums: dict[str, float] = {}
+    for row in rows:
+        label = str(row.day if buckets.unit is GroupBy.DAY else row.hour)
+        sums[label] = sums.get(label, 0.0) + value(row)
+    return [sums.get(buckets.label(start), 0.0) for start in buckets.starts]

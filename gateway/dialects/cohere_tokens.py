@@ -1,0 +1,113 @@
+"""Answers Cohere's clients on the native routes of tokens, by bodies that no native one resembles.
+
+Theirs have one text each: `text` to `POST /v1/tokenize`, `tokens` to `POST /v1/detokenize`.
+"""
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from gateway.api.inference_route import JSON, BodySource, Rendered
+from gateway.api.native_routes import NativeRoute
+from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody
+from gateway.dialects.stored_results import CHARACTERS_PER_CONVERSION, text_in, tokens_in
+from gateway.types import Answer, InferenceRequest, RequestId, Usage
+
+_encode = msgspec.json.encode
+_META = {"api_version": {"version": "1"}}
+
+
+class CohereTokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Show the tokens of a text, as Cohere's clients ask for them."""
+
+    model: str
+    text: str
+
+    def items(self) -> list[Any]:
+        """Return the text."""
+        return [self.text]
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that the native route would make of it."""
+        return TokenizeBody(model=self.model, input=self.text, add_special_tokens=False).request()
+
+    def answer(self, result: bytes) -> dict[str, Any]:
+        """Return the answer without what is known of the request."""
+        found = tokens_in(result)
+        return {"tokens": found.ids, "token_strings": found.tokens}
+
+
+class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Turn tokens into a text, as Cohere's clients ask for it."""
+
+    model: str
+    tokens: list[int]
+
+    def items(self) -> list[Any]:
+        """Return the tokens of the text."""
+        return [self.tokens]
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that the native route would make of it."""
+        return DetokenizeBody(model=self.model, ids=[*self.tokens]).request()
+
+    def answer(self, result: bytes) -> dict[str, Any]:
+        """Return the answer without what is known of the request."""
+        return {"text": text_in(result)}
+
+
+class _HasText(msgspec.Struct, frozen=True):
+    text: msgspec.Raw
+
+
+class _HasTokens(msgspec.Struct, frozen=True):
+    tokens: msgspec.Raw
+
+
+class CohereTokensRoute(NativeRoute):
+    """Answers a native route of tokens, and Cohere's clients, who send another field to it."""
+
+    def __init__(self, native: type[Body], of_cohere: type[Any], marked_by: type[Any]) -> None:
+        super().__init__(native)
+        self._decode_cohere = msgspec.json.Decoder(of_cohere).decode
+        self._decode_mark = msgspec.json.Decoder(marked_by).decode
+
+    @override
+    def decode(self, source: BodySource) -> Any:
+        try:
+            return super().decode(source)
+        except msgspec.ValidationError:
+            if not self._is_of_cohere(source.raw):
+                raise
+        return self._decode_cohere(source.raw)
+
+    def _is_of_cohere(self, raw: bytes) -> bool:
+        try:
+            self._decode_mark(raw)
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    @override
+    def is_spliced(self, body: Any) -> bool:
+        return isinstance(body, Body)
+
+    @override
+    def conversions(self, body: Any) -> int:
+        if isinstance(body, Body):
+            return 0
+        return sum(map(len, body.items())) // CHARACTERS_PER_CONVERSION
+
+    @override
+    def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
+        if isinstance(body, Body):
+            return super().encode(body, answer, usage, request_id)
+        return Rendered(JSON, _encode(body.answer(answer.outcomes[0].result) | {"meta": _META}))
+
+
+COHERE_TOKENS = (
+    CohereTokensRoute(TokenizeBody, CohereTokenizeBody, _HasText),
+    CohereTokensRoute(DetokenizeBody, CohereDetokenizeBody, _HasTokens),
+)
+"""The native routes of tokens, which answer Cohere's clients, too."""

@@ -1,0 +1,361 @@
+"""Answers clients of Jina and of Voyage, whose embeddings and rankings differ by names only.
+
+Their paths are those of native routes, and nothing in a body says whose it is: here each has a path
+of its own before them. Both read an error's `detail`, which problem documents have.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from gateway.api.schemas import EmbedBody, Positive, RerankBody
+from gateway.api.vectors import NumberType, as_base64, as_json
+from gateway.dialects.base import dialect_operation, input_tokens
+from gateway.dialects.openai import OpenAIEmbedding
+from gateway.dialects.stored_results import ranking
+from gateway.errors import InvalidRequest
+from gateway.types import Answer, InferenceRequest, RequestId, Usage
+
+_encode = msgspec.json.encode
+
+
+class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Has the field that all bodies share, and is answered by `write`."""
+
+    model: str
+    """The name of a model; `GET /v1/models` lists them."""
+
+    def items(self) -> list[Any]:
+        """Return the texts; they are counted before the request is made."""
+        raise NotImplementedError
+
+    def conversions(self) -> int:
+        """Return how many vectors `write` converts."""
+        return 0
+
+    def write(self, answer: Answer) -> dict[str, Any]:
+        """Return the answer without model and usage."""
+        raise NotImplementedError
+
+
+class JinaTextItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A text in an object."""
+
+    text: str
+    """The text."""
+
+
+class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
+    """Turn texts into vectors, as Jina does."""
+
+    input: str | list[str | JinaTextItem]
+    """A text, or a list of texts; images are refused."""
+    task: str | None = None
+    """Is ignored: models have one way to read a text."""
+    dimensions: Positive | None = None
+    """Keeps the first so many numbers of a vector."""
+    normalized: bool = True
+    """Whether vectors have the length 1."""
+    embedding_type: Literal["float", "base64", "binary", "ubinary"] = "float"
+    """What vectors are made of; `base64` is of little-endian float32."""
+    truncate: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    late_chunking: bool = False
+    """Is refused unless it is `false`: texts are read one by one."""
+
+    @override
+    def items(self) -> list[Any]:
+        return _texts(self.input if isinstance(self.input, list) else [self.input])
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that `POST /v1/embed` would make of it."""
+        if self.late_chunking:
+            raise InvalidRequest("`late_chunking` is not done; leave it out.")
+        return EmbedBody(
+            model=self.model,
+            input=self.items(),
+            dimensions=self.dimensions,
+            normalize=self.normalized,
+            truncate=self.truncate,
+        ).request()
+
+    @override
+    def conversions(self) -> int:
+        return 0 if self.embedding_type == "float" else len(self.items())
+
+    @override
+    def write(self, answer: Answer) -> dict[str, Any]:
+        kind = self.embedding_type
+        return _vectors(answer, "float" if kind == "base64" else kind, packed=kind == "base64")
+
+
+class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
+    """Turn texts into vectors, as Voyage does."""
+
+    input: str | list[str]
+    """A text, or a list of texts."""
+    input_type: Literal["query", "document"] | None = None
+    """Is ignored: models have one way to read a text."""
+    truncation: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+    output_dimension: Positive | None = None
+    """Keeps the first so many numbers of a vector, which then has the length 1 again."""
+    output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
+    """The type of the numbers; `float` where it is left out."""
+    encoding_format: Literal["base64"] | None = None
+    """`base64`: the numbers as a string, which Voyage's own client asks for."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.input if isinstance(self.input, list) else [self.input]
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that `POST /v1/embed` would make of it."""
+        return EmbedBody(
+            model=self.model,
+            input=self.items(),
+            dimensions=self.output_dimension,
+            truncate=self.truncation,
+        ).request()
+
+    @override
+    def conversions(self) -> int:
+        is_as_stored = self.output_dtype in {None, "float"} and self.encoding_format is None
+        return 0 if is_as_stored else len(self.items())
+
+    @override
+    def write(self, answer: Answer) -> dict[str, Any]:
+        return _vectors(
+            answer, self.output_dtype or "float", packed=self.encoding_format is not None
+        )
+
+
+class JinaRerankBody(_NamedBody, frozen=True, kw_only=True):
+    """Order documents by how well they answer a query, as Jina does."""
+
+    query: str
+    """What the documents are compared with."""
+    documents: list[str | JinaTextItem]
+    """The texts to put in order."""
+    top_n: Positive | None = None
+    """How many documents to return, the best ones; all where it is left out."""
+    return_documents: bool = True
+    """Whether results hold the documents, too."""
+
+    @override
+    def items(self) -> list[Any]:
+        return _texts(self.documents)
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that `POST /v1/rerank` would make of it."""
+        return RerankBody(model=self.model, query=self.query, documents=self.items()).request()
+
+    @override
+    def write(self, answer: Answer) -> dict[str, Any]:
+        shown = [{"text": text} for text in self.items()] if self.return_documents else None
+        return {"results": _ranked(answer, self.top_n, shown)}
+
+
+class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
+    """Order documents by how well they answer a query, as Voyage does."""
+
+    query: str
+    """What the documents are compared with."""
+    documents: list[str]
+    """The texts to put in order."""
+    top_k: Positive | None = None
+    """How many documents to return, the best ones; all where it is left out."""
+    return_documents: bool = False
+    """Whether results hold the documents, too."""
+    truncation: bool = True
+    """With `false`, a text that the model would read a part of is refused."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.documents
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the request that `POST /v1/rerank` would make of it."""
+        return RerankBody(
+            model=self.model, query=self.query, documents=self.documents, truncate=self.truncation
+        ).request()
+
+    @override
+    def write(self, answer: Answer) -> dict[str, Any]:
+        shown = self.documents if self.return_documents else None
+        return {"data": _ranked(answer, self.top_k, shown)}
+
+
+class NamedRoute(InferenceRoute):
+    """Answers `POST` to one path of Jina's or Voyage's."""
+
+    def __init__(self, path: str, task: Task, body: type[_NamedBody]) -> None:
+        self.path = path
+        self.task = task
+        self._decode = msgspec.json.Decoder(body).decode
+        super().__init__()
+
+    @override
+    def decode(self, source: BodySource) -> Any:
+        return self._decode(source.raw)
+
+    @override
+    def conversions(self, body: _NamedBody) -> int:
+        return body.conversions()
+
+    @override
+    def encode(
+        self, body: _NamedBody, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        tokens = input_tokens(answer)
+        about = {
+            "object": "list",
+            "model": answer.model.info.name,
+            "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
+        }
+        return Rendered(JSON, _encode(about | body.write(answer)))
+
+
+class NamedUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request, whether they were computed or cached."""
+
+    total_tokens: int
+    """Tokens of all texts, as the model reads them."""
+    prompt_tokens: int
+    """The same."""
+
+
+class NamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Has what all answers share."""
+
+    object: Literal["list"]
+    """Is always the same."""
+    model: str
+    """The model that answered."""
+    usage: NamedUsage
+    """Tokens of the request."""
+
+
+class NamedEmbeddings(NamedAnswer, frozen=True, kw_only=True):
+    """Vectors of all texts."""
+
+    data: list[OpenAIEmbedding]
+    """A vector for each text, in the order of the input."""
+
+
+class JinaDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A document's place in the request, and its score."""
+
+    index: int
+    """Its place in `documents`, from 0."""
+    relevance_score: float
+    """More is a better answer to the query."""
+    document: JinaTextItem | None = None
+    """The document, with `return_documents`."""
+
+
+class JinaDocuments(NamedAnswer, frozen=True, kw_only=True):
+    """The documents, best first."""
+
+    results: list[JinaDocument]
+    """The best first."""
+
+
+class VoyageDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A document's place in the request, and its score."""
+
+    index: int
+    """Its place in `documents`, from 0."""
+    relevance_score: float
+    """More is a better answer to the query."""
+    document: str | None = None
+    """The document, with `return_documents`."""
+
+
+class VoyageDocuments(NamedAnswer, frozen=True, kw_only=True):
+    """The documents, best first."""
+
+    data: list[VoyageDocument]
+    """The best first."""
+
+
+def _texts(values: list[Any]) -> list[Any]:
+    return [value.text if isinstance(value, JinaTextItem) else value for value in values]
+
+
+def _vectors(answer: Answer, kind: NumberType, *, packed: bool) -> dict[str, Any]:
+    render = as_base64 if packed else as_json
+    return {
+        "data": [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": msgspec.Raw(bytes(render(outcome.result, kind))),
+            }
+            for index, outcome in enumerate(answer.outcomes)
+        ]
+    }
+
+
+def _ranked(answer: Answer, most: int | None, shown: list[Any] | None) -> list[dict[str, Any]]:
+    return [
+        {"index": index, "relevance_score": score}
+        | ({} if shown is None else {"document": shown[index]})
+        for index, score in ranking(answer, most)
+    ]
+
+
+_QUERY: Any = {
+    "model": "minilm",
+    "query": "How do I reset my card PIN?",
+    "documents": ["Change your PIN at any cash machine.", "We are hiring."],
+}
+_ABOUT: Any = {
+    "object": "list",
+    "model": "minilm",
+    "usage": {"total_tokens": 4, "prompt_tokens": 4},
+}
+_VECTOR: Any = _ABOUT | {"data": [{"object": "embedding", "index": 0, "embedding": [0.0676]}]}
+_BEST: Any = [{"index": 0, "relevance_score": 0.71}]
+
+
+def _dialect(
+    name: str, embeddings: type[_NamedBody], rerank: type[_NamedBody], documents: type[NamedAnswer]
+) -> Dialect:
+    product = name.capitalize()
+    embed_route = NamedRoute(f"/{name}/v1/embeddings", Task.EMBED, embeddings)
+    rerank_route = NamedRoute(f"/{name}/v1/rerank", Task.RERANK, rerank)
+    return Dialect(
+        name=name,
+        description=f"What {product}'s clients ask for: their base URL is `/{name}/v1` here.",
+        routes={
+            embed_route: dialect_operation(
+                embed_route,
+                dialect=name,
+                id=f"{name}_embeddings",
+                summary=f"Turn texts into vectors, as {product} does",
+                body=embeddings,
+                example={"model": "minilm", "input": ["a sentence"]},
+                answer=NamedEmbeddings,
+                answer_example=_VECTOR,
+            ),
+            rerank_route: dialect_operation(
+                rerank_route,
+                dialect=name,
+                id=f"{name}_rerank",
+                summary=f"Order documents by a query, as {product} does",
+                body=rerank,
+                example=_QUERY,
+                answer=documents,
+                answer_example=_ABOUT | {documents.__struct_fields__[-1]: _BEST},
+            ),
+        },
+    )
+
+
+JINA = _dialect("jina", JinaEmbeddingsBody, JinaRerankBody, JinaDocuments)
+VOYAGE = _dialect("voyage", VoyageEmbeddingsBody, VoyageRerankBody, VoyageDocuments)

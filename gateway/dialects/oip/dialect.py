@@ -1,0 +1,50 @@
+"""Lists the routes of the Open Inference Protocol v2 over HTTP."""
+
+from gateway.api.dialect import Dialect
+from gateway.api.inference_route import InferenceRoute
+from gateway.api.openapi_parts import Json, Operation
+from gateway.dialects.base import dialect_operation
+from gateway.dialects.oip.errors import OIP_ERRORS
+from gateway.dialects.oip.handlers import OPERATIONS, answer_route, probe_health
+from gateway.dialects.oip.infer_routes import OipInferRoute, OipVersionInferRoute
+from gateway.dialects.oip.wire import OipInferAnswer, OipInferBody
+
+_TEXT = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a gorgeous, witty movie"]}
+_EXAMPLE: Json = {"inputs": [_TEXT], "outputs": [{"name": "LABEL"}, {"name": "SCORE"}]}
+_ANSWER: Json = {
+    "model_name": "sentiment",
+    "model_version": "1",
+    "outputs": [
+        {"name": "LABEL", "datatype": "BYTES", "shape": [1, 1], "data": ["positive"]},
+        {"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [0.98]},
+    ],
+}
+
+
+def _operation(route: InferenceRoute, name: str, path: dict[str, str]) -> Operation:
+    return dialect_operation(
+        route,
+        dialect="open-inference",
+        id=name,
+        summary="Ask a model by tensors, as Triton's and KServe's clients do",
+        body=OipInferBody,
+        example=_EXAMPLE,
+        answer=OipInferAnswer,
+        answer_example=_ANSWER,
+        path_example=path,
+    )
+
+
+_MODEL, _VERSION = OipInferRoute(), OipVersionInferRoute()
+OPEN_INFERENCE = Dialect(
+    name="open-inference",
+    description="The Open Inference Protocol v2, of Triton and KServe: point their clients here.",
+    routes={
+        _MODEL: _operation(_MODEL, "oip_infer", {"model": "sentiment"}),
+        _VERSION: _operation(_VERSION, "oip_version_infer", {"model": "sentiment", "version": "1"}),
+    },
+    handlers=(answer_route, probe_health),
+    operations=OPERATIONS,
+    errors=OIP_ERRORS,
+    paths=("/v2",),
+)

@@ -1,0 +1,31 @@
+"""Writes errors as servers of the Open Inference Protocol do: a string under `error`."""
+
+import msgspec
+from typing_extensions import override
+
+from gateway.api.error_format import ErrorFormat
+from gateway.errors import GatewayError, InvalidItem
+
+
+class OipError(msgspec.Struct, frozen=True, kw_only=True):
+    """An error as the clients of Triton and KServe read it."""
+
+    error: str
+    """What was wrong, and what to do."""
+    code: str
+    """What programs should look at; it is stable."""
+
+
+class OipErrorFormat(ErrorFormat):
+    """Writes errors of the routes below `/v2`."""
+
+    media = "application/json"
+    type = OipError
+
+    @override
+    def encode(self, error: GatewayError, request_id: str) -> bytes:
+        code = error.item_code if isinstance(error, InvalidItem) else error.code
+        return msgspec.json.encode(OipError(error=error.detail, code=code))
+
+
+OIP_ERRORS = OipErrorFormat()

@@ -1,0 +1,302 @@
+"""Answers the routes of the Open Inference Protocol v2 that ask nothing of a model.
+
+Litestar has one handler for all of them: each costs a process a millisecond when it starts.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from importlib.metadata import version as version_of
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from litestar import Response, get, route
+from litestar.di import NamedDependency
+from litestar.enums import HttpMethod
+from litestar.exceptions import MethodNotAllowedException
+from litestar.params import FromPath, SkipValidation
+from litestar.status_codes import HTTP_204_NO_CONTENT
+
+from gateway.api.error_handling import NO_ROUTE
+from gateway.api.health import ReadinessSource
+from gateway.api.inference_route import path_pattern
+from gateway.api.key_rights import is_visible
+from gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
+from gateway.api.openapi_parts import Content, Json, Kind, Operation
+from gateway.config.document import Document
+from gateway.dialects.oip.errors import OIP_ERRORS
+from gateway.dialects.oip.models import (
+    FoundModel,
+    OipIndexEntry,
+    OipModelConfig,
+    OipModelMetadata,
+    OipModelStatistics,
+    OipServerMetadata,
+    find_model,
+    model_config,
+    model_metadata,
+    model_statistics,
+    repository_index,
+)
+from gateway.errors import (
+    DependencyUnavailable,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    RateLimited,
+)
+from gateway.types import ServedModel
+
+_READY, _NOT_READY = 200, 503
+_NO_MEMORY = "There is no shared memory: send tensors in the body."
+_NO_TRACES = "Traces are configured by operators; send `traceparent` to join a request to one."
+_REFUSED: Final = {
+    r"/v2/repository/models/.+/(un)?load": (
+        "Clients do not load or unload models: operators do, by `sluicegate models`."
+    ),
+    r"/v2/(system|cuda)sharedmemory/.+": _NO_MEMORY,
+    r"/v2(/models/[^/]+)?/trace/setting": _NO_TRACES,
+    r"/v2/logging": "Logs are configured by operators.",
+}
+
+
+class OipLiveness(msgspec.Struct, frozen=True, kw_only=True):
+    """The process answers."""
+
+    live: bool = True
+    """Is always `true`."""
+
+
+class OipReadiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether requests can be answered."""
+
+    ready: bool
+    """Whether they can."""
+
+
+class OipModelReadiness(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether requests to a model can be answered."""
+
+    name: str
+    """What requests name it by."""
+    ready: bool
+    """Whether they can."""
+
+
+class OipStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of models, with figures that are 0."""
+
+    model_stats: list[OipModelStatistics]
+    """Each version by itself."""
+
+
+class _Asked(NamedTuple):
+    """Holds what a route answers from: what the caller may know of, and the path's parameters."""
+
+    visible: list[ServedModel]
+    document: Document
+    is_ready: bool
+    name: str = ""
+    version: str = ""
+
+    def found(self) -> FoundModel:
+        """Return the model that the path names."""
+        return find_model({one.info.name: one for one in self.visible}.get, self.name, self.version)
+
+
+def _server(_: _Asked) -> OipServerMetadata:
+    return OipServerMetadata(version=_version())
+
+
+def _model(asked: _Asked) -> OipModelMetadata:
+    return model_metadata(asked.found(), asked.name, asked.version)
+
+
+def _config(asked: _Asked) -> OipModelConfig:
+    return model_config(asked.found(), asked.name, max_items=asked.document.request.max_items)
+
+
+def _model_ready(asked: _Asked) -> OipModelReadiness:
+    asked.found().known()
+    return OipModelReadiness(name=asked.name, ready=asked.is_ready)
+
+
+def _model_stats(asked: _Asked) -> OipStatistics:
+    asked.found().known()
+    found = model_statistics([one for one in asked.visible if one.info.name == asked.name])
+    return OipStatistics(model_stats=[one for one in found if asked.version in ("", one.version)])
+
+
+def _stats(asked: _Asked) -> OipStatistics:
+    return OipStatistics(model_stats=model_statistics(asked.visible))
+
+
+def _index(asked: _Asked) -> list[OipIndexEntry]:
+    return repository_index(asked.visible)
+
+
+_Answering = Callable[[_Asked], Any]
+
+
+class _Route(NamedTuple):
+    answer: _Answering
+    operation: Operation
+
+
+_operation = partial(Operation, tag="open-inference", error_format=OIP_ERRORS)
+_NAMES: dict[str, tuple[str, str]] = {
+    "model": ("The name of a model.", "sentiment"),
+    "version": ("The number of one of its revisions.", "1"),
+}
+_NOT_READY_ANSWER = (Content(type=OipReadiness, summary="Not ready, or too many connections"),)
+
+
+def _routes() -> dict[tuple[str, str], _Route]:
+    """Return the routes by method and path."""
+    found = {
+        ("get", "/v2"): _limited(_server, "server", "What the gateway is", OipServerMetadata),
+        ("get", "/v2/models/stats"): _limited(
+            _stats, "statistics", "Statistics of all models, which are 0", OipStatistics
+        ),
+        ("post", "/v2/repository/index"): _limited(
+            _index, "index", "The models this key may use", list[OipIndexEntry]
+        ),
+    }
+    for path, names in (
+        ("/v2/models/{model}", ("model",)),
+        ("/v2/models/{model}/versions/{version}", ("model", "version")),
+    ):
+        kind = names[-1]
+        for answer, suffix, summary, returned in (
+            (_model, "", "Inputs and outputs of a model", OipModelMetadata),
+            (_config, "/config", "The configuration of a model", OipModelConfig),
+            (_model_ready, "/ready", "Whether a model is ready", OipModelReadiness),
+            (_model_stats, "/stats", "Statistics of a model, which are 0", OipStatistics),
+        ):
+            name = f"{kind}{suffix.replace('/', '_')}"
+            found["get", path + suffix] = _limited(answer, name, summary, returned, names)
+    return found
+
+
+def _limited(
+    answer: _Answering,
+    name: str,
+    summary: str,
+    returned: Any,
+    names: tuple[str, ...] = (),
+) -> _Route:
+    answers = {_READY: (Content(type=returned, summary=summary),)}
+    if answer is _model_ready:
+        answers[_NOT_READY] = _NOT_READY_ANSWER
+    operation = _operation(
+        id=f"oip_{name}",
+        summary=summary,
+        kind=Kind.LIMITED,
+        errors=(RateLimited, DependencyUnavailable, *([ModelNotFound] if names else ())),
+        answers=answers,
+        parameters=tuple([_parameter(one) for one in names]),
+    )
+    return _Route(answer, operation)
+
+
+def _parameter(name: str) -> Json:
+    description, example = _NAMES[name]
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string", "minLength": 1},
+        "example": example,
+    }
+
+
+def _probe(name: str, summary: str, returned: Any) -> Operation:
+    answers = {_READY: (Content(type=returned, summary=summary),)}
+    if returned is OipReadiness:
+        answers[_NOT_READY] = _NOT_READY_ANSWER
+    return _operation(id=f"oip_{name}", summary=summary, is_public=True, answers=answers)
+
+
+_ROUTES = _routes()
+_PATTERNS = [
+    (method.upper(), re.compile(path_pattern(path)), one.answer)
+    for (method, path), one in _ROUTES.items()
+]
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("get", "/v2/health/live"): _probe("live", "Whether the process answers", OipLiveness),
+    ("get", "/v2/health/ready"): _probe("ready", "Whether requests are answered", OipReadiness),
+} | {name: one.operation for name, one in _ROUTES.items()}
+"""What the OpenAPI document says of the routes."""
+Health = NamedDependency[SkipValidation[ReadinessSource]]
+
+
+@get("/v2/health/{probe:str}", opt={"public": True}, include_in_schema=False)
+async def probe_health(probe: FromPath[str], health: Health) -> Response[Any]:
+    """Answer 200 when live or ready, as the path asks, else 503."""
+    if probe == "live":
+        return Response(OipLiveness())
+    if probe != "ready":
+        raise NotFound("Ask for `/v2/health/live` or `/v2/health/ready`.")
+    return _whether_ready(OipReadiness(ready=health.readiness().ready))
+
+
+@route(
+    ["/v2", "/v2/{rest:path}"],
+    http_method=["GET", "POST", "OPTIONS"],
+    include_in_schema=False,
+    opt={"own_methods": True},
+)
+async def answer_route(
+    request: AnyRequest,
+    models: Models,
+    runtimes: Runtimes,
+    health: Health,
+) -> Response[Any]:
+    """Answer a route of `OPERATIONS`, or refuse what operators do in another way."""
+    path = request.scope["path"].rstrip("/")
+    if request.method == HttpMethod.OPTIONS:
+        allowed = {method for method, pattern, _ in _PATTERNS if pattern.fullmatch(path)}
+        headers = {"allow": ", ".join(sorted({HttpMethod.OPTIONS, *allowed}))}
+        return Response(None, status_code=HTTP_204_NO_CONTENT, headers=headers)
+    answer, names = _routed(request.method, path)
+    document, principal = runtimes.current.document, principal_of(request)
+    asked = _Asked(
+        visible=[one for one in models.models() if is_visible(one, document, principal)],
+        document=document,
+        is_ready=health.readiness().ready,
+        name=names.get("model", ""),
+        version=names.get("version", ""),
+    )
+    return _whether_ready(answer(asked))
+
+
+def _routed(asked_method: str, path: str) -> tuple[_Answering, dict[str, str]]:
+    """Return what answers a path, and the values of its parameters.
+
+    Raises:
+        MethodNotAllowedException: another method is answered.
+        GatewayError: nothing is.
+    """
+    methods = set()
+    for method, pattern, answer in _PATTERNS:
+        if (match := pattern.fullmatch(path)) is not None:
+            if method == asked_method:
+                return answer, match.groupdict()
+            methods.add(method)
+    if methods:
+        raise MethodNotAllowedException(headers={"allow": ", ".join(sorted(methods))})
+    for refused, why in _REFUSED.items():
+        if re.fullmatch(refused, path):
+            raise InvalidRequest(why)
+    raise NotFound(NO_ROUTE)
+
+
+def _whether_ready(answer: Any) -> Response[Any]:
+    is_ready = getattr(answer, "ready", True)
+    return Response(answer, status_code=_READY if is_ready else _NOT_READY)
+
+
+@cache
+def _version() -> str:
+    return version_of("sluicegate")

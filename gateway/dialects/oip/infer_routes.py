@@ -1,0 +1,86 @@
+"""Answers the inference routes of the Open Inference Protocol v2 over HTTP."""
+
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import Task
+from gateway.api.inference_route import BodySource, InferenceRoute, Rendered
+from gateway.dialects.oip.calls import TensorCall, tensor_call
+from gateway.dialects.oip.errors import OIP_ERRORS
+from gateway.dialects.oip.models import find_model
+from gateway.dialects.oip.task_tensors import tasks_of
+from gateway.dialects.oip.wire import LENGTH, json_part, read_request, write_answer
+from gateway.types import Answer, InferenceRequest, RequestId, Usage
+
+
+class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what is asked of a model, and how its outputs are sent."""
+
+    call: TensorCall
+    name: str
+    """What the path names the model by."""
+    are_binary: tuple[bool, ...]
+    """Of each output, whether it is sent as bytes."""
+
+    def items(self) -> list[Any]:
+        """Return the items."""
+        return self.call.items()
+
+    def request(self, model: str) -> InferenceRequest:
+        """Return the request; the path may name a version."""
+        return self.call.request()
+
+
+class OipInferRoute(InferenceRoute):
+    """Answers `POST /v2/models/{model}/infer`."""
+
+    path = "/v2/models/{model}/infer"
+    task = Task.INFER
+    headers = (LENGTH,)
+    errors = OIP_ERRORS
+    reads_models = True
+
+    @override
+    def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
+        return json_part(raw, *fields)
+
+    @override
+    def decode(self, source: BodySource) -> HttpTensorCall:
+        name = source.parameters["model"]
+        found = find_model(source.served, name, source.parameters.get("version", ""))
+        tasks = [] if found.served is None else tasks_of(found.served.info)
+        only_input = "INPUT" if tasks == [Task.INFER] else "TEXT"
+        (length,) = source.fields
+        sent = read_request(source.raw, length, only_input)
+        call = tensor_call(
+            sent.tensors,
+            served=found.served,
+            model=found.name,
+            version=found.version,
+            bounds=source.document.request,
+        )
+        are_binary = [
+            sent.is_binary if wanted.is_binary is None else wanted.is_binary
+            for wanted in call.wanted
+        ]
+        return HttpTensorCall(call=call, name=name, are_binary=tuple(are_binary))
+
+    @override
+    def conversions(self, body: HttpTensorCall) -> int:
+        return body.call.conversions() if any(body.are_binary) else 0
+
+    @override
+    def encode(
+        self, body: HttpTensorCall, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        call = body.call
+        names = (body.name, call.version, call.id)
+        return write_answer(names, call.outputs(answer), body.are_binary)
+
+
+class OipVersionInferRoute(OipInferRoute):
+    """Answers `POST /v2/models/{model}/versions/{version}/infer`."""
+
+    path = "/v2/models/{model}/versions/{version}/infer"

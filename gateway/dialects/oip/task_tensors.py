@@ -1,0 +1,387 @@
+"""Defines the tensors of each task: what is asked by which inputs, and what its outputs are.
+
+An item is an element of `TEXT` (of `INPUT`, for owners' algorithms), and outputs have a row for
+each. What all items share is an input with one row, or with equal rows, as a batch has them.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import ModelInfo, Task
+from gateway.api.schemas import (
+    Body,
+    ChooseBody,
+    ClassifyBody,
+    EmbedBody,
+    EntitiesBody,
+    InferBody,
+    RerankBody,
+    ZeroShotBody,
+)
+from gateway.api.vectors import floats_as_json
+from gateway.config.document import RequestConfig
+from gateway.dialects.oip.tensors import (
+    DataType,
+    FloatTensor,
+    IntegerTensor,
+    OutputTensor,
+    RequestedOutput,
+    TextTensor,
+    VectorTensor,
+)
+from gateway.dialects.stored_results import StoredLabel, choice_in, labels_in, score_in
+from gateway.errors import InvalidRequest, PayloadTooLarge
+
+ANY = -1
+"""A dimension of any size."""
+_encode = msgspec.json.encode
+_decode = msgspec.json.decode
+_Results = Sequence[bytes]
+
+
+class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes an input or output by the size of a row; the number of rows comes before it."""
+
+    name: str
+    datatype: DataType = "BYTES"
+    row: int = 1
+    is_optional: bool = False
+
+    @property
+    def shape(self) -> list[int]:
+        """Its shape, where the number of rows is any."""
+        return [ANY, self.row]
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the elements of an input, and how many rows they are."""
+
+    name: str
+    texts: list[str]
+    count: int
+
+    def shared(self) -> list[str]:
+        """Return the only row, or the one that all others equal.
+
+        Raises:
+            InvalidRequest: its rows differ.
+        """
+        rows = self.each(1)
+        if any(row != rows[0] for row in rows):
+            raise InvalidRequest(
+                f"The input `{self.name}` is shared by all texts: send one row, or equal ones."
+            )
+        return rows[0]
+
+    def each(self, items: int) -> list[list[str]]:
+        """Return its rows, as many as there are `items` if it has only one.
+
+        Raises:
+            InvalidRequest: it has none.
+        """
+        if not self.texts:
+            raise InvalidRequest(f"The input `{self.name}` has no elements.")
+        size = len(self.texts) // self.count
+        rows = [self.texts[at : at + size] for at in range(0, len(self.texts), size)]
+        return rows * items if len(rows) == 1 else rows
+
+
+class TaskTensors:
+    """Turns inputs into the body of a native route, and results into outputs, of one task."""
+
+    task: Task
+    body: type[Body]
+    items = "TEXT"
+    """The input whose elements are the items."""
+    inputs: tuple[TensorSpec, ...] = (TensorSpec(name="TEXT"),)
+    parameters: tuple[str, ...] = ("truncate",)
+    """Fields of the native body that a request's parameters may set."""
+
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        """Return what is answered by a model."""
+        raise NotImplementedError
+
+    def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
+        """Check what becomes larger in the native body than it was sent.
+
+        Raises:
+            PayloadTooLarge: it is larger there than `bounds` allow.
+        """
+
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        """Return the fields of the native body that inputs say; those required are there."""
+        return {"input": inputs["TEXT"].texts}
+
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        """Return an output, one of `outputs`."""
+        raise NotImplementedError
+
+
+class _LabelTensors(TaskTensors):
+    """Answers the best label of each text, its score, and those of all labels."""
+
+    def order(self, results: _Results, body: Body, info: ModelInfo) -> Sequence[str]:
+        """Return the labels in the order in which `SCORES` has them."""
+        raise NotImplementedError
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        found = [labels_in(result) for result in results]
+        name, shape = wanted.name, (len(found), 1)
+        if name == "LABEL":
+            return TextTensor(name=name, shape=shape, texts=[one[0].label for one in found])
+        if name == "SCORE":
+            return FloatTensor(name=name, shape=shape, values=[one[0].score for one in found])
+        order = self.order(results, body, info)
+        return _score_tensor(wanted, [_in_order(one, order) for one in found], [order])
+
+
+class ClassifyTensors(_LabelTensors):
+    """Labels texts, or pairs of texts."""
+
+    task = Task.CLASSIFY
+    body = ClassifyBody
+    inputs = (TensorSpec(name="TEXT"), TensorSpec(name="TEXT_PAIR", is_optional=True))
+    parameters = ("truncate", "function")
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return _labelled(len(info.labels or ()) or ANY)
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        texts = inputs["TEXT"].texts
+        if "TEXT_PAIR" not in inputs:
+            return {"input": texts}
+        second = inputs["TEXT_PAIR"].texts
+        if len(second) != len(texts):
+            raise InvalidRequest("The input `TEXT_PAIR` must have as many elements as `TEXT`.")
+        return {"input": list(zip(texts, second, strict=True))}
+
+    @override
+    def order(self, results: _Results, body: Body, info: ModelInfo) -> Sequence[str]:
+        return info.labels or sorted({one.label for one in labels_in(results[0])})
+
+
+class ZeroShotTensors(_LabelTensors):
+    """Labels texts with labels of the caller's own."""
+
+    task = Task.ZERO_SHOT
+    body = ZeroShotBody
+    inputs = (TensorSpec(name="TEXT"), TensorSpec(name="LABELS", row=ANY))
+    parameters = ("truncate", "multi_label", "hypothesis_template")
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return _labelled(ANY)
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        return {"input": inputs["TEXT"].texts, "labels": inputs["LABELS"].shared()}
+
+    @override
+    def order(self, results: _Results, body: Body, info: ModelInfo) -> Sequence[str]:
+        return body.labels if isinstance(body, ZeroShotBody) else ()
+
+
+class ChooseTensors(TaskTensors):
+    """Chooses among options, which each prompt may have of its own."""
+
+    task = Task.CHOOSE
+    body = ChooseBody
+    inputs = (TensorSpec(name="TEXT"), TensorSpec(name="CHOICES", row=ANY))
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        scores = TensorSpec(name="SCORES", datatype="FP32", row=ANY)
+        return TensorSpec(name="CHOICE", datatype="INT64"), scores
+
+    @override
+    def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
+        choices, times = inputs["CHOICES"], len(inputs["TEXT"].texts)
+        if choices.count > 1:
+            return  # each prompt has its own
+        size = len("".join(choices.texts).encode())
+        if times * len(choices.texts) > bounds.max_values or times * size > bounds.max_body_bytes:
+            raise PayloadTooLarge(
+                f"{times} texts that share {len(choices.texts)} choices, of {size} bytes, are too"
+                " many; send several requests."
+            )
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        prompts = inputs["TEXT"].texts
+        choices = inputs["CHOICES"].each(len(prompts))
+        if len(choices) != len(prompts):
+            raise InvalidRequest(
+                f"The input `CHOICES` has {len(choices)} rows for {len(prompts)} texts: send one,"
+                " or one for each."
+            )
+        pairs = zip(prompts, choices, strict=True)
+        return {"input": [{"prompt": prompt, "choices": options} for prompt, options in pairs]}
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        found = [choice_in(result) for result in results]
+        if wanted.name == "CHOICE":
+            values = [one.choice for one in found]
+            return IntegerTensor(name=wanted.name, shape=(len(found), 1), values=values)
+        options = [item.choices for item in body.items()]
+        return _score_tensor(wanted, [one.scores for one in found], options)
+
+
+class EmbedTensors(TaskTensors):
+    """Turns texts into vectors."""
+
+    task = Task.EMBED
+    body = EmbedBody
+    parameters = ("truncate", "normalize", "dimensions")
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(name="EMBEDDING", datatype="FP32", row=info.dimensions or ANY),)
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        size = bytes(floats_as_json(results[0])).count(b",") + 1
+        shape = len(results), size
+        return VectorTensor(name=wanted.name, shape=shape, results=results)
+
+
+class RerankTensors(TaskTensors):
+    """Scores texts by how well they answer a query."""
+
+    task = Task.RERANK
+    body = RerankBody
+    inputs = (TensorSpec(name="TEXT"), TensorSpec(name="QUERY"))
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(name="SCORE", datatype="FP32"),)
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        query = inputs["QUERY"].shared()
+        if len(query) > 1:
+            raise InvalidRequest("The input `QUERY` takes one text for all of `TEXT`.")
+        return {"query": query[0], "documents": inputs["TEXT"].texts}
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        values = [score_in(result) for result in results]
+        return FloatTensor(name=wanted.name, shape=(len(values), 1), values=values)
+
+
+class EntitiesTensors(TaskTensors):
+    """Finds named entities; a text's are a JSON list."""
+
+    task = Task.ENTITIES
+    body = EntitiesBody
+    parameters = ("truncate", "aggregation")
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(name="ENTITIES"),)
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        texts = [_encode(_decode(result)["entities"]).decode() for result in results]
+        return TextTensor(name=wanted.name, shape=(len(texts), 1), texts=texts)
+
+
+class AlgorithmTensors(TaskTensors):
+    """Runs an owner's algorithm, whose items and results are JSON; it takes all parameters."""
+
+    task = Task.INFER
+    body = InferBody
+    items = "INPUT"
+    inputs = (TensorSpec(name="INPUT"),)
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return (TensorSpec(name="OUTPUT"),)
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        return {"inputs": [_value(*each) for each in enumerate(inputs["INPUT"].texts)]}
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        texts = [result.decode() for result in results]
+        return TextTensor(name=wanted.name, shape=(len(texts), 1), texts=texts)
+
+
+TASK_TENSORS: dict[Task, TaskTensors] = {
+    one.task: one
+    for one in (
+        ClassifyTensors(),
+        ZeroShotTensors(),
+        ChooseTensors(),
+        RerankTensors(),
+        EntitiesTensors(),
+        EmbedTensors(),
+        AlgorithmTensors(),
+    )
+}
+"""The tensors of every task but those of tokens, which no model runs."""
+
+
+def tasks_of(info: ModelInfo) -> list[Task]:
+    """Return the tasks of a model that can be asked for by tensors."""
+    return [task for task in info.tasks if task in TASK_TENSORS]
+
+
+def _value(index: int, text: str) -> Any:
+    try:
+        return _decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(
+            f"The input `INPUT` has an element, number {index}, that is not JSON: {error}."
+        ) from error
+
+
+def _labelled(labels: int) -> tuple[TensorSpec, ...]:
+    return (
+        TensorSpec(name="LABEL"),
+        TensorSpec(name="SCORE", datatype="FP32"),
+        TensorSpec(name="SCORES", datatype="FP32", row=labels),
+    )
+
+
+def _in_order(labels: Sequence[StoredLabel], order: Sequence[str]) -> list[float]:
+    scores = {one.label: one.score for one in labels}
+    return [scores.get(label, 0.0) for label in order]
+
+
+def _score_tensor(
+    wanted: RequestedOutput, rows: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]
+) -> OutputTensor:
+    """Return scores, or the best labels of each row; `labels` are of each row, or of all."""
+    size = len(rows[0])
+    if not wanted.classification:
+        values = [value for row in rows for value in row]
+        return FloatTensor(name=wanted.name, shape=(len(rows), size), values=values)
+    best = min(wanted.classification, size)
+    texts = []
+    for row, names in zip(rows, cycle(labels), strict=False):
+        order = sorted(range(size), key=lambda index: -row[index])[:best]
+        texts += [f"{row[index]:f}:{index}:{names[index]}" for index in order]
+    return TextTensor(name=wanted.name, shape=(len(rows), best), texts=texts)

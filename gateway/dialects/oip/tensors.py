@@ -1,0 +1,195 @@
+"""Holds tensors of the Open Inference Protocol v2, whatever transport they came by.
+
+A transport makes `InputTensor`s of what it received: `data` is a list of elements, flat or nested
+(JSON, or `bytes_contents` of gRPC), or the bytes of all of them (the binary extension of HTTP, or
+`raw_input_contents` of gRPC). It sends `OutputTensor`s: `raw` returns the bytes of all elements,
+row by row, little-endian, those of `BYTES` with a length of 4 bytes before each; `json` returns a
+flat JSON list of them. Both fit `shape`.
+
+Every input is of `BYTES`: texts in UTF-8, or JSON for the models of owners' algorithms.
+"""
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from gateway.api.vectors import as_bytes, float32_bytes, floats_as_json
+from gateway.errors import InvalidRequest, PayloadTooLarge
+
+DataType = Literal["BYTES", "FP32", "INT64"]
+"""The types of elements that are sent or received."""
+_LENGTH = struct.Struct("<I")
+_MOST_DIMENSIONS = 8
+_encode = msgspec.json.encode
+
+
+class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds an input as it was sent; `texts` checks it."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+    data: Sequence[Any] | bytes
+    """The elements, flat or nested, or the bytes of all of them."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has: as many as its first dimension says, one of a flat list."""
+        return self.shape[0] if len(self.shape) > 1 else 1
+
+    def texts(self, *, most: int) -> list[str]:
+        """Return its elements, of which there may be `most`, row by row.
+
+        Raises:
+            InvalidRequest: its type, its shape or an element is not as it has to be.
+            PayloadTooLarge: it has more elements.
+        """
+        if self.datatype != "BYTES":
+            raise self._misfit(f"is of `{self.datatype}`; its datatype is `BYTES`")
+        count = self._count()
+        if count > most:
+            raise PayloadTooLarge(
+                f"The input `{self.name}` has more than {most} elements; send several requests."
+            )
+        if isinstance(self.data, bytes):
+            elements: list[Any] = list(self._split(self.data, count))
+        else:
+            elements = _flat(self.data)
+        if len(elements) != count:
+            raise self._misfit(f"has {len(elements)} elements, and its shape says {count}")
+        return [self._text(index, element) for index, element in enumerate(elements)]
+
+    def _count(self) -> int:
+        if len(self.shape) > _MOST_DIMENSIONS or any(size < 0 for size in self.shape):
+            raise self._misfit("has a shape that no tensor has")
+        return math.prod(self.shape)
+
+    def _split(self, raw: bytes, count: int) -> Iterator[bytes]:
+        """Yield the elements of `raw`, each after its length; one more than `count` at most."""
+        start = 0
+        for _ in range(count + 1):
+            if start == len(raw):
+                return
+            end = start + _LENGTH.size
+            if end <= len(raw):
+                start, end = end, end + _LENGTH.unpack_from(raw, start)[0]
+            if end > len(raw):
+                raise self._misfit("ends within an element; each has its length before it")
+            yield raw[start:end]
+            start = end
+
+    def _text(self, index: int, element: object) -> str:
+        if isinstance(element, str):
+            return element
+        if not isinstance(element, bytes):
+            raise self._misfit(f"has an element, number {index}, that is no text")
+        try:
+            return element.decode()
+        except UnicodeDecodeError:
+            raise self._misfit(f"has an element, number {index}, that is not UTF-8") from None
+
+    def _misfit(self, what: str) -> InvalidRequest:
+        return InvalidRequest(f"The input `{self.name}` {what}.")
+
+
+class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Names an output that is wanted; with `classification`, as its best so many labels."""
+
+    name: str
+    classification: int = 0
+    is_binary: bool | None = None
+    """Whether it is sent as bytes, where the transport has both; `None`: as the request says."""
+
+
+class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds an output; its subclasses have the elements."""
+
+    name: str
+    shape: Sequence[int]
+    datatype: DataType = "FP32"
+
+    def raw(self) -> bytes:
+        """Return the bytes of all elements."""
+        raise NotImplementedError
+
+    def json(self) -> bytes:
+        """Return a flat JSON list of the elements."""
+        raise NotImplementedError
+
+
+class TextTensor(OutputTensor, frozen=True, kw_only=True):
+    """Holds texts."""
+
+    datatype: DataType = "BYTES"
+    texts: Sequence[str]
+
+    @override
+    def raw(self) -> bytes:
+        encoded = [text.encode() for text in self.texts]
+        return b"".join([part for one in encoded for part in (_LENGTH.pack(len(one)), one)])
+
+    @override
+    def json(self) -> bytes:
+        return _encode(self.texts)
+
+
+class FloatTensor(OutputTensor, frozen=True, kw_only=True):
+    """Holds floats."""
+
+    values: Sequence[float]
+
+    @override
+    def raw(self) -> bytes:
+        return float32_bytes(self.values)
+
+    @override
+    def json(self) -> bytes:
+        return _encode(self.values)
+
+
+class IntegerTensor(OutputTensor, frozen=True, kw_only=True):
+    """Holds integers."""
+
+    datatype: DataType = "INT64"
+    values: Sequence[int]
+
+    @override
+    def raw(self) -> bytes:
+        return struct.pack(f"<{len(self.values)}q", *self.values)
+
+    @override
+    def json(self) -> bytes:
+        return _encode(self.values)
+
+
+class VectorTensor(OutputTensor, frozen=True, kw_only=True):
+    """Holds a vector in each row, as results of `embed`, which are not decoded for JSON."""
+
+    results: Sequence[bytes]
+
+    @override
+    def raw(self) -> bytes:
+        return b"".join([as_bytes(result) for result in self.results])
+
+    @override
+    def json(self) -> bytes:
+        return b"[%b]" % b",".join([floats_as_json(result)[1:-1] for result in self.results])
+
+
+def _flat(data: Sequence[Any]) -> list[Any]:
+    """Return the elements of nested lists, in their order."""
+    found: list[Any] = []
+    waiting = [iter(data)]
+    while waiting:
+        for element in waiting[-1]:
+            if isinstance(element, list | tuple):
+                waiting.append(iter(element))
+                break
+            found.append(element)
+        else:
+            waiting.pop()
+    return found

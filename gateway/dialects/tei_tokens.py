@@ -1,0 +1,99 @@
+"""Defines what TEI's clients ask of a tokenizer: the tokens of texts, and the texts of tokens."""
+
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+from typing_extensions import override
+
+from backends.protocol import TokenId
+from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody, texts_in_tokens
+from gateway.dialects.hugging_face_tasks import TaskInputs
+from gateway.dialects.stored_results import CHARACTERS_PER_CONVERSION, text_in, tokens_in
+from gateway.types import Answer
+
+_encode = msgspec.json.encode
+
+
+class TeiTokenResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A token as TEI shows it; `start` and `stop` count bytes of the text."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
+    """Show the tokens of texts, as TEI's clients ask for them."""
+
+    inputs: str | list[str]
+    """A text, or a list of texts."""
+    add_special_tokens: bool = True
+    """Whether tokens are shown that the tokenizer adds to every text."""
+    prompt_name: None = None
+    """Is refused unless it is `null`: tokens are of the text alone."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @override
+    def native(self, model: str) -> Body:
+        return TokenizeBody(
+            model=model, input=self.items(), add_special_tokens=self.add_special_tokens
+        )
+
+    @override
+    def conversions(self) -> int:
+        return sum(map(len, self.items())) // CHARACTERS_PER_CONVERSION
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        texts = zip(self.items(), answer.outcomes, strict=True)
+        return _encode([_tokens(text, outcome.result) for text, outcome in texts])
+
+
+class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
+    """Turn tokens into texts, as TEI's clients ask for it."""
+
+    ids: list[TokenId | list[TokenId]]
+    """The tokens of a text, or a list of such lists."""
+    skip_special_tokens: bool = True
+    """Whether to leave out tokens that the tokenizer adds to every text."""
+
+    @override
+    def items(self) -> list[Any]:
+        return texts_in_tokens(self.ids, "ids")
+
+    @override
+    def native(self, model: str) -> Body:
+        return DetokenizeBody(
+            model=model, ids=self.ids, skip_special_tokens=self.skip_special_tokens
+        )
+
+    @override
+    def conversions(self) -> int:
+        return sum(map(len, self.items())) // CHARACTERS_PER_CONVERSION
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return _encode([text_in(outcome.result) for outcome in answer.outcomes])
+
+
+def _tokens(text: str, result: bytes) -> list[TeiTokenResult]:
+    found = tokens_in(result)
+    places = [*accumulate((len(character.encode()) for character in text), initial=0)]
+    return [
+        TeiTokenResult(id=number, text=token, special=True, start=None, stop=None)
+        if place is None
+        else TeiTokenResult(
+            id=number,
+            text=text[place[0] : place[1]],
+            special=False,
+            start=places[place[0]],
+            stop=places[place[1]],
+        )
+        for number, token, place in zip(found.ids, found.tokens, found.offsets, strict=True)
+    ]

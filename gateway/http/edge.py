@@ -1,0 +1,116 @@
+"""Holds what a listener does before HTTP begins: TLS, proxies, and bounds of addresses."""
+
+import socket
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.http.listener_settings import trusted_proxies
+from gateway.http.listener_tls import ListenerTls, customers_tls, operators_tls
+from gateway.http.peers import AddressCounts, Peer, ProxyPeer
+from gateway.settings import Settings
+from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
+from gateway.sockets.networks import Networks
+from gateway.sockets.proxy_protocol import receive_proxy_header
+from gateway.telemetry.edge_metrics import EdgeMetrics
+
+_A_YEAR: Final = 31_536_000
+_NOSNIFF: Final = ("x-content-type-options", "nosniff")
+
+
+class ListenerEdge:
+    """What a listener does before HTTP; by default nothing."""
+
+    def __init__(
+        self,
+        *,
+        tls: ListenerTls | None = None,
+        trusted: Networks | None = None,
+        proxy_protocol: bool = False,
+        forwarded_field: str = "x-forwarded-for",
+        per_address: int = 0,
+        hsts: int | None = None,
+        metrics: EdgeMetrics | None = None,
+    ) -> None:
+        self.tls = tls
+        self.metrics = metrics or EdgeMetrics()
+        self.counts = AddressCounts(per_address)
+        """Connections by the address of their client."""
+        self._trusted = trusted or Networks()
+        self._has_header = proxy_protocol
+        self._field = forwarded_field.encode()
+        self._hsts = (_A_YEAR if tls is not None else 0) if hsts is None else hsts
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether HTTP begins with the first byte of whoever connects."""
+        return not (self.tls or self._trusted or self._has_header or self.counts.most)
+
+    @property
+    def headers(self) -> Sequence[tuple[str, str]]:
+        """The headers of all answers."""
+        if not self._hsts:
+            return (_NOSNIFF,)
+        return (_NOSNIFF, ("strict-transport-security", f"max-age={self._hsts}"))
+
+    async def peer_of(self, connection: socket.socket, address: str) -> tuple[Peer, bool]:
+        """Return who is connected from `address`, and whether it has one more connection free.
+
+        With the PROXY protocol a trusted proxy says first whose connection it is.
+
+        Raises:
+            InvalidProxyHeader: it does not.
+            OSError: the connection broke.
+        """
+        if address in self._trusted:
+            client = await receive_proxy_header(connection) if self._has_header else address
+            if not client:  # a probe of its own, or a stranger without an address: believe no head
+                return Peer(address), True
+            if client in self._trusted:
+                proxy = ProxyPeer(
+                    client,
+                    trusted=self._trusted,
+                    field=self._field,
+                    requests=self.counts,
+                )
+                return proxy, True
+            address = client
+        is_within = self.counts.add(address)
+        return Peer(address, self.counts if is_within else None), is_within
+
+    async def follow(self, interval: float = LOOK_INTERVAL) -> None:
+        """Have the certificate be read when its files changed, until cancelled."""
+        tls = self.tls
+        if tls is None:
+            return
+        self.metrics.certificate(tls.expires, is_usable=True)
+        await follow_files(
+            tls,
+            interval,
+            on_outcome=lambda is_usable: self.metrics.certificate(tls.expires, is_usable=is_usable),
+        )
+
+
+def customers_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
+    """Return the edge of the customers' listener.
+
+    Raises:
+        ConfigurationError: files or networks cannot be used.
+    """
+    return ListenerEdge(
+        tls=customers_tls(settings),
+        trusted=trusted_proxies(settings),
+        proxy_protocol=settings.proxy_protocol,
+        forwarded_field=settings.forwarded_header,
+        per_address=settings.max_connections_per_address,
+        hsts=settings.hsts_max_age,
+        metrics=metrics,
+    )
+
+
+def operators_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
+    """Return the edge of the operators' listener.
+
+    Raises:
+        ConfigurationError: files cannot be used.
+    """
+    return ListenerEdge(tls=operators_tls(settings), hsts=settings.hsts_max_age, metrics=metrics)

@@ -1,0 +1,143 @@
+"""Serves TLS on a listener: its certificate, verification of clients', and renewal of both.
+
+A client without a certificate passes the handshake where a CA of clients is set, so that probes and
+Prometheus need none; the application requires one. A wrong one fails the handshake.
+"""
+
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from gateway.errors import ConfigurationError
+from gateway.settings import Settings
+from gateway.sockets.certificate_files import (
+    Signature,
+    expiry_of,
+    load_certificate,
+    signature_of,
+)
+
+_HTTP: Final = ("http/1.1",)
+# OpenSSL's names of bytes that begin no handshake.
+_PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
+
+
+class ListenerTls:
+    """Holds what new connections of a listener use, of PEM files as last read.
+
+    `key` is left out where the certificate's file holds it, too.
+
+    Raises:
+        ConfigurationError: the files cannot be used.
+    """
+
+    context: ssl.SSLContext
+    expires: float
+    """When the certificate expires, in seconds since the epoch."""
+    pem: tuple[bytes, bytes]
+    """The key and the certificates, for listeners that have no context."""
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path | None = None,
+        *,
+        client_ca: Path | None = None,
+        protocols: Sequence[str] = _HTTP,
+    ) -> None:
+        self.certificate = certificate
+        self._key = key
+        self._client_ca = client_ca
+        self._protocols = protocols
+        self._files = tuple(each for each in (certificate, key, client_ca) if each is not None)
+        self._signature: Signature = ()
+        self.renew()
+
+    @property
+    def wants_certificate(self) -> bool:
+        """Whether clients are to show a certificate."""
+        return self._client_ca is not None
+
+    def renew(self) -> bool:
+        """Use the files as they are now for new connections; return whether they are others.
+
+        Raises:
+            ConfigurationError: they cannot be used; nothing has changed.
+        """
+        signature = signature_of(self._files)
+        if signature == self._signature:
+            return False
+        context = self._read()
+        try:
+            chain = self.certificate.read_bytes()
+            pem = (chain if self._key is None else self._key.read_bytes()), chain
+            expires = expiry_of(chain.decode("latin-1"))
+        except OSError as error:  # it was replaced at this moment: the next look finds what came
+            detail = f"the file cannot be read: {error.strerror}"
+            raise ConfigurationError(detail, file=str(error.filename)) from error
+        except ValueError as error:  # it is not what was loaded a moment ago
+            detail = f"the certificate cannot be read: {error}"
+            raise ConfigurationError(detail, file=str(self.certificate)) from error
+        self.context, self.pem, self.expires, self._signature = context, pem, expires, signature
+        return True
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(self._protocols)
+        load_certificate(context, self.certificate, self._key)
+        if self._client_ca is not None:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except OSError as error:  # an `SSLError` is one
+                file = str(self._client_ca)
+                raise ConfigurationError("it holds no certificates in PEM", file=file) from error
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+
+def customers_tls(settings: Settings) -> ListenerTls | None:
+    """Return the TLS of the customers' listeners; `None` where they have none.
+
+    Raises:
+        ConfigurationError: the files cannot be used.
+    """
+    return _tls("TLS", settings.tls_certificate, settings.tls_key)
+
+
+def operators_tls(settings: Settings) -> ListenerTls | None:
+    """Return the TLS of the operators' listener; `None` where it has none.
+
+    Raises:
+        ConfigurationError: the files cannot be used.
+    """
+    own = settings.admin_tls_certificate, settings.admin_tls_key, settings.admin_tls_client_ca
+    return _tls("ADMIN_TLS", *own)
+
+
+def explain_failure(error: BaseException) -> str:
+    """Return in words why a handshake failed; the words are of a closed set."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not accepted: {error.verify_message}"
+    if not isinstance(error, ssl.SSLError):
+        return "the connection broke, or took too long"
+    if error.reason in _PLAIN:
+        return "plain HTTP came where TLS is spoken: the URL must begin with `https://`"
+    if error.reason in _NO_TLS:
+        return "what came is no TLS"
+    return f"the handshake failed: {(error.reason or 'unknown reason').lower().replace('_', ' ')}"
+
+
+def _tls(
+    name: str, certificate: Path | None, key: Path | None, client_ca: Path | None = None
+) -> ListenerTls | None:
+    if certificate is not None:
+        return ListenerTls(certificate, key, client_ca=client_ca)
+    if key is not None or client_ca is not None:
+        raise ConfigurationError(
+            f"`SLUICEGATE_{name}_CERTIFICATE` is missing: without a certificate no TLS is served,"
+            " so a key or a client CA has no effect"
+        )
+    return None

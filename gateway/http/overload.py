@@ -1,0 +1,98 @@
+"""Decides when a worker lacks processor time, and how many requests it then admits.
+
+The measure is the event-loop iteration: whoever sends a request during one waits until the next,
+and passes a few of them until the answer. As CoDel (RFC 8289) says, a queue that comes and goes is
+none; as in WeChat's DAGOR, the queueing delay decides, not the use of a processor.
+What is admitted is bounded by Little's law: a request costs so many seconds of the loop, hence so
+many fit into an iteration of the target's length. What is offered does not enter, so that a larger
+spike is no other case, and nothing is there to oscillate.
+"""
+
+import math
+
+import msgspec
+
+from gateway.types import Criticality
+
+FEWEST = 4
+"""New requests of an iteration that are no queue; so many are always admitted."""
+_EARLY = 0.25
+"""The part of the target from which on iterations are watched: they grow with each."""
+_STANDING = 2
+"""Such iterations on end are a queue; one alone may be a collection of garbage, or a reload."""
+_HOLD = 1.0
+"""Seconds after the last of them for which admission stays bounded."""
+_FADING = 0.7
+"""The weight of earlier iterations in the cost of a request, against each new one."""
+_MOST_GROWTH = 4.0
+"""By so much the cost may grow in an iteration: a pause is not the work of the requests in it."""
+_STAGES = 4
+"""Iterations between a missed request's head and its answer: cache, call, result, answer."""
+_PARTS = {Criticality.SHEDDABLE: 0.25, Criticality.DEFAULT: 1.0, Criticality.CRITICAL: 2.0}
+"""Parts of the bound, by criticality: `sheddable` ends first."""
+
+
+class Iteration(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An iteration that took `length` seconds of work, and read so many new requests."""
+
+    length: float
+    requests: int
+    admitted: int
+    ended: float
+    """By a monotonic clock."""
+
+
+class Overload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What the iterations so far say; times are of one monotonic clock."""
+
+    length: float = 0.0
+    """Of the last iteration."""
+    lengths: float = 0.0
+    """Of the last iterations together, older ones faded; so is `admitted`."""
+    admitted: float = 0.0
+    cost: float = 0.0
+    """Seconds of the loop that a request takes; 0: unknown."""
+    long_ones: int = 0
+    """Iterations on end that were long and had new requests."""
+    sheds_until: float = -math.inf
+    """Until then admission is bounded."""
+
+
+CALM = Overload()
+
+
+def after_iteration(before: Overload, latest: Iteration, *, target: float) -> Overload:
+    """Return what is known after one more iteration."""
+    lengths = _FADING * before.lengths + latest.length
+    admitted = _FADING * before.admitted + latest.admitted
+    cost = lengths / max(1.0, admitted)
+    if before.cost:
+        cost = min(cost, _MOST_GROWTH * before.cost)
+    long_ones = before.long_ones
+    if before.length + latest.length <= _EARLY * target:
+        long_ones = 0
+    elif latest.requests >= FEWEST or (long_ones and latest.length > target):
+        long_ones += 1
+    is_standing = long_ones >= _STANDING
+    return Overload(
+        length=latest.length,
+        lengths=lengths,
+        admitted=admitted,
+        cost=cost,
+        long_ones=long_ones,
+        sheds_until=latest.ended + _HOLD if is_standing else before.sheds_until,
+    )
+
+
+def is_beyond(state: Overload, criticality: Criticality, *, admitted: int, target: float) -> bool:
+    """Tell whether an iteration that has admitted so many admits no more of a criticality."""
+    part = _PARTS[criticality]
+    return admitted * state.cost > target * part and admitted >= FEWEST * min(1.0, part)
+
+
+def is_too_late(state: Overload, allowed: float, *, target: float) -> bool:
+    """Tell whether a request that may take `allowed` would be late by this worker's part alone.
+
+    A longer iteration than the target is followed by shorter ones, as less is admitted.
+    """
+    return allowed < _STAGES * min(state.length, target)

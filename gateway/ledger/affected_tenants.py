@@ -1,0 +1,70 @@
+"""Counts the tenants whose limits or prices a change of the document would change."""
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import ColumnElement, Select, func, select
+
+from gateway.ledger import schema
+from gateway.ledger.store import Store, to_nanoseconds
+
+_NONE: Final = "[]"
+_SECOND: Final = 1_000_000_000
+_tenants: Final = schema.tenants
+_keys: Final = schema.keys
+_events: Final = schema.usage_events
+
+
+class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How many tenants there are of some kind, and the first of them by id."""
+
+    count: int
+    first: list[str]
+
+
+class AffectedTenants:
+    """Counts tenants, and names up to `limit` of them. All calls block."""
+
+    def __init__(self, store: Store, *, limit: int = 20) -> None:
+        self._store = store
+        self._limit = limit
+
+    def by_limits(self, *, of_tenants: bool, of_keys: bool) -> TenantCount:
+        """Return the tenants for whom the document's limits of tenants, or of keys, apply."""
+        without = _tenants.c.rules == _NONE
+        is_key = (_keys.c.rules == _NONE) & _keys.c.revoked.is_(None)
+        with_keys = _tenants.c.id.in_(select(_keys.c.tenant).where(is_key))
+        applies = [part for part, wanted in ((without, of_tenants), (with_keys, of_keys)) if wanted]
+        if not applies:
+            return TenantCount(count=0, first=[])
+        condition = applies[0] if len(applies) == 1 else applies[0] | applies[1]
+        return self._count(select(_tenants.c.id.label("tenant")).where(condition))
+
+    def by_models(self, models: Collection[str], *, all_but: Collection[str] | None) -> TenantCount:
+        """Return the tenants with usage of `models` since the month (UTC) began.
+
+        With `all_but` also those with usage of any model that is not among these.
+        """
+        if not models:
+            return TenantCount(count=0, first=[])
+        now = datetime.fromtimestamp(self._store.clock() / _SECOND, UTC)
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        named: ColumnElement[bool] = _events.c.model.in_(sorted(models))
+        if all_but is not None:
+            named |= _events.c.model.not_in(["", *sorted(all_but)])
+        own = (_events.c.tenant == _tenants.c.id) & (_events.c.time >= to_nanoseconds(month))
+        # Not all events of the month: those of a tenant up to the first that is one of these.
+        used = select(_events.c.id).where(own & named).exists()
+        return self._count(select(_tenants.c.id.label("tenant")).where(used))
+
+    def _count(self, query: Select[Any]) -> TenantCount:
+        found = query.subquery()
+        count = func.count().over().label("count")
+        first = select(found.c.tenant, count).order_by(found.c.tenant).limit(self._limit)
+        with self._store.reading() as connection:
+            rows = connection.execute(first).all()
+        return TenantCount(
+            count=rows[0][1] if rows else 0, first=[str(tenant) for tenant, _ in rows]
+        )

@@ -1,0 +1,313 @@
+"""Stores tenants' monthly budgets, and notes each threshold that a month's cost has reached."""
+
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, delete, or_, select, update
+
+from gateway.config.document import PriceConfig
+from gateway.errors import InvalidRequest, NotFound
+from gateway.ledger import schema
+from gateway.ledger.accounts import tenant_of
+from gateway.ledger.audit import Audit
+from gateway.ledger.invoices import month_bounds
+from gateway.ledger.prices import PublishedPrices
+from gateway.ledger.pricing import NANO, PriceList, amount, decimal
+from gateway.ledger.principals import record_change
+from gateway.ledger.rollup import HOUR
+from gateway.ledger.store import Store, to_datetime
+from gateway.ledger.types import Budget, BudgetReport, GroupBy, Tenant
+from gateway.ledger.usage import priced_usage
+from gateway.ledger.webhooks import add_delivery
+
+_WHOLE: Final = 100
+_AMOUNT: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_MOST_THRESHOLDS: Final = 10
+_HIGHEST: Final = 1000
+_ASKED_AT_ONCE: Final = 1000
+_SUMMED_FOR: Final = 900 * 1_000_000_000
+"""Nanoseconds for which the sum of a month's former hours is kept: events may come that late."""
+_MOST_SUMS: Final = 1000
+_log = logging.getLogger(__name__)
+_tenants: Final = schema.tenants
+_alerts: Final = schema.budget_alerts
+_decode: Final = msgspec.json.Decoder(Budget).decode
+
+Costs = Mapping[tuple[str, str], int]
+"""Costs by tenant and currency, in 10^-9."""
+
+
+class BudgetEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A threshold that the cost of a tenant's month has reached for the first time."""
+
+    tenant: str
+    month: str
+    threshold: int
+
+
+class Budgets:
+    """Reads and changes budgets. All calls block; `watch` is for one thread at a time.
+
+    The cost is that of invoices before rounding, in the budget's currency alone.
+    """
+
+    def __init__(self, store: Store, audit: Audit, prices: PublishedPrices) -> None:
+        self._store = store
+        self._audit = audit
+        self._prices = prices
+        # That of all tenants with a budget for `watch`, and those of single ones for `status`.
+        self._sum_of_all = lru_cache(maxsize=1)(self._former_costs)
+        self._sum_of_one = lru_cache(maxsize=_MOST_SUMS)(self._former_costs)
+        self._has_warned = False
+
+    def set(
+        self,
+        tenant: str,
+        budget: Budget | None,
+        *,
+        prices: Sequence[PriceConfig] = (),
+        actor: str = "system",
+    ) -> Tenant:
+        """Replace a tenant's budget, or remove it; what it refused is admitted until `watch`.
+
+        Raises:
+            NotFound: there is no such tenant.
+            InvalidRequest: an amount or a threshold is invalid, or no price has the currency.
+        """
+        wanted = None if budget is None else self.checked(budget, prices)
+        text = None if wanted is None else msgspec.json.encode(wanted).decode()
+        own = _tenants.c.id == tenant
+        with self._store.writing() as connection:
+            row = connection.execute(select(_tenants).where(own).with_for_update()).first()
+            if row is None:
+                raise NotFound(f"there is no tenant `{tenant[:80]}`")
+            if wanted is not None:
+                # Of another amount, each threshold is reached anew, also after a removal.
+                is_other = or_(
+                    _alerts.c.amount != _nanos(wanted.amount),
+                    _alerts.c.currency != wanted.currency,
+                )
+                connection.execute(delete(_alerts).where(_alerts.c.tenant == tenant, is_other))
+            values = {"budget": text, "exhausted_until": None}
+            connection.execute(update(_tenants).where(own).values(**values))
+            self._audit.add(
+                connection,
+                actor=actor,
+                action="tenant.budget",
+                subject=tenant,
+                detail={} if wanted is None else msgspec.structs.asdict(wanted),
+            )
+            record_change(self._store, connection, tenant=tenant)
+            changed = connection.execute(select(_tenants).where(own)).one()
+            return tenant_of(changed)
+
+    def status(self, tenant: str, prices: Sequence[PriceConfig] = ()) -> BudgetReport | None:
+        """Return what is left of a tenant's budget this month, `None` where he has none.
+
+        Events that came more than an hour late count after up to 15 minutes.
+        """
+        with self._store.reading() as connection:
+            text = connection.scalar(select(_tenants.c.budget).where(_tenants.c.id == tenant))
+        if text is None:
+            return None
+        now = self._store.clock()
+        budget, month = _decode(text), _month(now)
+        own, entries = frozenset({tenant}), tuple(self._prices.entries() or prices)
+        slot = now - now % _SUMMED_FOR
+        former = self._sum_of_one(own, month, slot, entries)
+        spent = self._costs_since(former, own, month, entries).get((tenant, budget.currency), 0)
+        whole = _nanos(budget.amount)
+        return BudgetReport(
+            month=month,
+            amount=budget.amount,
+            currency=budget.currency,
+            thresholds=budget.thresholds,
+            refuse=budget.refuse,
+            spent=decimal(spent),
+            remaining=decimal(max(0, whole - spent)),
+        )
+
+    def watch(self) -> list[BudgetEvent]:
+        """Note what the costs of this month have reached, and which tenants are to be refused.
+
+        A threshold is noted once a month, together with its webhook.
+        """
+        now = self._store.clock()
+        month = _month(now)
+        query = select(_tenants.c.id, _tenants.c.budget, _tenants.c.exhausted_until)
+        with self._store.reading() as connection:
+            rows = connection.execute(query.where(_tenants.c.budget.is_not(None))).all()
+            noted = select(_alerts.c.tenant, _alerts.c.threshold).where(_alerts.c.month == month)
+            sent = {tuple(row) for row in connection.execute(noted)}
+        if not rows:
+            return []
+        costs = self._costs_so_far(frozenset(row.id for row in rows), month, now)
+        found: list[BudgetEvent] = []
+        for row in rows:
+            budget = _decode(row.budget)
+            spent = costs.get((row.id, budget.currency), 0)
+            reached = [one for one in budget.thresholds if _is_reached(budget, one, spent)]
+            new = [one for one in reached if (row.id, one) not in sent]
+            is_exhausted = budget.refuse and _is_reached(budget, _WHOLE, spent)
+            until = month_bounds(month)[1] if is_exhausted else None
+            if new or _later(row.exhausted_until, until, now) != row.exhausted_until:
+                found += [
+                    BudgetEvent(tenant=row.id, month=month, threshold=threshold)
+                    for threshold in self._note(row.id, row.budget, month, new, until, spent)
+                ]
+        return found
+
+    def _note(
+        self,
+        tenant: str,
+        budget: str,
+        month: str,
+        thresholds: Sequence[int],
+        exhausted_until: int | None,
+        spent: int,
+    ) -> list[int]:
+        """Write down what was found, unless the budget was changed; return what is new of it."""
+        own = _tenants.c.id == tenant
+        with self._store.writing() as connection:
+            row = connection.execute(select(_tenants).where(own).with_for_update()).first()
+            if row is None or row.budget != budget:
+                return []
+            later = _later(row.exhausted_until, exhausted_until, self._store.clock())
+            if later != row.exhausted_until:
+                connection.execute(update(_tenants).where(own).values(exhausted_until=later))
+                record_change(self._store, connection, tenant=tenant)
+            wanted = _decode(budget)
+            return [
+                threshold
+                for threshold in thresholds
+                if self._note_threshold(connection, tenant, wanted, month, threshold, spent)
+            ]
+
+    def _note_threshold(
+        self,
+        connection: Connection,
+        tenant: str,
+        budget: Budget,
+        month: str,
+        threshold: int,
+        spent: int,
+    ) -> bool:
+        now = self._store.clock()
+        row: dict[str, Any] = {"tenant": tenant, "month": month, "threshold": threshold}
+        row |= {"time": now, "amount": _nanos(budget.amount), "currency": budget.currency}
+        if not self._store.insert_new(connection, _alerts, [row]):
+            return False
+        kind = "budget.reached" if threshold == _WHOLE else "budget.threshold_reached"
+        data = {
+            "month": month,
+            "threshold": threshold,
+            "amount": budget.amount,
+            "currency": budget.currency,
+            "spent": decimal(spent),
+        }
+        add_delivery(connection, tenant, kind, data, now=now)
+        return True
+
+    def _costs_so_far(self, tenants: frozenset[str], month: str, now: int) -> Costs:
+        entries = tuple(self._prices.entries())
+        if not entries and not self._has_warned:
+            _log.warning(
+                "no price is published, so that no budget is reached: gateways publish those of"
+                " the document when they start"
+            )
+        self._has_warned = not entries
+        former = self._sum_of_all(tenants, month, now - now % _SUMMED_FOR, entries)
+        return self._costs_since(former, tenants, month, entries)
+
+    def _former_costs(
+        self, tenants: frozenset[str], month: str, slot: int, entries: tuple[PriceConfig, ...]
+    ) -> tuple[int, Costs]:
+        """Return the costs of a month's hours before the last ones of `slot`, and their end."""
+        since = month_bounds(month)[0]
+        until = max(since, slot - slot % HOUR - HOUR)
+        return until, self._costs(tenants, since, until, PriceList(entries))
+
+    def _costs_since(
+        self,
+        former: tuple[int, Costs],
+        tenants: frozenset[str],
+        month: str,
+        entries: tuple[PriceConfig, ...],
+    ) -> Costs:
+        """Return the costs of a month: the `former` ones, and those since."""
+        since, costs = former
+        recent = self._costs(tenants, since, month_bounds(month)[1], PriceList(entries))
+        return {key: costs.get(key, 0) + recent.get(key, 0) for key in {*costs, *recent}}
+
+    def _costs(
+        self, tenants: Collection[str], since: int, until: int, prices: PriceList
+    ) -> dict[tuple[str, str], int]:
+        costs: dict[tuple[str, str], int] = {}
+        if since >= until:
+            return costs
+        for each in priced_usage(
+            self._store,
+            tenants=tenants if len(tenants) <= _ASKED_AT_ONCE else None,
+            since=since,
+            until=until,
+            group_by=[GroupBy.TENANT],
+            prices=prices,
+        ):
+            key = (each.group[0], each.price.entry.currency)
+            costs[key] = costs.get(key, 0) + amount(each.units, each.price.entry)
+        return costs
+
+    def checked(self, budget: Budget, prices: Sequence[PriceConfig]) -> Budget:
+        """Return a budget with all of its fields, checked.
+
+        Raises:
+            InvalidRequest: an amount or a threshold is invalid, or no price has the currency.
+        """
+        if not _AMOUNT.fullmatch(budget.amount) or not _nanos(budget.amount):
+            raise InvalidRequest(
+                f"`amount`: `{budget.amount[:40]}` is no amount above 0 such as `250.00`, with up"
+                " to 9 digits before and after the point"
+            )
+        thresholds = tuple(sorted(set(budget.thresholds)))
+        if len(thresholds) > _MOST_THRESHOLDS or any(
+            not 1 <= one <= _HIGHEST for one in thresholds
+        ):
+            raise InvalidRequest(
+                f"`thresholds` are up to {_MOST_THRESHOLDS} percentages from 1 to {_HIGHEST}"
+            )
+        known = sorted({entry.currency for entry in self._prices.entries() or prices})
+        currency = budget.currency or (known[0] if len(known) == 1 else "")
+        if currency not in known:
+            raise InvalidRequest(
+                f"`currency`: prices are in {', '.join(known) or 'no currency yet'}: name one of"
+                " these, as costs in another do not count"
+            )
+        return msgspec.structs.replace(budget, thresholds=thresholds, currency=currency)
+
+
+def _later(mark: int | None, other: int | None, now: int) -> int | None:
+    """Return until when a tenant is refused, by its mark and by another; `None` from then on.
+
+    Costs of a month only grow: who sees less of them, as sums of two processes differ, ends no
+    refusal.
+    """
+    later = max(mark or 0, other or 0)
+    return later if later > now else None
+
+
+def _is_reached(budget: Budget, threshold: int, spent: int) -> bool:
+    return spent * _WHOLE >= _nanos(budget.amount) * threshold
+
+
+def _nanos(text: str) -> int:
+    whole, _, fraction = text.partition(".")
+    return int(whole) * NANO + int(fraction.ljust(9, "0"))
+
+
+def _month(now: int) -> str:
+    return to_datetime(now).astimezone(UTC).strftime("%Y-%m")

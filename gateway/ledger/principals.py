@@ -1,0 +1,178 @@
+"""Reads principals for workers: all of them at first, and then those that changed.
+
+Every change of accounts takes the next number and writes a row of `account_changes` that names what
+it changed. The number's row in `changes` stays locked until the change commits, so that changes
+become visible in the order of their numbers. A worker that has the principals of one number reads
+those that the rows after it name. It reads all where a row is missing (programs before schema 7
+write none, old ones are removed), and where the row of its own number has another token: then the
+ledger was replaced, or restored from a backup.
+"""
+
+import secrets
+from collections.abc import Collection, Generator, Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import Connection, Row, Select, delete, insert, or_, select
+
+from gateway.ledger import schema
+from gateway.ledger.store import Store
+from gateway.types import KeyId, Principal, Rule, TenantId
+
+KEPT_CHANGES: Final = 4096
+_SUBJECT: Final = "accounts"
+_PAGE: Final = 10_000
+_ASKED_AT_ONCE: Final = 500
+_log: Final = schema.account_changes
+_keys: Final = schema.keys
+_tenants: Final = schema.tenants
+_ids: Final = msgspec.json.Decoder(tuple[str, ...])
+_names: Final = msgspec.json.Decoder(frozenset[str])
+# Rules and names are alike for most keys: a million keys then share a few objects.
+decode_rules: Final = lru_cache(maxsize=4096)(msgspec.json.Decoder(tuple[Rule, ...]).decode)
+_decode_names: Final = lru_cache(maxsize=4096)(_names.decode)
+
+
+_valid: Final = (
+    select(
+        *(_keys.c[name] for name in ("id", "tenant", "hash", "rules", "models", "expires")),
+        *(_keys.c[name] for name in ("origins", "routes", "former_hash", "former_expires")),
+        *(_tenants.c.rules, _tenants.c.exhausted_until),
+    )
+    .join(_tenants, _tenants.c.id == _keys.c.tenant)
+    .where(_keys.c.revoked.is_(None))
+)
+
+
+class AccountsVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """Identifies a state of the accounts: the number of the last change, and its random token."""
+
+    number: int = 0
+    token: str = ""
+
+
+class PrincipalChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """Lists what a reader must replace to have the principals of `version`, or of a later one."""
+
+    version: AccountsVersion
+    is_everything: bool
+    """Whether `principals` are all there are: what else the reader has is void."""
+    keys: frozenset[KeyId] = frozenset()
+    """Keys of which only what `principals` has is valid."""
+    principals: Iterator[tuple[str, Principal]]
+    """Principals by the hash of a key's text; reads the ledger while it is iterated."""
+
+
+class PrincipalReader:
+    """Reads principals of valid keys: not revoked, not expired. All calls block."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def version(self) -> AccountsVersion:
+        """Return the version, which every change of tenants and keys replaces."""
+        with self._store.reading() as connection:
+            return _version(connection)
+
+    def changes(self, since: AccountsVersion | None) -> PrincipalChanges | None:
+        """Return what changed since a version, `None` if nothing did; all where that is unknown.
+
+        Expiry is no change: readers see to it themselves.
+        """
+        with self._store.reading() as connection:
+            # First, so that what is read later is at least as new.
+            version = _version(connection)
+            if version == since:
+                return None
+            rows = [] if since is None else _rows_between(connection, since, version)
+        if not rows:
+            return PrincipalChanges(version=version, is_everything=True, principals=self._all())
+        keys = {key for row in rows for key in _ids.decode(row.keys)}
+        tenants = {str(row.tenant) for row in rows if row.tenant is not None}
+        return PrincipalChanges(
+            version=version,
+            is_everything=False,
+            keys=frozenset(map(KeyId, keys)),
+            principals=self._named(keys, tenants),
+        )
+
+    def _all(self) -> Iterator[tuple[str, Principal]]:
+        """Yield all, in transactions of some each: to read a million takes long."""
+        last: str | None = ""
+        while last is not None:
+            in_order = _keys.c.id > last
+            last = yield from self._read(_valid.where(in_order).order_by(_keys.c.id).limit(_PAGE))
+
+    def _named(self, keys: set[str], tenants: set[str]) -> Iterator[tuple[str, Principal]]:
+        for column, names in ((_keys.c.id, keys), (_keys.c.tenant, tenants)):
+            ordered = sorted(names)
+            for start in range(0, len(ordered), _ASKED_AT_ONCE):
+                some = column.in_(ordered[start : start + _ASKED_AT_ONCE])
+                yield from self._read(_valid.where(some))
+
+    def _read(self, query: Select[Any]) -> Generator[tuple[str, Principal], None, str | None]:
+        """Yield the principals of a query, and return the last key's id."""
+        with self._store.reading() as connection:
+            rows = connection.execute(query).all()
+        now = self._store.clock()
+        tenants: dict[str, str] = {}  # ids, which keys share in memory
+        for row in rows:
+            # At once: to read each by its name takes as long as all the rest.
+            key, tenant, hash_, rules, models, expires, origins, routes, former, until, *own = row
+            principal = Principal(
+                tenant=TenantId(tenants.setdefault(tenant, tenant)),
+                key=KeyId(key),
+                tenant_rules=decode_rules(own[0]),
+                key_rules=decode_rules(rules),
+                models=None if models is None else _decode_names(models),
+                expires=expires,
+                origins=None if origins is None else _decode_names(origins),
+                routes=None if routes is None else _decode_names(routes),
+                exhausted_until=own[1],
+            )
+            if expires is None or expires > now:
+                yield hash_, principal
+            if until is not None and until > now:
+                yield former, msgspec.structs.replace(principal, expires=until)
+        return rows[-1].id if rows else None
+
+
+def record_change(
+    store: Store, connection: Connection, *, keys: Collection[str] = (), tenant: str | None = None
+) -> None:
+    """Record that `keys`, or all of a tenant's, changed, in the transaction that changes them."""
+    store.add_to(connection, schema.changes, [{"subject": _SUBJECT, "count": 1}], ["count"])
+    number = _version(connection).number
+    # Rows beyond the number are of a ledger that was restored in parts.
+    is_void = or_(_log.c.number <= number - KEPT_CHANGES, _log.c.number >= number)
+    connection.execute(delete(_log).where(is_void))
+    row: dict[str, Any] = {"number": number, "token": secrets.token_hex(8), "tenant": tenant}
+    connection.execute(insert(_log), row | {"keys": msgspec.json.encode(list(keys)).decode()})
+
+
+def _version(connection: Connection) -> AccountsVersion:
+    changes = schema.changes.c
+    query = (
+        select(changes.count, _log.c.token)
+        .outerjoin(_log, _log.c.number == changes.count)
+        .where(changes.subject == _SUBJECT)
+    )
+    row = connection.execute(query).first()
+    if row is None:
+        return AccountsVersion()
+    number, token = row
+    return AccountsVersion(number=number, token=token or "")
+
+
+def _rows_between(
+    connection: Connection, since: AccountsVersion, until: AccountsVersion
+) -> list[Row[Any]]:
+    """Return the changes after `since` up to `until`; none if one is missing or not of these."""
+    is_between = _log.c.number.between(since.number, until.number)
+    rows = connection.execute(select(_log).where(is_between).order_by(_log.c.number)).all()
+    if len(rows) != until.number - since.number + 1 or len(rows) < 2:  # noqa: PLR2004
+        return []
+    if (rows[0].token, rows[-1].token) != (since.token, until.token):
+        return []
+    return list(rows[1:])

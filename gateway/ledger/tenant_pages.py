@@ -1,0 +1,81 @@
+"""Reads tenants a page at a time, found by a part of their id or name."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, func, or_, select
+
+from gateway.ledger import schema
+from gateway.ledger.accounts import tenant_of
+from gateway.ledger.store import Store
+from gateway.ledger.types import Budget, Tenant
+
+_tenants: Final = schema.tenants
+_keys: Final = schema.keys
+
+
+class TenantLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant as a list shows it."""
+
+    tenant: Tenant
+    keys: int
+    """The keys that are neither revoked nor expired."""
+    exhausted_until: int | None
+    """Until when its requests are refused, as its budget is used up, in nanoseconds."""
+
+    @property
+    def created(self) -> datetime:
+        """When the tenant was created."""
+        return self.tenant.created
+
+    @property
+    def budget(self) -> Budget | None:
+        """What it means to spend in a month."""
+        return self.tenant.budget
+
+
+class TenantPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some of the tenants that were looked for, and how many there are."""
+
+    lines: list[TenantLine]
+    total: int
+
+
+class TenantPages:
+    """Reads pages of tenants, each by one query. Calls block."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def page(self, *, search: str = "", offset: int = 0, limit: int = 50) -> TenantPage:
+        """Return the tenants whose id or name contains `search`, by id, from `offset` on."""
+        now = self._store.clock()
+        is_valid = or_(_keys.c.expires.is_(None), _keys.c.expires > now)
+        keys = (
+            select(func.count())
+            .where(_keys.c.tenant == _tenants.c.id, _keys.c.revoked.is_(None), is_valid)
+            .correlate(_tenants)
+            .scalar_subquery()
+        )
+        total = func.count().over()
+        query = select(_tenants, keys.label("valid_keys"), total.label("total"))
+        query = query.where(*_matching(search)).order_by(_tenants.c.id)
+        with self._store.reading() as connection:
+            rows = connection.execute(query.offset(offset).limit(limit)).all()
+        lines = [_line(row) for row in rows]
+        return TenantPage(lines=lines, total=rows[0].total if rows else 0)
+
+
+def _matching(search: str) -> list[ColumnElement[bool]]:
+    wanted = search.strip().lower()
+    if not wanted:
+        return []
+    columns = (_tenants.c.id, _tenants.c.name)
+    return [or_(*(func.lower(one).contains(wanted, autoescape=True) for one in columns))]
+
+
+def _line(row: Row[Any]) -> TenantLine:
+    return TenantLine(
+        tenant=tenant_of(row), keys=row.valid_keys, exhausted_until=row.exhausted_until
+    )

@@ -1,0 +1,239 @@
+"""Answers the calls of `inference.GRPCInferenceService`, in bytes: the application decodes them."""
+
+import asyncio
+import contextlib
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable
+from itertools import accumulate
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from grpc import StatusCode
+from typing_extensions import override
+
+from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.in_process import ApplicationReply, ApplicationRequest
+from gateway.auth.key_ring import KeyRing
+from gateway.errors import GatewayError, NotCached, RequestTimeout
+from gateway.rpc.application_client import ApplicationClient, error_in
+from gateway.rpc.call_metadata import key_in, request_headers, trailing_metadata
+from gateway.rpc.infer_route import SERVICE
+from gateway.rpc.messages import Message, MessageTable, decode_message
+from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
+from gateway.tasks import TaskScope, ignore_outcome
+
+_OK: Final = 200
+_CODES: Final = {
+    400: StatusCode.INVALID_ARGUMENT,
+    401: StatusCode.UNAUTHENTICATED,
+    402: StatusCode.RESOURCE_EXHAUSTED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.NOT_FOUND,
+    408: StatusCode.DEADLINE_EXCEEDED,
+    409: StatusCode.ABORTED,
+    413: StatusCode.INVALID_ARGUMENT,
+    422: StatusCode.INVALID_ARGUMENT,
+    429: StatusCode.RESOURCE_EXHAUSTED,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.DEADLINE_EXCEEDED,
+}
+_HEALTH: Final = "/grpc.health.v1.Health/Check"
+# A `HealthCheckResponse`: `SERVING` and `NOT_SERVING`.
+_SERVING, _NOT_SERVING = b"\x08\x01", b"\x08\x02"
+_OF_ONE_REQUEST: Final = b"idempotency-key"  # the metadata of a stream are of all its requests
+_FINAL: Final = "triton_final_response"
+_STREAM_CALLS: Final = 16
+"""Requests of a stream that are answered at a time."""
+_MOST_STREAMS: Final = 64
+_MOST_RECEIVED: Final = 64
+"""Messages that are received at a time, beside those of streams: a large one is received whole."""
+_MOST_DETAILS_BYTES: Final = 4096
+_PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
+_STOPPING: Final = "The gateway is stopping; open another stream."
+_NO_MESSAGE: Final = "The call has no message; send one."
+_LATE: Final = "The message did not arrive in time; send it faster, or a smaller one."
+_TOO_MANY_STREAMS: Final = "Too many streams are open; share one, or call `ModelInfer`."
+_Context = Any  # grpc.aio.ServicerContext, without types
+_Handler = Any  # grpc.RpcMethodHandler
+
+
+class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """The methods of the protocol; nothing is read of callers whose key is unknown.
+
+    A message has `receive_timeout` seconds to arrive, except in streams. Once `draining` is set,
+    streams answer what they have read, and end.
+    """
+
+    def __init__(
+        self,
+        client: ApplicationClient,
+        *,
+        keys: KeyRing,
+        messages: MessageTable,
+        draining: asyncio.Event,
+        receive_timeout: float,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._messages = messages
+        self._draining = draining
+        self._receive_timeout = receive_timeout
+        self._timeouts = BodyTimeouts()
+        self._receiving = asyncio.Semaphore(_MOST_RECEIVED)
+        self._streams = 0
+        methods = {name: self._metadata(name, how) for name, how in METADATA_METHODS.items()}
+        methods |= {name: self._refused(why) for name, why in REFUSED_METHODS.items()}
+        methods["ModelInfer"] = self._infer
+        # Their messages arrive where they are asked for, one by one.
+        self._known = {
+            f"{SERVICE}{name}": grpc.stream_unary_rpc_method_handler(method)
+            for name, method in methods.items()
+        }
+        self._known[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+            self._stream
+        )
+        self._known[_HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
+        public = [f"{SERVICE}{name}" for name, how in METADATA_METHODS.items() if how.is_public]
+        self._public = frozenset({*public, _HEALTH})
+        self._stranger = grpc.stream_unary_rpc_method_handler(self._refuse_stranger)
+
+    @override
+    def service(self, handler_call_details: Any) -> _Handler | None:
+        """Return what answers a call, before its message is read."""
+        method = handler_call_details.method
+        handler = self._known.get(method)
+        if handler is None or method in self._public:
+            return handler
+        known = self._keys.find(key_in(handler_call_details.invocation_metadata)) is not None
+        return handler if known else self._stranger
+
+    async def _infer(self, _: object, context: _Context) -> bytes:
+        raw = await self._received(context)
+        reply = await self._ask(ApplicationRequest("POST", f"{SERVICE}ModelInfer", raw), context)
+        return reply.body if reply.status == _OK else await _abort(context, reply)
+
+    def _metadata(self, name: str, how: MetadataMethod) -> Callable[..., Any]:
+        request, response = self._messages[f"{name}Request"], self._messages[f"{name}Response"]
+
+        async def answer(_: object, context: _Context) -> bytes:
+            # Without a key there is no message to wait for: these have no fields.
+            raw = b"" if how.is_public else await self._received(context)
+            try:
+                call = how.call(decode_message(request, raw))
+            except GatewayError as error:
+                await context.abort(_CODES[error.status], error.detail)
+                raise
+            reply = await self._ask(call, context)
+            found = how.answer(reply, response)
+            return await _abort(context, reply) if found is None else _encoded(found)
+
+        return answer
+
+    def _refused(self, why: str) -> Callable[..., Any]:
+        async def refuse(_: object, context: _Context) -> None:
+            await context.abort(StatusCode.UNIMPLEMENTED, why)
+
+        return refuse
+
+    async def _refuse_stranger(self, _: object, context: _Context) -> None:
+        # The application says it, and counts it.
+        reply = await self._ask(ApplicationRequest("POST", f"{SERVICE}ModelInfer"), context)
+        await _abort(context, reply)
+
+    async def _health(self, _: object, context: _Context) -> bytes:
+        reply = await self._ask(ApplicationRequest("GET", "/health/ready"), context)
+        return _SERVING if reply.status == _OK else _NOT_SERVING
+
+    async def _received(self, context: _Context) -> bytes:
+        """Return the message of a call."""
+        deadline = asyncio.get_running_loop().time() + self._receive_timeout
+        try:
+            raw = await self._timeouts.read(self._read(context), deadline=deadline)
+        except RequestTimeout:
+            await context.abort(StatusCode.DEADLINE_EXCEEDED, _LATE)
+            raise
+        if raw is grpc.aio.EOF:
+            await context.abort(StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
+        return raw
+
+    async def _read(self, context: _Context) -> Any:
+        async with self._receiving:
+            return await context.read()
+
+    async def _stream(self, messages: AsyncIterator[bytes], context: _Context) -> None:
+        if self._streams >= _MOST_STREAMS:
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY_STREAMS)
+        self._streams += 1
+        try:
+            await self._answer_stream(messages, context)
+        finally:
+            self._streams -= 1
+
+    async def _answer_stream(self, messages: AsyncIterator[bytes], context: _Context) -> None:
+        """Answer the requests of a stream in their order, some of them at a time."""
+        answers = asyncio.Queue[asyncio.Task[Message] | None]()
+        places = asyncio.Semaphore(_STREAM_CALLS)
+
+        async def read() -> None:
+            await places.acquire()
+            async for raw in messages:
+                answers.put_nowait(tasks.create_task(self._stream_answer(raw, context)))
+                await places.acquire()
+
+        async with TaskScope() as tasks:
+            reading = tasks.create_task(read())
+            reading.add_done_callback(ignore_outcome)
+            reading.add_done_callback(lambda _: answers.put_nowait(None))
+            draining = tasks.create_task(self._draining.wait())
+            draining.add_done_callback(lambda _: reading.cancel())
+            while (answer := await answers.get()) is not None:
+                await context.write(_encoded(await answer))
+                places.release()
+        if self._draining.is_set():
+            await context.abort(StatusCode.UNAVAILABLE, _STOPPING)
+
+    async def _stream_answer(self, raw: bytes, context: _Context) -> Message:
+        """Return the answer to one request of a stream, which goes on after an error."""
+        kind = self._messages["ModelStreamInferResponse"]
+        call = ApplicationRequest("POST", f"{SERVICE}ModelInfer", raw)
+        reply = await self._ask(call, context, without=_OF_ONE_REQUEST)
+        if reply.status == _OK:
+            answer = self._messages["ModelInferResponse"].FromString(reply.body)
+            answer.parameters[_FINAL].bool_param = True
+            return kind(infer_response=answer)
+        answer = kind(error_message=error_in(reply).error)
+        with contextlib.suppress(GatewayError):  # so its error says
+            answer.infer_response.id = decode_message(self._messages["ModelInferRequest"], raw).id
+        return answer
+
+    async def _ask(
+        self, call: ApplicationRequest, context: _Context, *, without: bytes = b""
+    ) -> ApplicationReply:
+        metadata, remaining = context.invocation_metadata(), context.time_remaining()
+        headers = request_headers(metadata, remaining=remaining)
+        reply = await self._client.ask(call, [one for one in headers if one[0] != without])
+        context.set_trailing_metadata(trailing_metadata(reply.headers))
+        return reply
+
+
+async def _abort(context: _Context, reply: ApplicationReply) -> Any:
+    """End a call with the error that the application answered."""
+    error = error_in(reply)
+    code = _CODES.get(reply.status, StatusCode.INTERNAL)
+    if error.code == NotCached.code:  # else a deadline's status
+        code = StatusCode.NOT_FOUND
+    await context.abort(code, _details(error.error), trailing_metadata(reply.headers))
+
+
+def _details(text: str) -> str:
+    """Return as much of an error, which may quote what was sent, as clients take: 8 kB in all."""
+    text = text[:_MOST_DETAILS_BYTES]
+    # They are percent-encoded.
+    ends = accumulate([1 if one in _PRINTABLE else 3 * len(one.encode()) for one in text])
+    return text[: bisect_right(list(ends), _MOST_DETAILS_BYTES)]
+
+
+def _encoded(message: Message) -> bytes:
+    encoded: bytes = message.SerializeToString()
+    return encoded

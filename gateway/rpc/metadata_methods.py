@@ -1,0 +1,104 @@
+"""Defines the methods that answer about server and models, by the routes of HTTP that say the same.
+
+Fields of messages have the names of the JSON there.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.json_format import ParseDict
+
+from gateway.api.in_process import ApplicationReply, ApplicationRequest
+from gateway.errors import ModelNotFound
+from gateway.rpc.messages import Message
+
+_OK: Final = 200
+_NOT_READY: Final = frozenset({400, 404, 503})
+
+
+class MetadataMethod(msgspec.Struct, frozen=True, kw_only=True):
+    """Says how a method is asked of the application, and what its answer holds."""
+
+    call: Callable[[Message], ApplicationRequest]
+    """Makes the request; `ModelNotFound` where no model can have the name."""
+    field: str = ""
+    """The field that has all of the answer's JSON; empty: its fields are those of the message."""
+    is_probe: bool = False
+    """The status is the answer: whether `field` is true."""
+    is_public: bool = False
+    """No key is needed."""
+
+    def answer(self, reply: ApplicationReply, response: Message) -> Message | None:
+        """Return the message, one of the class `response`; `None` where the reply is an error."""
+        if self.is_probe:
+            is_answer = reply.status == _OK or reply.status in _NOT_READY
+            return response(**{self.field: reply.status == _OK}) if is_answer else None
+        if reply.status != _OK:
+            return None
+        found: Any = msgspec.json.decode(reply.body)
+        written = {self.field: found} if self.field else found
+        return ParseDict(written, response(), ignore_unknown_fields=True)
+
+
+def _get(path: str) -> Callable[[Message], ApplicationRequest]:
+    return lambda _: ApplicationRequest("GET", path)
+
+
+def _get_of_model(rest: str = "") -> Callable[[Message], ApplicationRequest]:
+    return lambda message: ApplicationRequest("GET", f"{_model_path(message)}{rest}")
+
+
+def _get_statistics(message: Message) -> ApplicationRequest:
+    path = _model_path(message) if message.name else "/v2/models"
+    return ApplicationRequest("GET", f"{path}/stats")
+
+
+def _post_index(message: Message) -> ApplicationRequest:
+    body = msgspec.json.encode({"ready": message.ready})
+    return ApplicationRequest("POST", "/v2/repository/index", body)
+
+
+def _model_path(message: Message) -> str:
+    if not message.name or "/" in message.name + message.version:
+        raise ModelNotFound("No model has this name and version; `RepositoryIndex` lists models.")
+    version = f"/versions/{message.version}" if message.version else ""
+    return f"/v2/models/{message.name}{version}"
+
+
+METADATA_METHODS: Final = {
+    "ServerLive": MetadataMethod(
+        call=_get("/v2/health/live"), field="live", is_probe=True, is_public=True
+    ),
+    "ServerReady": MetadataMethod(
+        call=_get("/v2/health/ready"), field="ready", is_probe=True, is_public=True
+    ),
+    "ModelReady": MetadataMethod(call=_get_of_model("/ready"), field="ready", is_probe=True),
+    "ServerMetadata": MetadataMethod(call=_get("/v2")),
+    "ModelMetadata": MetadataMethod(call=_get_of_model()),
+    "ModelConfig": MetadataMethod(call=_get_of_model("/config"), field="config"),
+    "ModelStatistics": MetadataMethod(call=_get_statistics),
+    "RepositoryIndex": MetadataMethod(call=_post_index, field="models"),
+}
+"""The methods by their names; messages are called `{name}Request` and `{name}Response`."""
+
+_OPERATORS: Final = (
+    "Models are loaded and unloaded by operators: they put them into the model repository, and call"
+    " `sluicegate models reload`."
+)
+_NO_SHARED_MEMORY: Final = "There is no shared memory with clients; send the tensors."
+_NO_SETTINGS: Final = (
+    "Traces and logs are set by the gateway's operators, in the environment of its processes."
+)
+REFUSED_METHODS: Final = {
+    "RepositoryModelLoad": _OPERATORS,
+    "RepositoryModelUnload": _OPERATORS,
+    **{
+        f"{kind}SharedMemory{what}": _NO_SHARED_MEMORY
+        for kind in ("System", "Cuda")
+        for what in ("Status", "Register", "Unregister")
+    },
+    "TraceSetting": _NO_SETTINGS,
+    "LogSettings": _NO_SETTINGS,
+}
+"""Methods of Triton that are not implemented, and what to do instead."""

@@ -1,0 +1,57 @@
+"""Finds and keeps the port on which workers listen for gRPC."""
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from gateway.supervisor.errors import CannotStart, ExitCode
+from gateway.supervisor.listeners import reserve_port
+
+PREFERRED: Final = 8001
+"""The port of Triton, which its clients try first."""
+OPTION: Final = "--grpc-port"
+_LIBRARIES: Final = ("grpc", "google.protobuf")
+
+
+@contextlib.contextmanager
+def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -> Iterator[int]:
+    """Keep the port that is asked for while this is entered, and yield it; 0 is none.
+
+    `None` asks for `PREFERRED` where gRPC is installed and the port is free.
+
+    Raises:
+        CannotStart: the port that is asked for is in use, or gRPC is not installed.
+    """
+    check_rpc(asked or 0)
+    port = PREFERRED if asked is None and _is_installed() else asked or 0
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(reserve_port(host, port, option=OPTION))
+        except CannotStart as error:
+            if asked is not None:
+                raise
+            say(f"gRPC is off: {error}")
+            port = 0
+        yield port
+
+
+def check_rpc(port: int) -> None:
+    """Make sure that workers find what they serve gRPC with, if they are to listen on a `port`.
+
+    Raises:
+        CannotStart: it is not installed.
+    """
+    if port and not _is_installed():
+        raise CannotStart(
+            "gRPC is not installed; run `pip install 'sluicegate[grpc]'`, or leave out"
+            f" `{OPTION}` and `SLUICEGATE_GRPC_PORT`",
+            exit_code=ExitCode.CONFIGURATION,
+        )
+
+
+def _is_installed() -> bool:
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _LIBRARIES)
+    except ModuleNotFoundError:  # there is no package `google`
+        return False

@@ -1,0 +1,29 @@
+"""Counts for a listener: its connections, those that it refused, and its certificate."""
+
+from prometheus_client import CollectorRegistry
+
+from gateway.telemetry.instruments import Instruments
+
+
+class EdgeMetrics:
+    """Counts for the listener of the name `listener`; without a registry nobody reads it."""
+
+    def __init__(
+        self, registry: CollectorRegistry | None = None, *, listener: str = "customers"
+    ) -> None:
+        self._listener = listener
+        self._instruments = Instruments(registry or CollectorRegistry())
+
+    def certificate(self, expires: float, *, is_usable: bool) -> None:
+        """Publish when the certificate in use expires, and whether its files can be used."""
+        labels = (self._listener,)
+        self._instruments.set_gauge("tls_certificate_expiry_timestamp_seconds", expires, labels)
+        self._instruments.set_gauge("tls_certificate_unusable", float(not is_usable), labels)
+
+    def connections(self, count: int) -> None:
+        """Publish how many connections are open."""
+        self._instruments.set_gauge("open_connections", count, (self._listener,))
+
+    def refused(self, reason: str) -> None:
+        """Count a connection, refused for `reason`, which is of a closed set."""
+        self._instruments.add("refused_connections_total", (self._listener, reason))

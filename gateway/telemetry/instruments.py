@@ -1,0 +1,121 @@
+"""Makes instruments of the declared metrics as they are first used, and finds them by name.
+
+Names are those of the catalogue, without `sluicegate_`. A name that is not declared is a
+`KeyError`: no process can show a metric that the page of metrics does not have.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from backends.metric_declaration import MetricDeclaration, MetricKind
+from gateway.telemetry.catalogue import gateway_metrics
+
+PREFIX: Final = "sluicegate_"
+Labels = tuple[str, ...]
+NO_LABELS: Final[Labels] = ()
+
+
+class TalliedHistogram(Histogram):
+    """Adds many observations to a histogram at once."""
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        """Add observations, given as counts per bucket and their sum."""
+        for bucket, count in zip(self._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+        self._sum.inc(total)
+
+
+class Instruments:
+    """Writes values of metrics to `registry`, by which the metrics library keeps them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._declared: Mapping[str, MetricDeclaration] = gateway_metrics()
+        self._families: dict[str, Any] = {}  # of the three kinds, whose methods differ
+        self._children: dict[tuple[str, Labels], Any] = {}
+        self._values: dict[tuple[str, Labels], float] = {}
+        self._totals: dict[tuple[str, str, Labels], float] = {}
+
+    def add(self, name: str, labels: Labels = NO_LABELS, amount: float = 1.0) -> None:
+        """Add to a counter."""
+        self._child(name, labels).inc(amount)
+
+    def set_gauge(self, name: str, value: float, labels: Labels = NO_LABELS) -> None:
+        """Set a gauge."""
+        if self._values.get((name, labels)) != value:
+            self._values[name, labels] = value
+            self._child(name, labels).set(value)
+
+    def set_total(
+        self, name: str, total: float, labels: Labels = NO_LABELS, *, source: str = ""
+    ) -> None:
+        """Add to a counter what the running total of `source` grew by since the last call.
+
+        A total that fell began anew.
+        """
+        key = (source, name, labels)
+        grown = total - self._totals.get(key, 0.0)
+        self._totals[key] = total
+        if grown or (name, labels) not in self._children:
+            self._child(name, labels).inc(grown if grown >= 0 else total)
+
+    def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
+        """Have a running total that outlives this process be counted from here on, once."""
+        self._totals.setdefault(("", name, labels), total)
+
+    def record(self, name: str, value: float, labels: Labels, *, source: str) -> None:
+        """Set a gauge, or a counter by its running total, as the metric is declared."""
+        if self._declared[PREFIX + name].kind is MetricKind.COUNTER:
+            self.set_total(name, value, labels, source=source)
+        else:
+            self.set_gauge(name, value, labels)
+
+    def add_durations(self, name: str, labels: Labels, counts: Sequence[int], total: float) -> None:
+        """Add observations to a histogram, as counts by bucket and their sum."""
+        if any(counts):
+            self._child(name, labels).add(counts, total)
+
+    def retain(self, names: Iterable[str], keep: Collection[Labels]) -> None:
+        """Have gauges show no other labels than `keep`, until those are set again."""
+        for name in names:
+            for labels in [labels for (one, labels) in self._values if one == name]:
+                if labels not in keep:
+                    # The page leaves it out: files of metrics have no way to remove a value.
+                    self._child(name, labels).set(math.nan)
+                    del self._values[name, labels]
+
+    def _child(self, name: str, labels: Labels) -> Any:
+        child = self._children.get((name, labels))
+        if child is None:
+            family = self._families.get(name) or self._open(name)
+            child = self._children[name, labels] = family.labels(*labels) if labels else family
+        return child
+
+    def _open(self, name: str) -> Any:
+        declared = self._declared[PREFIX + name]
+        if declared.kind is MetricKind.COUNTER:
+            family: Any = Counter(
+                declared.family, declared.help, declared.labels, registry=self._registry
+            )
+        elif declared.kind is MetricKind.GAUGE:
+            family = Gauge(
+                declared.name,
+                declared.help,
+                declared.labels,
+                registry=self._registry,
+                multiprocess_mode=declared.aggregation.value,
+            )
+        else:
+            family = TalliedHistogram(
+                declared.name,
+                declared.help,
+                declared.labels,
+                buckets=declared.buckets,
+                registry=self._registry,
+            )
+        self._families[name] = family
+        return family

@@ -1,0 +1,87 @@
+"""Watches budgets of tenants, in the billing process."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from gateway.errors import GatewayError
+from gateway.ledger.budgets import BudgetEvent
+from gateway.workers.backoff import StoppableBackoff, pause
+
+_EVERY: Final = 5.0
+_log = logging.getLogger(__name__)
+
+
+class BudgetStore(Protocol):
+    """Stores budgets; calls block."""
+
+    def watch(self) -> Sequence[BudgetEvent]:
+        """Note what the costs of this month have reached, and return what is new.
+
+        Raises:
+            DependencyUnavailable: it may be asked again; what was noted is not new then.
+        """
+        ...
+
+
+class BudgetStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts thresholds that were reached since the start; `failures` are those in a row."""
+
+    reached: int
+    failures: int
+
+
+class BudgetMonitor:
+    """Has the store compare costs with budgets, each `every` seconds."""
+
+    def __init__(
+        self,
+        store: BudgetStore,
+        *,
+        every: float = _EVERY,
+        report: Callable[[BudgetStatistics], None] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._every = every
+        self._report = report
+        self._backoff = StoppableBackoff(longest=30.0)
+        self._reached = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Watch until `stop`."""
+        while not stop.is_set():
+            await pause(stop, await self.run_once())
+
+    async def run_once(self) -> float:
+        """Compare costs with budgets; return the seconds to wait before the next call."""
+        try:
+            found = await asyncio.to_thread(self._store.watch)
+        except GatewayError as error:
+            if not self._backoff.failures:
+                _log.warning("budgets are not watched", extra={"reason": error.detail})
+            return self._failed()
+        except Exception:  # noqa: BLE001 - a failed look must not end billing
+            if not self._backoff.failures:
+                _log.exception("budgets are not watched")
+            return self._failed()
+        self._backoff.succeeded()
+        for one in found:
+            _log.warning(
+                "a tenant reached a threshold of its budget",
+                extra={"tenant": one.tenant, "month": one.month, "threshold": one.threshold},
+            )
+        self._reached += len(found)
+        self._report_counts()
+        return self._every
+
+    def _failed(self) -> float:
+        wait = self._backoff.failed()
+        self._report_counts()
+        return wait
+
+    def _report_counts(self) -> None:
+        counts = BudgetStatistics(reached=self._reached, failures=self._backoff.failures)
+        self._report(counts)

@@ -1,0 +1,41 @@
+"""Makes figures with matplotlib, alike in all reports, and writes them as SVG."""
+
+import io
+from pathlib import Path
+from typing import Any  # matplotlib's types come with it, and it may be absent
+
+
+def new_figure(name: str, *, width: float, height: float) -> Any:
+    """Return an empty figure; `name` makes its ids differ from those of others on a page.
+
+    The same figure of the same values is the same file.
+    """
+    import matplotlib as mpl  # noqa: PLC0415 - of the tools, and slow to import
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    mpl.rcParams["svg.fonttype"] = "none"  # text stays text
+    mpl.rcParams["svg.hashsalt"] = name
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def finish_axes(axes: Any, x: str, y: str, *, legend: bool = True) -> None:
+    """Name the axes, and draw grid and legend."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(visible=True, which="major", alpha=0.3)
+    if legend:
+        axes.legend(fontsize="small")
+
+
+def save_figure(figure: Any, path: Path) -> Path:
+    """Write a figure as SVG; return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def svg_of(figure: Any) -> str:
+    """Return a figure as an element for a page of HTML."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()[file.getvalue().index("<svg") :]

@@ -1,0 +1,294 @@
+"""Lists the routes of all dialects: how each asks for something, and what its answer says.
+
+`read` makes what `expected` says of every dialect's answer, in the same words.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple  # Any: JSON
+
+import msgspec
+
+from backends.protocol import Task
+from loadtests.fuzz_dialects import answers
+from loadtests.fuzz_dialects.backend import MODERATION
+from loadtests.fuzz_http.expect import UnexpectedResponse
+
+_TEMPLATE = "This text is about {}."
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for, in no dialect's words."""
+
+    scope: str
+    model: str
+    texts: list[str]
+    dimensions: int | None = None
+    form: str = "float"
+    query: str = ""
+    names: list[str] = []
+
+    def expected(self, task: Task) -> Any:
+        """Return what every dialect must answer."""
+        match task:
+            case Task.EMBED:
+                return [answers.in_form(numbers, self.form) for numbers in self.vectors()]
+            case Task.RERANK:
+                scores = [answers.score(self.scope, self.query, text) for text in self.texts]
+                return sorted(enumerate(scores), key=lambda one: (-one[1], one[0]))
+            case Task.ZERO_SHOT:
+                return [_pairs(answers.chosen(self.scope, t, self.names)) for t in self.texts]
+            case Task.ENTITIES:
+                return [_entity(answers.entity(self.scope, text)) for text in self.texts]
+            case _:
+                return [_pairs(answers.labels(self.scope, text)) for text in self.texts]
+
+    def vectors(self) -> list[list[float]]:
+        """Return the vector of each text."""
+        return [answers.vector(self.scope, text, dimensions=self.dimensions) for text in self.texts]
+
+    def tokens(self) -> int:
+        """Return the tokens of all texts."""
+        return sum(map(answers.tokens, self.texts))
+
+
+Fields = dict[str, Any]
+
+
+class DialectRoute(NamedTuple):
+    """How a route is asked and answers."""
+
+    name: str
+    task: Task
+    path: str
+    """May hold `{model}`."""
+    body: Callable[[Asked], Fields]
+    read: Callable[[Any, Asked], Any]
+    """Returns the answer's results; raises `UnexpectedResponse` where the rest is wrong."""
+    forms: tuple[str, ...] = ("float",)
+    headers: Mapping[str, str] = {}
+
+
+def same(found: object, expected: object) -> None:
+    """Raise `UnexpectedResponse` unless both are equal."""
+    if found != expected:
+        raise UnexpectedResponse(f"{found} in place of {expected}")
+
+
+def _pairs(labels: list[Fields]) -> list[tuple[str, float]]:
+    return [(one["label"], one["score"]) for one in labels]
+
+
+def _entity(one: Fields) -> tuple[Any, ...]:
+    label = one["label"] if "label" in one else one["entity_group"]
+    return label, one["score"], one.get("text", one.get("word")), one["start"], one["end"]
+
+
+def _ranked(found: list[Fields], name: str = "score") -> list[tuple[int, float]]:
+    return [(one["index"], one[name]) for one in found]
+
+
+def _without_none(**fields: Any) -> Fields:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _native(asked: Asked) -> Fields:
+    form = {"base64": {"encoding_format": "base64"}, "float": {}}
+    more = form.get(asked.form, {"output_dtype": asked.form})
+    return _without_none(model=asked.model, input=asked.texts, dimensions=asked.dimensions) | more
+
+
+def _results(payload: Any, asked: Asked) -> list[Fields]:
+    usage, count = payload["usage"], len(asked.texts)
+    same(usage["hit"] + usage["collapsed"] + usage["computed"], count)
+    same((usage["items"], usage["failed"]), (count, 0))
+    same(payload["model"], asked.model)
+    results: list[Fields] = payload["results"]
+    return results
+
+
+def _openai(asked: Asked) -> Fields:
+    return _without_none(
+        model=asked.model,
+        input=asked.texts,
+        dimensions=asked.dimensions,
+        encoding_format=asked.form,
+        user="a",
+    )
+
+
+def _openai_vectors(payload: Any, asked: Asked) -> Any:
+    tokens = asked.tokens()
+    same(payload["usage"], {"prompt_tokens": tokens, "total_tokens": tokens})
+    same(payload["model"], asked.model)
+    same([one["index"] for one in payload["data"]], list(range(len(asked.texts))))
+    return [one["embedding"] for one in payload["data"]]
+
+
+def _moderated(payload: Any, asked: Asked) -> Any:
+    """Return labels of which the categories' scores are known."""
+    (category,) = MODERATION.values()
+    scores = [one["category_scores"][category] for one in payload["results"]]
+    both = [answers.labels(asked.scope, text) for text in asked.texts]
+    return [
+        _pairs([one, other | {"score": s}]) for (one, other), s in zip(both, scores, strict=True)
+    ]
+
+
+def _cohere(asked: Asked) -> Fields:
+    return _without_none(
+        model=asked.model,
+        texts=asked.texts,
+        output_dimension=asked.dimensions,
+        embedding_types=["float", asked.form],
+        input_type="search_query",
+    )
+
+
+def _cohere_vectors(payload: Any, asked: Asked) -> Any:
+    same(payload["texts"], asked.texts)
+    same(payload["meta"]["billed_units"], {"input_tokens": asked.tokens()})
+    same(payload["embeddings"]["float"], asked.vectors())
+    return payload["embeddings"][asked.form]
+
+
+def _cohere_ranked(payload: Any, _: Asked) -> Any:
+    same(payload["meta"]["billed_units"], {"search_units": 1})
+    return _ranked(payload["results"], "relevance_score")
+
+
+def _cohere_labels(payload: Any, asked: Asked) -> Any:
+    found = payload["classifications"]
+    same([one["input"] for one in found], asked.texts)
+    same(payload["meta"]["billed_units"], {"classifications": len(found)})
+    return [[(name, s["confidence"]) for name, s in one["labels"].items()] for one in found]
+
+
+def _similarities(payload: Any, asked: Asked) -> Any:
+    """Return the vectors, where their products are those of the answer."""
+    first, *others = asked.vectors()
+    products = [sum(a * b for a, b in zip(first, other, strict=True)) for other in others]
+    same(payload, products)
+    return [first, *others]
+
+
+def _query(asked: Asked) -> Fields:
+    return {"model": asked.model, "query": asked.query, "documents": asked.texts}
+
+
+def _texts(asked: Asked) -> Fields:
+    return _without_none(inputs=asked.texts, dimensions=asked.dimensions)
+
+
+def _sentences(asked: Asked) -> Fields:
+    return {"inputs": {"source_sentence": asked.texts[0], "sentences": asked.texts[1:]}}
+
+
+def _candidates(asked: Asked) -> Fields:
+    more = {"candidate_labels": asked.names, "hypothesis_template": _TEMPLATE}
+    return {"inputs": asked.texts, "parameters": more}
+
+
+def _tensors(asked: Asked, **shared: list[str]) -> Fields:
+    inputs = {"TEXT": (asked.texts, 1)} | {n: (rows, len(rows)) for n, rows in shared.items()}
+    parameters = {} if asked.dimensions is None else {"dimensions": asked.dimensions}
+    return {
+        "inputs": [
+            {"name": name, "datatype": "BYTES", "shape": [len(all_) // row, row], "data": all_}
+            for name, (all_, row) in inputs.items()
+        ],
+        "parameters": parameters,
+    }
+
+
+def _output(payload: Any, asked: Asked, name: str) -> list[Any]:
+    """Return the rows of an output, a value where they have one."""
+    same(payload["model_name"], asked.model)
+    (found,) = [one for one in payload["outputs"] if one["name"] == name]
+    count, row = found["shape"]
+    same((count, len(found["data"])), (len(asked.texts), count * row))
+    data = found["data"]
+    return data if row == 1 else [data[at : at + row] for at in range(0, len(data), row)]
+
+
+def _best_labels(payload: Any, asked: Asked) -> Any:
+    """Return the best labels of the answer, before the others that are expected."""
+    best = [_output(payload, asked, name) for name in ("LABEL", "SCORE")]
+    expected = [_pairs(answers.labels(asked.scope, text))[1:] for text in asked.texts]
+    return [[pair, *others] for pair, others in zip(zip(*best, strict=True), expected, strict=True)]
+
+
+def _scored(payload: Any, asked: Asked) -> Any:
+    rows = [zip(asked.names, row, strict=True) for row in _output(payload, asked, "SCORES")]
+    return [sorted(row, key=lambda one: -one[1]) for row in rows]
+
+
+def _tensor_ranks(payload: Any, asked: Asked) -> Any:
+    scores = enumerate(_output(payload, asked, "SCORE"))
+    return sorted(scores, key=lambda one: (-one[1], one[0]))
+
+
+_TENSORS = "/v2/models/{model}/infer"
+_FORMS = ("float", "base64")
+_MANY_FORMS = (*_FORMS, "int8", "ubinary")
+_E, _C, _R = Task.EMBED, Task.CLASSIFY, Task.RERANK
+_Z, _N = Task.ZERO_SHOT, Task.ENTITIES
+ROUTES: tuple[DialectRoute, ...] = (
+    DialectRoute(
+        "native embed", _E, "/v1/embed", _native,
+        lambda payload, asked: [one["embedding"] for one in _results(payload, asked)],
+        _MANY_FORMS,
+    ),
+    DialectRoute("openai embeddings", _E, "/v1/embeddings", _openai, _openai_vectors, _FORMS),
+    DialectRoute("cohere embed", _E, "/v2/embed", _cohere, _cohere_vectors, _MANY_FORMS),
+    DialectRoute("hf model", _E, "/models/{model}/pipeline/feature-extraction", _texts,
+                 lambda payload, _: payload),
+    DialectRoute("hf of an owner", _E, "/models/acme/{model}", _texts, lambda payload, _: payload),
+    DialectRoute("hf similarity", _E, "/models/{model}", _sentences, _similarities),
+    DialectRoute("tei embed", _E, "/tei/{model}/embed", _texts, lambda payload, _: payload),
+    DialectRoute("tei similarity", _E, "/tei/{model}/similarity", _sentences, _similarities),
+    DialectRoute("native classify", _C, "/v1/classify", _native,
+                 lambda payload, asked: [_pairs(o["labels"]) for o in _results(payload, asked)]),
+    DialectRoute("openai moderations", _C, "/v1/moderations",
+                 lambda asked: {"model": asked.model, "input": asked.texts}, _moderated),
+    DialectRoute("cohere classify", _C, "/v1/classify",
+                 lambda asked: {"model": asked.model, "inputs": asked.texts}, _cohere_labels),
+    DialectRoute("hf labels", _C, "/models/{model}", _texts,
+                 lambda payload, _: [_pairs(labels) for labels in payload]),
+    DialectRoute("tei predict", _C, "/tei/{model}/predict",
+                 lambda asked: {"inputs": [[text] for text in asked.texts]},
+                 lambda payload, _: [_pairs(labels) for labels in payload]),
+    DialectRoute("native rerank", _R, "/v1/rerank", _query,
+                 lambda payload, asked: _ranked(_results(payload, asked))),
+    DialectRoute("cohere rerank", _R, "/v2/rerank", _query, _cohere_ranked),
+    DialectRoute("hf ranking", _R, "/models/{model}",
+                 lambda asked: {"inputs": {"query": asked.query, "texts": asked.texts}},
+                 lambda payload, _: _ranked(payload)),
+    DialectRoute("tei rerank", _R, "/tei/{model}/rerank",
+                 lambda asked: {"query": asked.query, "texts": asked.texts},
+                 lambda payload, _: _ranked(payload)),
+    DialectRoute("native zero-shot", _Z, "/v1/zero-shot",
+                 lambda asked: {"model": asked.model, "input": asked.texts, "labels": asked.names},
+                 lambda payload, asked: [_pairs(o["labels"]) for o in _results(payload, asked)]),
+    DialectRoute("hf zero-shot", _Z, "/models/{model}", _candidates,
+                 lambda payload, _: [_pairs(labels) for labels in payload]),
+    DialectRoute("native entities", _N, "/v1/entities", _native,
+                 lambda payload, asked: [
+                     _entity(one) for o in _results(payload, asked) for one in o["entities"]
+                 ]),
+    DialectRoute("hf entities", _N, "/models/{model}", _texts,
+                 lambda payload, _: [_entity(one) for found in payload for one in found]),
+    DialectRoute("tensors embed", _E, _TENSORS, _tensors,
+                 lambda payload, asked: _output(payload, asked, "EMBEDDING")),
+    DialectRoute("tensors classify", _C, _TENSORS, _tensors, _best_labels),
+    DialectRoute("tensors rerank", _R, _TENSORS,
+                 lambda asked: _tensors(asked, QUERY=[asked.query]), _tensor_ranks),
+    DialectRoute("tensors zero-shot", _Z, _TENSORS,
+                 lambda asked: _tensors(asked, LABELS=asked.names), _scored),
+    DialectRoute("tensors entities", _N, _TENSORS, _tensors,
+                 lambda payload, asked: [
+                     _entity(one)
+                     for found in _output(payload, asked, "ENTITIES")
+                     for one in msgspec.json.decode(found)
+                 ]),
+)  # fmt: skip
+TENSOR_ROUTES = tuple(route for route in ROUTES if route.path == _TENSORS)

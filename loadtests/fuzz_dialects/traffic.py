@@ -1,0 +1,211 @@
+"""Generates requests of several tenants to the routes of all dialects, and judges the answers."""
+
+import gzip
+import random
+import re
+from collections.abc import Container, Sequence
+from typing import Any  # Any: JSON
+
+import msgspec
+
+from loadtests.fuzz_dialects.backend import DOCUMENT_MODELS, MODELS, SHARED
+from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
+from loadtests.fuzz_http.callers import NAMES, Caller
+from loadtests.fuzz_http.expect import (
+    OK,
+    OVERLOADED,
+    ExpectedResponse,
+    Response,
+    UnexpectedResponse,
+)
+from loadtests.fuzz_http.hostile import FinalMessage
+from loadtests.fuzz_http.run import CallSender, Traffic
+from loadtests.fuzz_http.script import Script
+
+_PIPELINED = (1, 1, 2, 4, 8, 16)
+_KNOWN_TEXTS, _KNOWN_QUERIES, _KEYS = 24, 4, 40
+_NAMES = ("sport", "trade", "art", "law")
+_IN_USE = 409
+# What a busy machine, or another request with the same key, may be answered.
+_CODES = re.compile(rb'"code": ?"(overloaded|upstream_unavailable|idempotency_key_in_use)"')
+_SCOPES = [f"tenant:{name}".encode() for name in NAMES]
+_BY_TASK = {task: name for name, tasks in MODELS.items() for task in tasks}
+
+
+class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, and what is known of it."""
+
+    caller: Caller
+    route: DialectRoute
+    asked: Asked
+    client_id: str
+    key: str
+    """Its idempotency key, if it has one."""
+
+
+class DialectTraffic:
+    """Generates the scripts of connections, and keeps the ids of all answers."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, SentRequest] = {}
+        self._named: list[tuple[str, SentRequest]] = []
+        self.hits = 0
+        """Answers over HTTP that were whole hits."""
+        self.calls = 0
+        """Answers over gRPC."""
+
+    def traffic(self, beside: CallSender | None = None) -> Traffic:
+        """Return what the fuzzer of HTTP runs, with calls `beside`."""
+        return Traffic(
+            script=self.script,
+            backend="loadtests.fuzz_dialects.backend",
+            models=DOCUMENT_MODELS,
+            beside=beside,
+            afterwards=self.afterwards,
+        )
+
+    def script(
+        self, seed: int, number: int, callers: list[Caller], *, without: Container[str] = ()
+    ) -> Script:
+        """Return the script of connection `number`."""
+        chance = random.Random(f"{seed}/dialects/{number}")
+        count = chance.choice(_PIPELINED)
+        requests = [
+            self._request(chance, seed, f"{number}-{place}", callers) for place in range(count)
+        ]
+        size = sum(len(content) for content, _ in requests)
+        last = None
+        if chance.random() < 0.25:
+            # Its caller, and those of the requests before it, may leave before their answers.
+            content, expect = self._request(chance, seed, f"{number}-last", callers)
+            pace = (0, chance.choice([0.0, 0.001, 0.01, 0.05]))
+            last = FinalMessage(name="left", content=content, expect=expect, resets=True, pace=pace)
+        cuts = chance.sample(range(1, size), k=chance.choice([0, 0, 0, 2]))
+        return Script(
+            number=number,
+            parts=tuple(content for content, _ in requests),
+            expects=tuple(expect for _, expect in requests),
+            cuts=tuple(sorted(cuts)),
+            reads_late=chance.random() < 0.01,
+            last=last,
+        )
+
+    def _request(
+        self, chance: random.Random, seed: int, unique: str, callers: list[Caller]
+    ) -> tuple[bytes, ExpectedResponse]:
+        caller, key = chance.choice(callers), ""
+        if chance.random() < 0.1:
+            # All tenants use the same keys, each for a request of its own.
+            key = f"key-{chance.randrange(_KEYS)}"
+            again = random.Random(f"{seed}/{caller.tenant}/{key}")
+            route, asked = question(again, caller, key)
+        else:
+            route, asked = question(chance, caller, unique)
+        sent = SentRequest(
+            caller=caller, route=route, asked=asked, client_id=f"own-{unique}", key=key
+        )
+        expect = ExpectedResponse(
+            name=route.name,
+            statuses=frozenset({OK}),
+            check=lambda response: self._check(sent, response),
+        )
+        return _bytes(sent, zipped=chance.random() < 0.3), expect
+
+    def _check(self, sent: SentRequest, response: Response) -> int:
+        """Return the status of the answer to `sent`, that of an overload whatever a dialect says.
+
+        Raises:
+            UnexpectedResponse: it is not the right answer.
+        """
+        status, headers, body = response.status, response.headers, response.body
+        if headers.get(b"content-encoding") == b"gzip":
+            body = gzip.decompress(body)
+        wrong = self.wrong_ids(sent, headers)
+        if not wrong and status == OK:
+            self.hits += b"; hit" in headers.get(b"cache-status", b"")
+            wrong = self.wrong_payload(sent, msgspec.json.decode(body))
+        elif not wrong:
+            is_known = _CODES.search(body) is not None and not any(s in body for s in _SCOPES)
+            wrong = "" if is_known else f"{status}, {body!r}"
+        if wrong:
+            raise UnexpectedResponse(f"{sent.route.name} of {sent.caller.tenant}: {wrong}")
+        return status if status in (OK, _IN_USE) else OVERLOADED
+
+    def wrong_ids(self, sent: SentRequest, headers: dict[bytes, bytes]) -> str:
+        """Return what is wrong with the ids in the headers of an answer, or nothing."""
+        id_ = headers[b"x-request-id"].decode()
+        known = self._ids.setdefault(id_, sent)
+        if headers.get(b"idempotency-replayed") == b"true":
+            if (known.caller, known.key, known.asked) != (sent.caller, sent.key, sent.asked):
+                return f"a replay of {known}"
+        elif known is not sent and not (sent.key and known.key == sent.key):
+            return f"the id {id_} of {known}"
+        own = headers.get(b"x-client-request-id", b"").decode()
+        return "" if own == sent.client_id else f"the caller's id is {own}, not {sent.client_id}"
+
+    def wrong_payload(self, sent: SentRequest, payload: Any) -> str:
+        """Return what is wrong with a decoded answer, or nothing."""
+        try:
+            found = sent.route.read(payload, sent.asked)
+        except (UnexpectedResponse, KeyError, TypeError, ValueError) as error:
+            return f"{error!r} in {str(payload)[:500]}"
+        if isinstance(payload, dict) and "id" in payload:
+            self._named.append((str(payload["id"]).removeprefix("modr-"), sent))
+        expected = sent.asked.expected(sent.route.task)
+        return "" if found == expected else f"crossed: {found} in place of {expected}"
+
+    def afterwards(self) -> list[str]:
+        """Return which bodies name a request of another tenant.
+
+        That of a hit may name the request that computed the answer, whose caller may have gone.
+        """
+        return [
+            f"an answer to {sent.caller.tenant} names {id_} of {self._ids[id_].caller.tenant}"
+            for id_, sent in self._named
+            if id_ in self._ids and self._ids[id_].caller != sent.caller
+        ]
+
+
+def question(
+    chance: random.Random,
+    caller: Caller,
+    unique: str,
+    routes: Sequence[DialectRoute] = ROUTES,
+) -> tuple[DialectRoute, Asked]:
+    """Return what a caller asks for, and by which of the routes."""
+    route = chance.choice(routes)
+    model = _BY_TASK[route.task]
+    shared = SHARED if chance.random() < 0.3 and route.name != "openai moderations" else ""
+    most = chance.choice([1, 1, 1, 2, 6, 40])
+    texts = [_text(chance, f"{unique}.{place}") for place in range(chance.randint(1, most))]
+    if "similarity" in route.name:
+        texts.append(_text(chance, unique))
+    has_dimensions = route.task.value == "embed" and "similarity" not in route.name
+    return route, Asked(
+        scope="shared" if shared else caller.scope,
+        model=model + shared,
+        texts=texts,
+        dimensions=chance.choice([None, None, 4, 64]) if has_dimensions else None,
+        form=chance.choice(route.forms),
+        query=f"query {chance.randrange(_KNOWN_QUERIES)}",
+        names=chance.sample(_NAMES, k=chance.randint(2, 4)),
+    )
+
+
+def _text(chance: random.Random, unique: str) -> str:
+    return f"new {unique}" if chance.random() < 0.1 else f"text {chance.randrange(_KNOWN_TEXTS)}"
+
+
+def _bytes(sent: SentRequest, *, zipped: bool) -> bytes:
+    asked = sent.asked
+    body = msgspec.json.encode(sent.route.body(asked))
+    lines = [
+        f"POST {sent.route.path.replace('{model}', asked.model)} HTTP/1.1",
+        "Host: fuzz",
+        f"Authorization: Bearer {sent.caller.key}",
+        f"X-Request-Id: {sent.client_id}",
+        f"Content-Length: {len(body)}",
+    ]
+    lines += [f"Idempotency-Key: {sent.key}"] if sent.key else []
+    lines += ["Accept-Encoding: gzip"] if zipped else []
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

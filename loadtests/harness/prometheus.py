@@ -1,0 +1,101 @@
+"""Runs a Prometheus that scrapes what a run started, and asks it."""
+
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any  # JSON of Prometheus, and its configuration
+
+import yaml
+
+from loadtests.harness.loopback import get, is_answered
+from loadtests.harness.ports import free_port
+from loadtests.harness.system import ADMIN_KEY, System
+from loadtests.harness.waiting import wait_until
+
+Result = dict[str, Any]
+"""A series of an answer: `metric` with its labels, and `value`."""
+
+
+class Prometheus:
+    """Asks the server at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expr: str, at: float | None = None) -> list[Result]:
+        """Return the series of an instant query.
+
+        Raises:
+            ValueError: Prometheus cannot evaluate it; the message says why.
+        """
+        moment = time.time() if at is None else at
+        answer = get(f"{self.url}/api/v1/query", params={"query": expr, "time": str(moment)})
+        document = answer.json()
+        if document["status"] != "success":
+            raise ValueError(document["error"])
+        result = document["data"]["result"]
+        if document["data"]["resultType"] == "scalar":
+            return [{"metric": {}, "value": result}]
+        found: list[Result] = result
+        return found
+
+    def value(self, expr: str) -> float:
+        """Return the only value of a query, 0 where there is none."""
+        found = self.query(expr)
+        return float(found[0]["value"][1]) if found else 0.0
+
+    def firing(self) -> dict[str, list[dict[str, str]]]:
+        """Return the labels of the alerts that fire, by the alert's name."""
+        alerts = get(f"{self.url}/api/v1/alerts").json()["data"]["alerts"]
+        found: dict[str, list[dict[str, str]]] = {}
+        for each in alerts:
+            if each["state"] == "firing":
+                found.setdefault(each["labels"]["alertname"], []).append(each["labels"])
+        return found
+
+
+@contextmanager
+def running_prometheus(
+    scrapes: Sequence[Mapping[str, Any]], *, interval: str = "1s", rules: Path | None = None
+) -> Iterator[Prometheus]:
+    """Run a Prometheus with `scrape_configs` and, if given, a file of rules."""
+    document = {
+        "global": {"scrape_interval": interval, "evaluation_interval": interval},
+        "scrape_configs": list(scrapes),
+        "rule_files": [str(rules)] if rules else [],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "prometheus.yaml"
+        config.write_text(yaml.safe_dump(document))
+        port = free_port()
+        command = [
+            "prometheus",
+            f"--config.file={config}",
+            f"--storage.tsdb.path={folder}/tsdb",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ]
+        url = f"http://127.0.0.1:{port}"
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+            try:
+                wait_until(lambda: is_answered(f"{url}/-/ready"), what="Prometheus is ready")
+                yield Prometheus(url)
+            finally:
+                child.terminate()
+
+
+def scrapes_of(system: System) -> list[Mapping[str, Any]]:
+    """Return what to scrape of a system, with the names of jobs in deploy/prometheus.yaml."""
+    backends = [str(each.address).removeprefix("http://") for each in system.processes("backend")]
+    gateway = f"127.0.0.1:{system.admin_port}"
+    return [
+        {
+            "job_name": "gateway",
+            "authorization": {"credentials": ADMIN_KEY},
+            "static_configs": [{"targets": [gateway]}],
+        },
+        {"job_name": "backend", "static_configs": [{"targets": backends}]},
+    ]

@@ -1,0 +1,205 @@
+"""Counts the figures of a run by phase, and judges them by the criteria of its scenario."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from loadtests.machine import Machine
+from loadtests.scenarios.capacity import Capacity
+from loadtests.scenarios.catalogue import Criteria
+from loadtests.scenarios.faults import Mark
+from loadtests.scenarios.k6 import K6Result
+from loadtests.scenarios.plan import Plan
+from loadtests.scenarios.processes import UseSample, cores_used
+from loadtests.scenarios.samples import Bools, Samples, least_rate, percentile
+
+_WINDOW = 3.0
+_MILLION = 1_000_000
+_FIFTHS = 5
+
+
+class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a phase, by requests that were sent in it; rates a second, latencies in s.
+
+    Latencies are of answers with 200.
+    """
+
+    name: str
+    begin: float
+    end: float
+    due: int
+    sent: int
+    goodput: float
+    codes: dict[str, int]
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    hit_ratio: float
+    cost_per_million: float | None
+    """Of the machines, for a million answers in time."""
+    cores: dict[str, float]
+    """That each role kept busy."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A criterion, what was found, and whether it holds."""
+
+    what: str
+    found: str
+    wanted: str
+    holds: bool
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was run and measured."""
+
+    scenario: str
+    question: str
+    command: str
+    target: str
+    generator: str
+    machine: Machine
+    seed: int
+    zipf: float
+    mix: tuple[str, ...]
+    tenants: int
+    deadline: float
+    price: float
+    """Of all machines, an hour."""
+    plan: Plan
+    capacity: Capacity | None
+    result: K6Result
+    ideal: Bools
+    """Which requests came before, in the order of the workload."""
+    use: tuple[UseSample, ...]
+    marks: tuple[Mark, ...]
+
+    @property
+    def samples(self) -> Samples:
+        """The answers."""
+        return self.result.samples
+
+
+def figures(run: Run) -> Iterator[PhaseFigures]:
+    """Yield the figures of each phase."""
+    for phase, begin, end in run.plan.spans():
+        sent = run.samples.between(begin, end)
+        answered = sent.status == 200
+        latencies = sent.latency[answered]
+        goodput = float(sent.good(run.deadline).sum()) / phase.duration
+        yield PhaseFigures(
+            name=phase.name,
+            begin=begin,
+            end=end,
+            due=phase.arrivals,
+            sent=len(sent),
+            goodput=goodput,
+            codes={name: int(chosen.sum()) for name, chosen in sent.codes().items()},
+            p50=percentile(latencies, 0.5),
+            p90=percentile(latencies, 0.9),
+            p99=percentile(latencies, 0.99),
+            p999=percentile(latencies, 0.999),
+            hit_ratio=_share(sent.hits & answered, answered),
+            cost_per_million=cost_per_million(run.price, goodput),
+            cores=cores_used(run.use, begin, end),
+        )
+
+
+def cost_per_million(price: float, goodput: float) -> float | None:
+    """Return what a million answers cost at `price` an hour."""
+    return price / 3600 / goodput * _MILLION if goodput else None
+
+
+def verdicts(run: Run, criteria: Criteria) -> Iterator[Verdict]:
+    """Yield each criterion of a run with what was found."""
+    judged = _judged(run)
+    errors = _share(judged.errors, judged.status >= 0)
+    yield Verdict(
+        what="answers other than 200, 429, and 503 with Retry-After",
+        found=f"{errors:.2%} ({int(judged.errors.sum()):,} of {len(judged):,})",
+        wanted=f"at most {criteria.errors:.2%}",
+        holds=errors <= criteria.errors and len(judged) > 0,
+    )
+    dropped = run.result.dropped / max(1, run.plan.arrivals)
+    yield Verdict(
+        what="dropped: due, and not sent",
+        found=f"{dropped:.2%} ({run.result.dropped:,} of {run.plan.arrivals:,})",
+        wanted=f"at most {criteria.dropped:.2%}",
+        holds=dropped <= criteria.dropped,
+    )
+    if criteria.good is not None:
+        good = _share(*_calm(run, criteria))
+        yield _at_least("answered in time without overload", good, criteria.good)
+    if criteria.goodput is not None and run.capacity is not None:
+        least = _least_goodput(run) / run.capacity.rate
+        yield _at_least(
+            "least goodput of an overload over 3 s, of capacity", least, criteria.goodput
+        )
+    if criteria.ideal_hits is not None:
+        found = _of_ideal_hits(run)
+        yield _at_least(
+            "hits, of those of a cache that forgets nothing", found, criteria.ideal_hits
+        )
+    if criteria.drift is not None:
+        times = _drift(run)
+        yield Verdict(
+            what="p99 of the last fifth, in times that of the first",
+            found=f"{times:.2f}",
+            wanted=f"at most {criteria.drift:g}",
+            holds=times <= criteria.drift,
+        )
+
+
+def _at_least(what: str, found: float, wanted: float) -> Verdict:
+    return Verdict(
+        what=what, found=f"{found:.3f}", wanted=f"at least {wanted:g}", holds=found >= wanted
+    )
+
+
+def _share(chosen: Bools, of: Bools) -> float:
+    return float(chosen.sum()) / max(1, int(of.sum()))
+
+
+def _judged(run: Run) -> Samples:
+    """Return the answers of judged phases; the last of these lasts until the end."""
+    spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
+    return run.samples.between(spans[0][0], spans[-1][1] + _WINDOW)
+
+
+def _calm(run: Run, criteria: Criteria) -> tuple[Bools, Bools]:
+    """Return which answers were in time, of which: those of no overload, nor soon after one."""
+    samples, after = run.samples, -np.inf
+    chosen = np.zeros(len(samples), dtype=np.bool_)
+    for phase, begin, end in run.plan.spans():
+        if phase.is_overload:
+            after = end + criteria.recovery
+        elif phase.is_judged:
+            chosen |= (samples.sent >= max(begin, after)) & (samples.sent < end)
+    return samples.good(run.deadline) & chosen, chosen
+
+
+def _least_goodput(run: Run) -> float:
+    times = run.samples.ended[run.samples.good(run.deadline)]
+    spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_overload]
+    return min(least_rate(times, begin, end, _WINDOW) for begin, end in spans)
+
+
+def _of_ideal_hits(run: Run) -> float:
+    answered = run.samples.status == 200
+    ideal = run.ideal[: len(run.samples)]
+    return float((run.samples.hits & answered).sum()) / max(1, int(ideal.sum()))
+
+
+def _drift(run: Run) -> float:
+    _, begin, end = list(run.plan.spans())[-1]
+    fifth = (end - begin) / _FIFTHS
+    first, last = (run.samples.between(at, at + fifth) for at in (begin, end - fifth))
+    latencies = [percentile(part.latency[part.status == 200], 0.99) for part in (first, last)]
+    return latencies[1] / latencies[0] if latencies[0] else np.inf
+
+
+def templates_by_name(run: Run) -> Mapping[str, Bools]:
+    """Return which requests are of each kind."""
+    return {name: run.samples.template == index for index, name in enumerate(run.mix)}

@@ -1,0 +1,203 @@
+"""Loads a system as its callers do, at any address: `python -m loadtests.scenarios NAME`."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import click
+import httpx
+
+from loadtests.scenarios import k6
+from loadtests.scenarios.catalogue import SCENARIOS
+from loadtests.scenarios.local_system import LocalSystem, divide_cores, local_system
+from loadtests.scenarios.run import LoadTest, Options
+from loadtests.scenarios.workload import Mix, templates
+
+_OUT = Path(__file__).parents[2] / "build" / "load"
+_TENANTS = 3
+_REGIONS = {True: ("eu", "us"), False: ("eu",)}
+"""Of a local system: where a backend is killed, another one must be there."""
+
+
+_QUESTIONS = "\n".join(f"{name}: {one.question}" for name, one in SCENARIOS.items())
+
+
+@click.command("scenarios", epilog=f"\b\n{_QUESTIONS}")
+@click.argument("scenario", type=click.Choice(list(SCENARIOS)))
+@click.option("--url", help="Address of the system.  [default: one is started on this machine]")
+@click.option("--local", is_flag=True, help="Start a system on this machine; so without --url.")
+@click.option("--paced", is_flag=True, help="Of a local system: a device that takes no core.")
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Keys of the system at --url, a line each; of a tenant each, best.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.1),
+    help="Requests a second; before a spike; in the middle of a sweep."
+    "  [default: by the capacity, which is found first]",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=2), help="Of all phases.  [default: the scenario's]"
+)
+@click.option(
+    "--deadline",
+    type=click.FloatRange(min=0.05),
+    default=1.0,
+    show_default=True,
+    help="Seconds that callers wait.",
+)
+@click.option(
+    "--zipf",
+    type=click.FloatRange(min=0),
+    help="Exponent of repeats; 0: none.  [default: the scenario's]",
+)
+@click.option(
+    "--texts",
+    type=click.IntRange(min=1, max=1_000_000),
+    default=20_000,
+    show_default=True,
+    help="Texts that repeat.",
+)
+@click.option("--model", "models", multiple=True, help="Ask these only.  [default: all]")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of requests."
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(min=0),
+    default=0.1,
+    show_default=True,
+    help="Of all machines for an hour.",
+)
+@click.option(
+    "--most-in-flight",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Requests under way.",
+)
+@click.option("--insecure", is_flag=True, help="Do not check certificates.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the report.  [default: build/load/SCENARIO-TIME]",
+)
+def scenarios_command(
+    *,
+    scenario: str,
+    url: str | None,
+    local: bool,
+    paced: bool,
+    key_file: Path | None,
+    rate: float | None,
+    seconds: float | None,
+    deadline: float,
+    zipf: float | None,
+    texts: int,
+    models: tuple[str, ...],
+    seed: int,
+    price: float,
+    most_in_flight: int,
+    insecure: bool,
+    out: Path | None,
+) -> None:
+    """Send an open-loop load, and write a report with plots."""
+    _check(scenario, url=url, is_local=local or paced, key_file=key_file)
+    options = Options(
+        scenario=scenario,
+        rate=rate,
+        seconds=seconds,
+        zipf=zipf,
+        price=price,
+        most_in_flight=most_in_flight,
+        folder=(out or _OUT / f"{scenario}-{datetime.now(UTC):%Y%m%dT%H%M%S}").absolute(),
+    )
+    with contextlib.ExitStack() as stack:
+        started = None if url else stack.enter_context(_started(scenario, is_paced=paced))
+        keys = started.keys if started else _read_keys(key_file)
+        target = k6.Target(
+            url=started.system.url if started else (url or "").rstrip("/"),
+            keys=keys,
+            deadline=deadline,
+            is_insecure=insecure,
+        )
+        kinds = templates(_served(target), only=models)
+        if not kinds:
+            raise click.ClickException(f"{target.url} serves none of these models: {models}")
+        mix = Mix(templates=tuple(kinds), tenants=len(keys), zipf=0.0, distinct=texts, seed=seed)
+        holds = LoadTest(options, target, mix, local=started).run()
+    sys.exit(0 if holds else 1)
+
+
+def _check(scenario: str, *, url: str | None, is_local: bool, key_file: Path | None) -> None:
+    """Refuse what cannot be, before anything is started."""
+    if k6.program() is None:
+        raise click.ClickException("k6 is missing: `make install-load` installs it")
+    if url and is_local:
+        raise click.UsageError("`--url` excludes `--local` and `--paced`")
+    if url and SCENARIOS[scenario].has_faults:
+        raise click.UsageError(
+            f"`{scenario}` kills processes: only on this machine, without `--url`"
+        )
+    if bool(url) != bool(key_file):
+        raise click.UsageError("`--url` and `--key-file` belong together")
+    if url and (urlsplit(url).scheme not in {"http", "https"} or "@" in urlsplit(url).netloc):
+        raise click.UsageError("`--url` is like https://gateway.example.com, without a user's name")
+
+
+@contextlib.contextmanager
+def _started(scenario: str, *, is_paced: bool) -> Iterator[LocalSystem]:
+    click.echo("starting a system on this machine")
+    regions = _REGIONS[SCENARIOS[scenario].has_faults]
+    cores = divide_cores(os.cpu_count() or 1)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        local_system(
+            Path(folder), tenants=_TENANTS, regions=regions, cores=cores, is_paced=is_paced
+        ) as local,
+    ):
+        yield local
+
+
+def _read_keys(path: Path | None) -> tuple[str, ...]:
+    lines = path.read_text(encoding="utf-8").split() if path else []
+    if not lines:
+        raise click.ClickException(f"{path} holds no key: write one in each line")
+    if not all(line.isascii() and line.isprintable() for line in lines):
+        raise click.ClickException(f"{path} holds what is no key")
+    return tuple(lines)
+
+
+def _served(target: k6.Target) -> Mapping[str, Sequence[str]]:
+    """Return the models that all keys may use, with their tasks."""
+    found: dict[str, Sequence[str]] | None = None
+    for number, key in enumerate(target.keys, 1):
+        models = _models_of(target, key, number)
+        shared = models if found is None else {n: t for n, t in found.items() if n in models}
+        found = dict(shared)
+    return found or {}
+
+
+def _models_of(target: k6.Target, key: str, number: int) -> Mapping[str, Sequence[str]]:
+    headers = {"authorization": f"Bearer {key}"}
+    try:
+        answer = httpx.get(
+            f"{target.url}/v1/models", headers=headers, timeout=10, verify=not target.is_insecure
+        )
+    except httpx.HTTPError as error:
+        raise click.ClickException(f"{target.url} does not answer: {error}") from error
+    if answer.status_code != 200:
+        raise click.ClickException(
+            f"{target.url}/v1/models answers {answer.status_code} to key {number} of --key-file"
+        )
+    try:
+        return {model["name"]: model["tasks"] for model in answer.json()["data"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(f"{target.url} is no Sluicegate: check --url") from error

@@ -1,0 +1,154 @@
+"""Simulates a backend: real queue, admission, batching and meter, and a device that takes time.
+
+Only the thread that runs batches is replaced, by a timer of the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import lru_cache, partial
+from random import Random
+
+import numpy as np
+
+from backends.batching.admission import Admission, QueueReservation
+from backends.batching.device import Device
+from backends.batching.fair_queue import INTERACTIVE
+from backends.batching.lateness_margin import LatenessMargin
+from backends.batching.meter import Meter
+from backends.batching.policy import BatchLimits
+from backends.batching.queue import DequeuedBatch, RowQueue
+from backends.batching.row import Outcome, Row, RowWaiter
+from backends.batching.submission import QueueLimits, SubmissionQueue
+from backends.errors import BackendError, DeadlineExceeded
+from backends.executors.cost import CostModel
+from backends.protocol import Report
+from backends.telemetry.spans import NO_SPAN
+from backends.types import Encoding, FloatArray, OutputKind
+
+_ANSWER = np.zeros(1, dtype=np.float32)
+# The standard deviation of the logarithm of a run's time beside the predicted one.
+_NOISE = 0.05
+Ended = Callable[[BackendError | None], None]
+
+
+@lru_cache
+def _encoding(length: int) -> Encoding:
+    return Encoding(ids=np.ones(length, dtype=np.int32), type_ids=None, key=b"")
+
+
+class SimulatedBackend:
+    """Serves one model on a device that runs one batch at a time, by the clock of the loop."""
+
+    def __init__(self, name: str, *, cost: CostModel, random: Random) -> None:
+        self._loop = asyncio.get_running_loop()
+        clock = self._loop.time
+        self._cost = cost
+        self._random = random
+        self._device = Device(slots=1, clock=clock)
+        self._share = self._device.share()
+        self._queue = RowQueue(limits=BatchLimits(), cost=cost, clock=clock, bulk=self._device.bulk)
+        self._meter = Meter(worker_threads=1, cost=cost, clock=clock)
+        self._admission = Admission(
+            name=name, queue=self._queue, meter=self._meter, margin=LatenessMargin()
+        )
+        self._submissions = SubmissionQueue(
+            limits=QueueLimits(),
+            queue=self._queue,
+            admission=self._admission,
+            cost=cost,
+            share=self._share,
+            clock=clock,
+        )
+        self._is_running = False
+        self.work = 0
+        """Items that it has and has not answered."""
+
+    def begin(self, length: int, *, scope: str, remaining: float, ended: Ended) -> RowWaiter:
+        """Take an item of so many tokens; `ended` is called once, unless its waiter is left.
+
+        Raises:
+            Overloaded: it would be late, or there is no room.
+        """
+        flow = (INTERACTIVE, scope)
+        (reservation,) = self._admission.admit(
+            [self._cost.alone(length)], time_left=remaining, flow=flow
+        )
+        deadline = self._loop.time() + remaining
+        waiter = RowWaiter(1, deadline=deadline, on_end=lambda _waiter, error: ended(error))
+        row = Row(
+            encoding=_encoding(length),
+            key=(scope, "graph", OutputKind.POOLED, b""),
+            deadline=deadline,
+            span=NO_SPAN,
+            settle=partial(self._settle, reservation),
+            request=reservation.request,
+        )
+        row.join(waiter, 0)
+        waiter.pending.append(row)
+        try:
+            self._submissions.submit([row], reservation)
+        except BackendError:
+            reservation.release()
+            raise
+        self.work += 1
+        self._loop.call_soon(self._run)
+        return waiter
+
+    def leave(self, waiter: RowWaiter) -> None:
+        """Answer no more: nobody waits."""
+        self.work -= len(self._submissions.withdraw(waiter.leave()))
+
+    def _settle(
+        self, reservation: QueueReservation, row: Row, value: "FloatArray | BackendError"
+    ) -> None:
+        self.work -= 1
+        reservation.release()
+        waiters, row.waiters = row.waiters, []
+        for waiter, index in waiters:
+            if isinstance(value, BackendError):
+                waiter.fail(value)
+            else:
+                waiter.deliver(index, value, computed_tokens=row.length)
+
+    def _run(self) -> None:
+        while not self._is_running and self._queue.runnable:
+            self._device.enter(self._share)
+            batch = self._queue.take()
+            if batch is None or not batch.rows:
+                self._device.leave(self._share, 0.0)
+                if batch is not None:
+                    self._drop(batch)
+                continue
+            self._is_running = True
+            started = self._meter.begin(batch.work)
+            took = batch.seconds * self._random.lognormvariate(0.0, _NOISE)
+            self._loop.call_later(took, self._end, batch, started, took)
+
+    def _end(self, batch: DequeuedBatch, started: float, took: float) -> None:
+        self._is_running = False
+        self._meter.count([row.length for row in batch.rows], took=took)
+        self._meter.stop(batch.work)
+        self._admission.learn(batch, started=started)
+        seconds = batch.seconds * self._queue.slowness
+        self._device.leave(self._share, seconds, more=self._queue.runnable > 0)
+        self._drop(batch)
+        self._submissions.deliver([(row, _ANSWER) for row in batch.rows])
+        self._run()
+
+    def _drop(self, batch: DequeuedBatch) -> None:
+        late = DeadlineExceeded("the time of the item was over before it could run")
+        dropped: list[Outcome] = [(row, late) for row in batch.dropped]
+        self._submissions.deliver(dropped)
+
+    def report(self) -> Report:
+        """Return how busy it is."""
+        statistics = self._meter.statistics()
+        return Report(
+            queued_rows=self._submissions.rows,
+            queued_tokens=self._submissions.tokens,
+            rows_per_second=statistics.rows_per_second,
+            tokens_per_second=statistics.tokens_per_second,
+            queued_seconds=self._admission.queued_seconds(),
+            device_busy_share=self._device.busy_share(),
+            runs_in_flight=statistics.runs_in_flight,
+        )

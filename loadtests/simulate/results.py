@@ -1,0 +1,142 @@
+"""Keeps what became of simulated requests, and adds it up."""
+
+from array import array
+from collections import Counter
+
+import msgspec
+import numpy as np
+
+# So many requests beyond a percentile make it worth a figure.
+_BEYOND = 10
+
+
+class Bucket(msgspec.Struct, kw_only=True):
+    """The requests of a stretch of the day, each of which stands for `weight` of them."""
+
+    phase: str
+    start: float
+    weight: float
+    latencies: "array[float]"
+    failures: Counter[str]
+    spilled: int = 0
+    pods: list[int] = []
+    """The backends of each region that is not lost."""
+
+
+class PhaseFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of a part of the day: latencies in seconds, shares of the requests.
+
+    `played` were counted, of which `failed` failed; they stand for `requests`. Percentiles that too
+    few answers lie beyond are left out.
+    """
+
+    phase: str
+    played: int
+    failed: int
+    requests: float
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    errors: float
+    spilled: float
+    by_code: dict[str, float]
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """One stretch of the day, for plots."""
+
+    start: float
+    phase: str
+    p95: float | None
+    errors: float
+    pods: int
+    most_in_region: int
+
+
+class DayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A day under one policy; `simulated` is the requests that were played."""
+
+    policy: str
+    phases: list[PhaseFigures]
+    points: list[Point]
+    pod_hours: float
+    most_pods: int
+    simulated: int
+    processor_seconds: float
+
+
+class Recorder:
+    """Counts requests by stretches of the day."""
+
+    def __init__(self) -> None:
+        self.buckets: list[Bucket] = []
+
+    def open(self, phase: str, start: float, weight: float, pods: list[int]) -> Bucket:
+        """Begin a stretch."""
+        bucket = Bucket(
+            phase=phase,
+            start=start,
+            weight=weight,
+            latencies=array("d"),
+            failures=Counter(),
+            pods=pods,
+        )
+        self.buckets.append(bucket)
+        return bucket
+
+    def figures(self) -> list[PhaseFigures]:
+        """Return the figures of each phase, and of the whole day."""
+        phases = dict.fromkeys(bucket.phase for bucket in self.buckets)
+        found = [_figures(p, [b for b in self.buckets if b.phase == p]) for p in phases]
+        return [*found, _figures("the day", self.buckets)]
+
+    def points(self) -> list[Point]:
+        """Return a point for each stretch."""
+        return [
+            Point(
+                start=bucket.start,
+                phase=bucket.phase,
+                p95=one.p95,
+                errors=one.errors,
+                pods=sum(bucket.pods),
+                most_in_region=max(bucket.pods),
+            )
+            for bucket in self.buckets
+            for one in [_figures(bucket.phase, [bucket])]
+        ]
+
+    @property
+    def simulated(self) -> int:
+        """How many requests were played and counted."""
+        return sum(len(b.latencies) + b.failures.total() for b in self.buckets)
+
+
+def _figures(phase: str, buckets: list[Bucket]) -> PhaseFigures:
+    failures: Counter[str] = Counter()
+    for bucket in buckets:
+        for code, count in bucket.failures.items():
+            failures[code] += count * bucket.weight  # type: ignore[assignment] # weighted
+    answered = sum(len(bucket.latencies) * bucket.weight for bucket in buckets)
+    requests = answered + sum(failures.values())
+    values = np.concatenate([np.frombuffer(b.latencies) for b in buckets])
+    weights = np.concatenate([np.full(len(b.latencies), b.weight) for b in buckets])
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+
+    def percentile(share: float) -> float | None:
+        if len(values) * (1.0 - share) < _BEYOND - 1e-6:
+            return None
+        return float(values[order[np.searchsorted(reached, share * reached[-1])]])
+
+    return PhaseFigures(
+        phase=phase,
+        played=sum(len(b.latencies) + b.failures.total() for b in buckets),
+        failed=sum(b.failures.total() for b in buckets),
+        requests=requests,
+        p50=percentile(0.5),
+        p95=percentile(0.95),
+        p99=percentile(0.99),
+        errors=sum(failures.values()) / max(requests, 1.0),
+        spilled=sum(b.spilled * b.weight for b in buckets) / max(answered, 1.0),
+        by_code={code: count / max(requests, 1.0) for code, count in failures.items()},
+    )

@@ -1,0 +1,235 @@
+"""Plays a day with one policy on virtual time, and returns what it cost and what callers saw."""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Literal
+
+from gateway.routing.fleet import Fleet
+from loadtests.simulate.client import length_of
+from loadtests.simulate.day import DAY, Segment
+from loadtests.simulate.gateway import Ended, SimulatedGateway
+from loadtests.simulate.policies import OracleFleet, OracleState, RoundRobinFleet, TwoChoicesFleet
+from loadtests.simulate.results import Bucket, DayResult, Recorder
+from loadtests.simulate.scenario import SHIFTS, Scenario
+from loadtests.simulate.virtual_time import run_virtual
+from loadtests.simulate.world import World
+
+Policy = Literal["production", "oracle", "round robin", "two choices"]
+POLICIES: tuple[Policy, ...] = ("production", "oracle", "round robin", "two choices")
+_NEAR, _FAR = 1e-3, 80e-3
+"""Round trips within a region and between two."""
+_TICK = 0.5
+# Seconds of a step where no requests are played.
+_COARSE = 60.0
+# Seconds of a bucket where the day is played in full.
+_BUCKET = 15.0
+
+
+def play(scenario: Scenario, policy: Policy) -> DayResult:
+    """Play the day."""
+    return run_virtual(_play(scenario, policy))
+
+
+async def _play(scenario: Scenario, policy: Policy) -> DayResult:
+    return await Simulation(scenario, policy).run()
+
+
+class Simulation:
+    """The world, its gateways, and the time of the day."""
+
+    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+        self.scenario = scenario
+        self.policy = policy
+        self.recorder = Recorder()
+        self._loop = asyncio.get_running_loop()
+        self._random = Random(scenario.seed)
+        self._seconds = scenario.item_seconds()
+        self._oracle = OracleState()
+        self.world = World(
+            tuple(SHIFTS),
+            cost=scenario.cost(),
+            random=self._random,
+            rule=scenario.scaling,
+            most=scenario.backends,
+        )
+        self._bucket: Bucket | None = None
+        self.gateways = [
+            self._gateway(region, number)
+            for region in SHIFTS
+            for number in range(scenario.gateways)
+        ]
+
+    def _gateway(self, region: str, number: int) -> SimulatedGateway:
+        trips = {each: _NEAR if each == region else _FAR for each in SHIFTS}
+        random = Random(f"{self.scenario.seed} {region} {number}")
+        return SimulatedGateway(
+            region,
+            scenario=self.scenario,
+            world=self.world,
+            fleet=self._fleet(trips, random),
+            round_trips=trips,
+            random=random,
+        )
+
+    def _fleet(self, trips: Mapping[str, float], random: Random) -> Fleet:
+        clock = self._loop.time
+        if self.policy == "round robin":
+            return RoundRobinFleet(clock=clock, random=random)
+        if self.policy == "two choices":
+            return TwoChoicesFleet(clock=clock, random=random)
+        if self.policy == "oracle":
+            return OracleFleet(
+                clock=clock,
+                random=random,
+                state=self._oracle,
+                work_of=self._work_of,
+                delays=trips,
+            )
+        return Fleet(clock=clock, random=random)
+
+    def _work_of(self, affinity: bytes) -> float:
+        cost = self.scenario.cost()
+        return cost.base + cost.alone(length_of(affinity))
+
+    async def run(self) -> DayResult:
+        """Play every segment, and let the time between them pass."""
+        began = time.process_time()
+        for region, busy in self._loads(0.0).items():
+            count = math.ceil(busy / self.scenario.scaling.busy_share)
+            self.world.resize(region, max(self.scenario.scaling.least, count), at_once=True)
+        async with AsyncExitStack() as stack:
+            self._follow()
+            for gateway in self.gateways:
+                await stack.enter_async_context(gateway.prober)
+                await stack.enter_async_context(gateway.dispatcher)
+                await gateway.prober.wait_for_first_probes()
+            for segment in self.scenario.day.segments():
+                self._pass_until(segment.start - self.scenario.day.warm_up)
+                await self._play(segment)
+            self._pass_until(DAY)
+            await asyncio.sleep(self.scenario.deadline)  # what is under way ends
+        return DayResult(
+            policy=self.policy,
+            phases=self.recorder.figures(),
+            points=self.recorder.points(),
+            pod_hours=self.world.pod_seconds / 3600.0,
+            most_pods=self.world.most_pods,
+            simulated=self.recorder.simulated,
+            processor_seconds=time.process_time() - began,
+        )
+
+    def _loads(self, now: float) -> dict[str, float]:
+        """Return how many backends each region's callers keep busy; those of a lost one move."""
+        day = self.scenario.day
+        own = {
+            region: self.scenario.busy / len(SHIFTS) * day.load(now, shift)
+            for region, shift in SHIFTS.items()
+        }
+        lost = [region for region in own if self.world.pools[region].is_lost]
+        left = [region for region in own if region not in lost]
+        moved = sum(own[region] for region in lost) / max(1, len(left))
+        return {region: own[region] + moved if region in left else 0.0 for region in own}
+
+    def _rate(self, region: str, now: float) -> float:
+        busy = self.scenario.busy / len(SHIFTS) * self.scenario.day.load(now, SHIFTS[region])
+        return busy / self._seconds / self.scenario.gateways
+
+    def _pass_until(self, until: float) -> None:
+        """Let the day go on without requests: backends are scaled by what they would report."""
+        world = self.world
+        while world.day < until:
+            step = min(_COARSE, until - world.day)
+            world.day += step
+            world.pass_time(step)
+            self._lose()
+            self._scale(self._loads(world.day))
+        self._follow()
+
+    def _scale(self, loads: Mapping[str, float] | None = None) -> None:
+        if self.policy != "oracle":
+            self.world.scale(loads)
+            return
+        rule, share = self.scenario.scaling, self.scenario.oracle_busy
+        ahead = [self._loads(self.world.day + later) for later in (0.0, 15.0, rule.start_up + 15.0)]
+        for region, pool in self.world.pools.items():
+            if not pool.is_lost:
+                wanted = math.ceil(max(each[region] for each in ahead) / share)
+                most = self.scenario.backends // len(SHIFTS)
+                self.world.resize(region, max(rule.least, min(most, wanted)), at_once=True)
+
+    def _lose(self) -> None:
+        outage = self.scenario.day.outage
+        lost = self.scenario.day.is_lost(self.world.day)
+        if self.world.pools[outage.region].is_lost != lost:
+            self.world.lose(outage.region, lost=lost)
+            if self.policy == "oracle":
+                self._follow()
+
+    def _follow(self) -> None:
+        for gateway in self.gateways:
+            gateway.follow()
+        pools = self.world.pools
+        known = [each for each in self.world.endpoints() if not pools[each.region].is_lost]
+        self._oracle.follow(known, self._loop.time())
+
+    async def _play(self, segment: Segment) -> None:
+        """Play a segment and what surrounds it, second by second."""
+        day, began, world = self.scenario.day, self._loop.time(), self.world
+        until = began + day.warm_up + segment.lasts + day.cool_down
+        for gateway in self.gateways:
+            self._arrive(gateway, until, first=True)
+        dns = scale = began
+        while (now := self._loop.time()) < until:
+            world.day = segment.start - day.warm_up + now - began
+            self._lose()
+            if now - scale >= self.scenario.scaling.interval:
+                scale = now
+                is_full = segment.weight == 1.0 and world.day >= segment.start
+                # An item of 40 is longer than the queue that lets a pool grow: its reports tell
+                # of overload alone.
+                self._scale(None if is_full else self._loads(world.day))
+            if now - dns >= self.scenario.routing.dns_interval:
+                dns = now
+                self._follow()
+            self._open_bucket(segment)
+            step = min(_TICK, until - now)
+            world.pass_time(step)
+            await asyncio.sleep(step)
+        self._bucket = None
+
+    def _open_bucket(self, segment: Segment) -> None:
+        bucket, day = self._bucket, self.world.day
+        # Sums of steps are a hair off.
+        if not segment.start - 1e-6 <= day < segment.start + segment.lasts - 1e-6:
+            self._bucket = None
+        elif bucket is None or (segment.weight == 1.0 and day >= bucket.start + _BUCKET):
+            pods = [len(p.pods) for p in self.world.pools.values() if not p.is_lost]
+            self._bucket = self.recorder.open(segment.name, day, segment.weight, pods)
+
+    def _arrive(self, gateway: SimulatedGateway, until: float, *, first: bool = False) -> None:
+        now = self._loop.time()
+        if now >= until:
+            return
+        if not first:
+            gateway.send(self._ended(gateway.region))
+        pause = self._random.expovariate(self._rate(gateway.region, self.world.day))
+        self._loop.call_later(pause, self._arrive, gateway, until)
+
+    def _ended(self, own: str) -> Ended:
+        """Return what counts a request where it was sent."""
+        bucket = self._bucket
+
+        def ended(seconds: float, code: str, region: str) -> None:
+            if bucket is None:
+                return
+            if code:
+                bucket.failures[code] += 1
+            else:
+                bucket.latencies.append(seconds)
+                bucket.spilled += region != own
+
+        return ended

@@ -1,0 +1,148 @@
+"""Holds the pools of all regions: which backends run, start and leave, and what that costs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+
+import msgspec
+
+from backends.executors.cost import CostModel
+from gateway.types import BackendId, Endpoint, RegionName
+from loadtests.simulate.backend import SimulatedBackend
+from loadtests.simulate.scaling import Scaler, ScalingRule
+
+
+class Pod(msgspec.Struct, kw_only=True, eq=False):
+    """A backend and the time of the day from which it is ready."""
+
+    endpoint: Endpoint
+    ready_at: float
+    backend: SimulatedBackend | None = None
+
+
+class Pool:
+    """The backends of one region."""
+
+    def __init__(
+        self, region: str, *, make: Callable[[str], SimulatedBackend], scaler: Scaler, start: float
+    ) -> None:
+        self.region = region
+        self.pods: list[Pod] = []
+        self.is_lost = False
+        self.scaler = scaler
+        self._make = make
+        self._start = start
+        self._serial = 0
+
+    def resize(self, count: int, now: float, *, at_once: bool = False) -> list[Pod]:
+        """Have `count` backends, and return those that leave; new ones take time to start."""
+        while len(self.pods) < count:
+            name = f"{self.region}-{self._serial}"
+            self._serial += 1
+            endpoint = Endpoint(
+                backend=BackendId(name),
+                region=RegionName(self.region),
+                url=f"http://{name}.invalid",
+            )
+            ready_at = now if at_once else now + self._start
+            self.pods.append(Pod(endpoint=endpoint, ready_at=ready_at))
+        # As a ReplicaSet does, the youngest leave first.
+        leaving, self.pods = self.pods[count:], self.pods[:count]
+        return leaving
+
+    def ready(self, now: float) -> list[Pod]:
+        """Return the backends that have started."""
+        found = [pod for pod in self.pods if pod.ready_at <= now]
+        for pod in found:
+            if pod.backend is None:
+                pod.backend = self._make(pod.endpoint.backend)
+        return found
+
+    def restart(self) -> None:
+        """Give each a new process, which knows nothing."""
+        for pod in self.pods:
+            pod.backend = None
+
+    def scraped(self, now: float) -> tuple[float, float]:
+        """Return the sums of the queued seconds and busy shares that its backends report."""
+        reports = [pod.backend.report() for pod in self.ready(now) if pod.backend is not None]
+        return sum(r.queued_seconds for r in reports), sum(r.device_busy_share for r in reports)
+
+
+class World:
+    """Runs all pools by the time of the day, and adds up what they cost."""
+
+    def __init__(
+        self,
+        regions: Sequence[str],
+        *,
+        cost: CostModel,
+        random: Random,
+        rule: ScalingRule,
+        most: int,
+    ) -> None:
+        self.day = 0.0
+        """The time of the day; the owner moves it."""
+        self.rule = rule
+        self.pools = {
+            region: Pool(
+                region,
+                make=lambda name: SimulatedBackend(name, cost=cost, random=random),
+                scaler=Scaler(rule, most=most // len(regions)),
+                start=rule.start_up,
+            )
+            for region in regions
+        }
+        self._backends: dict[BackendId, tuple[Pool, SimulatedBackend]] = {}
+        self.pod_seconds = 0.0
+        self.most_pods = 0
+        self.on_lost: list[Callable[[str], None]] = []
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return what DNS knows: backends that are ready, and those of a lost region."""
+        found: list[Endpoint] = []
+        for pool in self.pools.values():
+            for pod in pool.ready(self.day):
+                if pod.backend is not None:
+                    self._backends[pod.endpoint.backend] = (pool, pod.backend)
+                found.append(pod.endpoint)
+        return found
+
+    def backend(self, endpoint: Endpoint) -> SimulatedBackend | None:
+        """Return the process at `endpoint`, `None` where there is none."""
+        found = self._backends.get(endpoint.backend)
+        return None if found is None else found[1]
+
+    def is_silent(self, endpoint: Endpoint) -> bool:
+        """Return whether packets to `endpoint` are dropped."""
+        return self.pools[endpoint.region].is_lost
+
+    def lose(self, region: str, *, lost: bool) -> None:
+        """Lose a region, or have it back: with its pods, in new processes."""
+        pool = self.pools[region]
+        if pool.is_lost != lost:
+            pool.is_lost = lost
+            if not lost:
+                pool.restart()
+                return
+            for fall_silent in self.on_lost:
+                fall_silent(region)
+
+    def scale(self, loads: Mapping[str, float] | None = None) -> None:
+        """Scale each pool by what its backends report, or by the busy backends of `loads`."""
+        for name, pool in self.pools.items():
+            if pool.is_lost:
+                continue
+            queued, busy = pool.scraped(self.day) if loads is None else (0.0, loads[name])
+            count = pool.scaler.step(self.day, len(pool.pods), queued=queued, busy=busy)
+            self.resize(name, count)
+
+    def resize(self, region: str, count: int, *, at_once: bool = False) -> None:
+        """Have `count` backends in a region."""
+        self.pools[region].resize(count, self.day, at_once=at_once)
+        # Those that leave answer what they have: their processes stay reachable.
+
+    def pass_time(self, seconds: float) -> None:
+        """Count the cost of so many seconds; a lost region costs nothing."""
+        pods = sum(len(pool.pods) for pool in self.pools.values() if not pool.is_lost)
+        self.pod_seconds += pods * seconds
+        self.most_pods = max(self.most_pods, pods)

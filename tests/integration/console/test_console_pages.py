@@ -1,0 +1,201 @@
+"""The overview, backends and models on the console, and what a viewer may not do there."""
+
+from collections.abc import AsyncIterator
+
+import httpx
+import msgspec
+import pytest
+from redis.asyncio import Redis
+
+from gateway.ledger.ledger import Ledger
+from gateway.runtime.follower import RuntimeFollower, first_runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.settings import Settings
+from tests.support.admin import KEY
+from tests.support.console import VIEWER_KEY, log_in
+
+pytestmark = pytest.mark.anyio
+_DOCUMENT = """
+regions:
+  - name: eu
+    pools:
+      - backends: [{id: eu-0, url: "http://127.0.0.1:1"}, {id: eu-1, url: "http://127.0.0.1:2"}]
+"""
+_HTMX = {"hx-request": "true"}
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    (settings.config / "regions.yaml").write_text(_DOCUMENT)
+    return settings
+
+
+@pytest.fixture
+async def worker(settings: Settings, redis: Redis) -> AsyncIterator[None]:
+    """A worker that sees one backend ready, whose `mood` it serves, and one that is gone."""
+    fleet = [
+        {"backend": "eu-0", "health": "ready", "models": {"mood": "aa", "mood@2": "bb"}},
+        {"backend": "eu-1", "health": "not_ready", "missing": ["<b>no model</b>"]},
+    ]
+    report = msgspec.json.encode({"fleet": fleet})
+    async with RuntimeFollower(
+        store=RuntimeStore(await first_runtime(redis, settings)),
+        redis=redis,
+        settings=settings,
+        report=lambda: report,
+        poll=0.05,
+    ):
+        yield
+
+
+async def actions(ledger: Ledger) -> list[tuple[str, str, str]]:
+    return [(line.actor, line.action, line.subject) for line in ledger.audit.entries()]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_the_overview_says_what_is_degraded(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console")
+
+    assert "1 of 2 backends in eu: not ready (eu-1)." in page.text
+    assert 'sse-connect="/console/overview/live"' in page.text
+
+
+async def test_the_history_is_for_operators(
+    browser: httpx.AsyncClient, operator: httpx.AsyncClient
+) -> None:
+    assert (await operator.get("/console/overview/history")).json() == []
+
+    operator.cookies.clear()
+    assert (await browser.get("/console/overview/history")).status_code == 303
+
+
+@pytest.mark.usefixtures("worker")
+async def test_backends_are_shown_escaped_and_filtered(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/backends")
+    part = await operator.get("/console/backends?attention=true", headers=_HTMX)
+
+    assert "&lt;b&gt;no model" in page.text
+    assert "2 of 2 backends" in page.text
+    assert "1 of 2 backends" in part.text
+    assert "eu-0" not in part.text
+    assert "<html" not in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_backend_is_drained_and_restored_with_an_audit(
+    operator: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    drained = await operator.post("/console/backends/eu/eu-0/drain", headers=_HTMX)
+    restored = await operator.post("/console/backends/eu/eu-0/restore", headers=_HTMX)
+    unknown = await operator.post("/console/backends/eu/eu-9/drain", headers=_HTMX)
+
+    assert "eu-0 is drained" in drained.text
+    assert "Restore" in drained.text
+    assert "eu-0 is restored" in restored.text
+    assert unknown.status_code == 404
+    assert "there is no backend `eu-9`" in unknown.text
+    changes = [each for each in await actions(ledger) if each[1].startswith("backend.")]
+    assert sorted(changes) == [
+        ("admin", "backend.drain", "eu-0"),
+        ("admin", "backend.restore", "eu-0"),
+    ]
+
+
+@pytest.mark.usefixtures("worker")
+async def test_models_are_listed_with_their_revisions(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/models")
+    none = await operator.get("/console/models?q=other", headers=_HTMX)
+    unknown = await operator.get("/console/models/other")
+
+    assert "/console/models/mood" in page.text
+    assert "mood@2" not in page.text
+    assert "No model matches" in none.text
+    assert unknown.status_code == 404
+
+
+@pytest.mark.usefixtures("worker")
+async def test_what_revisions_did_is_asked_of_the_backends(operator: httpx.AsyncClient) -> None:
+    part = await operator.get("/console/models/mood/arms", headers=_HTMX)
+
+    assert "on 1 backend" in part.text
+    assert 'name="weight-2"' in part.text
+
+
+async def test_items_are_shared_after_a_check(operator: httpx.AsyncClient, ledger: Ledger) -> None:
+    form = {"weight-1": "90", "weight-2": "0", "new_revision": "2", "new_weight": "10"}
+    checked = await operator.post("/console/models/mood/split", data=form | {"dry_run": "true"})
+    before = ledger.plans.plan("mood")
+    shared = await operator.post("/console/models/mood/split", data=form)
+    after = ledger.plans.plan("mood")
+
+    assert "Every backend could serve it" in checked.text
+    assert before.plan is None
+    assert shared.headers["hx-trigger"] == "plan-changed"
+    assert after.plan is not None
+    assert after.plan.revisions == {"1": 90, "2": 10}
+
+
+async def test_a_shadow_is_added_and_all_is_rolled_back(
+    operator: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    await operator.post("/console/models/mood/shadow", data={"revision": "2", "share": "10"})
+    mirrored = ledger.plans.plan("mood").plan
+    await operator.post("/console/models/mood/shadow", data={"revision": ""})
+    ended = ledger.plans.plan("mood").plan
+    await operator.post("/console/models/mood/rollback", data={})
+    await operator.post("/console/models/mood/reset", data={})
+
+    assert mirrored is not None
+    assert mirrored.shadow is not None
+    assert mirrored.shadow.share == 10.0
+    assert ended is not None
+    assert ended.shadow is None
+    assert ledger.plans.plan("mood").plan is None
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "text"),
+    [
+        ({"weight-1": "0"}, 400, "at least one revision"),
+        ({"weight-1": "-1"}, 400, "whole numbers from 1"),
+        ({"weight-x": "1"}, 400, "numbers of folders"),
+        ({"weight-3": "1"}, 422, "it is broken"),
+        ({"weight-1": "9" * 30}, 400, "at most 9 digits"),
+    ],
+)
+async def test_a_split_that_cannot_be_served_is_refused(
+    operator: httpx.AsyncClient, form: dict[str, str], status: int, text: str
+) -> None:
+    refused = await operator.post("/console/models/mood/split", data=form, headers=_HTMX)
+
+    assert refused.status_code == status
+    assert text in refused.text
+
+
+async def test_a_shadow_without_sense_is_refused(operator: httpx.AsyncClient) -> None:
+    for form in ({"revision": "2", "share": "all"}, {"revision": "2", "share": "101"}):
+        refused = await operator.post("/console/models/mood/shadow", data=form, headers=_HTMX)
+        assert refused.status_code == 400
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_viewer_sees_no_actions_and_is_refused_them(browser: httpx.AsyncClient) -> None:
+    await log_in(browser, VIEWER_KEY)
+
+    shown = [
+        (await browser.get(path)).text
+        for path in ("/console/backends", "/console/models/mood/arms")
+    ]
+    refused = [
+        await browser.post(path, data={}, headers=_HTMX)
+        for path in (
+            "/console/backends/eu/eu-0/drain",
+            "/console/models/mood/split",
+            "/console/models/mood/rollback",
+        )
+    ]
+
+    assert all("hx-post" not in text for text in shown)
+    assert [each.status_code for each in refused] == [403, 403, 403]
+    assert "`vera` lacks the role `operator`" in refused[0].text
+    assert (await log_in(browser, KEY)).status_code == 303

@@ -1,0 +1,117 @@
+"""A worker that is offered many times what it can do itself goes on doing what it can."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, TypeVar  # Any: arguments that are passed on
+
+import pytest
+
+from loadtests.generator import Target
+from loadtests.harness.raw_http import KEY
+from loadtests.harness.stub_backend import StubBackend
+from loadtests.open_loop import Answer, open_loop
+from tests.support.worker import RunningWorker, classify, running_worker
+
+pytestmark = pytest.mark.anyio
+T = TypeVar("T")
+_COST = 0.016
+"""Seconds that the event loop is held for each miss, as if other processes had the core."""
+_CAPACITY = 1 / _COST
+_DEADLINE = 1.0
+_SPIKE = 4.0
+"""Seconds."""
+
+
+class OtherLoop:
+    """Runs the backend and the callers, as the event loop of the worker is busy."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        thread = Thread(target=self._loop.run_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            thread.join()
+            self._loop.close()
+
+
+@pytest.fixture
+async def elsewhere(anyio_backend: str) -> AsyncIterator[OtherLoop]:
+    other = OtherLoop()
+    with other.running():
+        yield other
+
+
+@pytest.fixture
+async def worker(
+    tmp_path: Path, valkey: str, elsewhere: OtherLoop, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RunningWorker]:
+    stub = StubBackend()
+    await elsewhere.run(stub.start())
+    async with running_worker(
+        tmp_path, valkey, [stub], routing={"probe_timeout": 5.0}, own={"max_loop_delay": 0.05}
+    ) as running:
+        inference = running.parts.path.inference
+        monkeypatch.setattr(inference, "compute_nowait", slow(inference.compute_nowait))
+        yield running
+    await elsewhere.run(stub.stop())
+
+
+def slow(compute: Callable[..., bool]) -> Callable[..., bool]:
+    nothing = Event()
+
+    def compute_slowly(*values: Any) -> bool:
+        nothing.wait(_COST)
+        return compute(*values)
+
+    return compute_slowly
+
+
+def load(
+    running: RunningWorker, kind: str, *, times: float, seconds: float
+) -> Coroutine[Any, Any, list[Answer]]:
+    """Send `times` what the worker can do."""
+    fields = {
+        "authorization": f"Bearer {KEY}",
+        "content-type": "application/json",
+        "x-request-timeout": str(_DEADLINE),
+    }
+    target = Target(
+        host="127.0.0.1",
+        port=running.port,
+        path="/v1/classify",
+        headers=tuple(fields.items()),
+    )
+    bodies = (classify(f"{kind} {number}") for number in range(1_000_000))
+    return open_loop(target, bodies, rate=times * _CAPACITY, duration=seconds, connections=32)
+
+
+async def test_a_worker_without_processor_time_does_what_it_can(
+    worker: RunningWorker, elsewhere: OtherLoop
+) -> None:
+    """What it cannot do is refused at once; some are answered meanwhile, before and after."""
+    before = await elsewhere.run(load(worker, "before", times=0.5, seconds=0.5))
+    spike = await elsewhere.run(load(worker, "spike", times=6.0, seconds=_SPIKE))
+    after = await elsewhere.run(load(worker, "after", times=0.4, seconds=0.5))
+
+    assert 200 in {one.status for one in before}
+    assert 200 in {one.status for one in after}
+    # 504: what was admitted before the overload was noticed.
+    assert {200, 503} <= {one.status for one in spike} <= {200, 503, 504}
+    refused = [one for one in spike if one.status == 503]
+    assert all(b"\r\nretry-after: " in one.head for one in refused)
+    assert any(b'"code":"overloaded"' in one.body for one in refused)
+    # Without shedding nobody who came then was answered in time.
+    last = [one for one in spike if one.due >= _SPIKE - 1.0]
+    assert any(one.status == 200 and one.latency <= _DEADLINE for one in last)

@@ -1,0 +1,31 @@
+"""Builds the Redis tier of the result cache for tests."""
+
+from gateway.cache.redis_tier import RedisTier
+from gateway.redis.circuit_breaker import CircuitBreaker
+from gateway.redis.pipeline import StandaloneClient
+from loadtests.harness.waiting import until
+from tests.support.clock import Clock
+
+
+def make_tier(
+    url: str,
+    *,
+    timeout: float = 5.0,
+    jitter: float = 0.0,
+    monotonic: Clock | None = None,
+    breaker: CircuitBreaker | None = None,
+) -> RedisTier:
+    return RedisTier(
+        reads=StandaloneClient(url, timeout=timeout),
+        writes=StandaloneClient(url, timeout=timeout),
+        timeout=timeout,
+        ttl_jitter=jitter,
+        lease=0.25,
+        monotonic=monotonic or Clock(),
+        random=lambda: 1.0,
+        breaker=breaker,
+    )
+
+
+async def written(tier: RedisTier, count: int) -> None:
+    await until(lambda: tier.statistics().written == count, what=f"{count} entries written")

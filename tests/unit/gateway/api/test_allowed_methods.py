@@ -1,0 +1,25 @@
+"""`OPTIONS` names the methods that a path answers, whichever handlers they have."""
+
+import pytest
+
+from tests.support.api import Api
+from tests.support.dialects import routed_client, serve_models
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/models", "GET, HEAD, OPTIONS"),
+        ("/v1/files", "GET, HEAD, OPTIONS, POST"),
+        ("/v1/files/file-1", "DELETE, GET, HEAD, OPTIONS"),
+        ("/v2/models/minilm", "GET, HEAD, OPTIONS"),
+        ("/v2/repository/index", "OPTIONS, POST"),
+    ],
+)
+async def test_options_names_the_methods_of_a_path(path: str, methods: str) -> None:
+    async with routed_client(serve_models(Api())) as client:
+        response = await client.options(path)
+
+    assert (response.status_code, response.headers["allow"]) == (204, methods)

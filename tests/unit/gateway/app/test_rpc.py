@@ -1,0 +1,62 @@
+"""What gRPC needs is imported where it is wanted, and named where it is missing."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from gateway.app.rpc import dialects_of, open_rpc_listener
+from gateway.auth.key_ring import KeyRing
+from gateway.config.document import Document
+from gateway.dialects.registry import DIALECTS
+from gateway.errors import ConfigurationError
+from gateway.http.draining import Draining
+from gateway.settings import Settings
+
+
+def opened(settings: Settings) -> Any:
+    return open_rpc_listener(
+        lambda *_: asyncio.sleep(0),  # never called
+        settings,
+        keys=KeyRing(),
+        document=Document(),
+        draining=Draining(),
+        stop=asyncio.Event(),
+    )
+
+
+def test_a_worker_without_grpc_imports_none_of_it() -> None:
+    code = (
+        "import sys; from gateway.app import worker; from gateway.app.rpc import dialects_of;"
+        "from gateway.settings import Settings; dialects_of(Settings());"
+        "print([name for name in ('grpc', 'gateway.rpc') if name in sys.modules])"
+    )
+
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert found.stdout.strip() == "[]"
+    assert dialects_of(Settings()) is DIALECTS
+    assert isinstance(opened(Settings()), contextlib.nullcontext)
+
+
+def test_with_grpc_its_route_is_answered_beside_all_others() -> None:
+    own = [one for one in dialects_of(Settings(grpc_port=8001)) if one not in DIALECTS]
+
+    assert [route.path for one in own for route in one.routes] == [
+        "/inference.GRPCInferenceService/ModelInfer"
+    ]
+
+
+def test_without_its_library_it_is_refused_by_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = Settings(grpc_port=8001)
+    for name in ("gateway.rpc.listener", "gateway.rpc.infer_route"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+    for ask in (dialects_of, opened):
+        with pytest.raises(ConfigurationError, match=r"sluicegate\[grpc\].*SLUICEGATE_GRPC_PORT"):
+            ask(settings)

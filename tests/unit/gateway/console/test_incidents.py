@@ -1,0 +1,114 @@
+"""Incidents in words: regions, backends, callers' errors, this machine."""
+
+import pytest
+
+from gateway.console.fleet import Backend, EndpointReport, FleetView
+from gateway.console.incidents import backend_incidents, state_incidents, traffic_incidents
+from gateway.console.traffic import Reading, Samples, Traffic, traffic_between
+from gateway.telemetry.metric_reading import Series
+
+
+def backend(name: str, *, health: str = "ready", drained: bool = False, **more: float) -> Backend:
+    seen = EndpointReport(backend=name, health=health, ejected_for=more.get("ejected_for", 0.0))
+    return Backend(
+        id=name,
+        region=name[:2],
+        url="http://127.0.0.1:1",
+        pool="default",
+        drained=drained,
+        is_entry=False,
+        seen=[seen],
+    )
+
+
+def fleet(*backends: Backend) -> FleetView:
+    regions: dict[str, list[Backend]] = {}
+    for each in backends:
+        regions.setdefault(each.region, []).append(each)
+    return FleetView(regions=regions, workers=["w"])
+
+
+def texts(*backends: Backend) -> list[str]:
+    return [incident.text for incident in backend_incidents(fleet(*backends))]
+
+
+def test_a_fleet_that_is_ready_has_no_incident() -> None:
+    assert texts(backend("eu-0"), backend("us-0")) == []
+
+
+def test_a_region_without_a_ready_backend_is_lost() -> None:
+    found = texts(backend("eu-0", health="not_ready"), backend("us-0"))
+
+    assert found == ["Region eu is lost: none of its backends is ready (not ready)."]
+
+
+def test_backends_are_named_by_what_is_the_matter() -> None:
+    found = texts(
+        backend("eu-0"),
+        backend("eu-1", ejected_for=9.0),
+        backend("eu-2", drained=True),
+    )
+
+    assert found == ["1 of 3 backends in eu: ejected (eu-1).", "Drained in eu: eu-2."]
+
+
+def test_no_worker_is_the_worst() -> None:
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]))
+
+    assert incident.is_bad
+    assert "nobody answers" in incident.text
+
+
+def traffic(values: dict[Series, float]) -> Traffic:
+    return traffic_between(Reading(at=0.0, values={}), Reading(at=1.0, values=values))
+
+
+def request(status: str, model: str = "m") -> Series:
+    return "sluicegate_requests_total", (("model", model), ("status", status))
+
+
+def test_errors_are_named_by_model() -> None:
+    found = list(traffic_incidents(traffic({request("200"): 90.0, request("502"): 10.0})))
+
+    assert [each.text for each in found] == [
+        "10 % of all requests fail (10 per second).",
+        "10 % of requests for m fail (10 per second).",
+    ]
+    assert all(each.is_bad for each in found)
+
+
+def test_refused_requests_are_named_by_limit() -> None:
+    refused = (("decision", "refused"), ("policy", "tenant"))
+    values = {
+        request("200"): 50.0,
+        request("429"): 50.0,
+        ("sluicegate_limit_decisions_total", refused): 50.0,
+    }
+
+    (incident,) = traffic_incidents(traffic(values))
+
+    assert incident.text == "Limits refuse 50 % of all requests (tenant)."
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value", "text"),
+    [
+        ("breaker_open", (("dependency", "cache_redis"),), 1.0, "breaker to cache_redis is open"),
+        ("event_log_writable", (), 0.0, "cannot write its event log"),
+        ("data_disk_free_bytes", (), 5e6, "has 4.8 MiB left"),
+        ("billing_lag_seconds", (("stream", "0"),), 90.0, "Billing is 90 s late"),
+        ("dead_letters", (("stream", "usage"),), 2.0, "2 dead letters in the stream usage"),
+    ],
+)
+def test_gauges_become_sentences(
+    name: str, labels: tuple[tuple[str, str], ...], value: float, text: str
+) -> None:
+    (incident,) = state_incidents(Samples({(f"sluicegate_{name}", labels): value}))
+
+    assert text in incident.text
+
+
+def test_gauges_that_are_well_say_nothing() -> None:
+    well: dict[Series, float] = {("sluicegate_breaker_open", (("dependency", "a"),)): 0.0}
+
+    assert list(state_incidents(Samples(well))) == []

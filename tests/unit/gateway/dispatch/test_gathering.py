@@ -1,0 +1,283 @@
+"""Works of one item that begin together are dispatched as one, and end each on its own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from backends.protocol import Call, Report
+from gateway.config.document import RoutingConfig
+from gateway.dispatch import failures
+from gateway.dispatch.work import StartedWork, Work
+from gateway.routing.member import ProbeFailure
+from gateway.types import Criticality, Endpoint, ItemOutcome
+from gateway.upstream.base import CallFailed, Cause
+from loadtests.harness.stub_backend import echo
+from loadtests.harness.waiting import until
+from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
+from tests.support.dispatching import Outcomes, served, work
+from tests.support.scripted_client import Hang, Step
+
+pytestmark = pytest.mark.anyio
+
+MODEL = served()
+
+
+def single(number: int) -> Work:
+    """Return work whose only item is the text `text <number>`, of that index."""
+    (item,) = work(number + 1).items[number:]
+    return replace(work(1, model=MODEL), items=(item,), atomic=True)
+
+
+class Asked:
+    """Works of one item that were started in one iteration of the loop."""
+
+    def __init__(self, scene: Scene, works: Sequence[Work], *, within: float = 60.0) -> None:
+        self.outcomes = [Outcomes() for _ in works]
+        deadline = scene.loop.time() + within
+        self.started: list[StartedWork] = [
+            scene.dispatcher.start(each, deadline=deadline, settle=outcomes.settle)
+            for each, outcomes in zip(works, self.outcomes, strict=True)
+        ]
+
+    async def ended(self) -> list[list[str]]:
+        """Return who answered, or why nobody did, once all have ended."""
+        await until(lambda: all(each.by_index for each in self.outcomes))
+        return [each.codes() or each.backends() for each in self.outcomes]
+
+
+async def test_they_are_one_call_and_each_hears_of_its_own_item() -> None:
+    scene = Scene(endpoints=(EU,))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(5)])
+        assert scene.dispatcher.in_progress
+        assert await asked.ended() == [["eu-0"]] * 5
+
+    ((_, call),) = scene.client.calls
+    assert len(call.items) == 5
+    assert [list(each.by_index) for each in asked.outcomes] == [[n] for n in range(5)]
+    assert scene.dispatcher.in_progress == 0
+
+
+async def test_those_that_differ_or_end_at_other_times_are_not() -> None:
+    scene = Scene(endpoints=(EU,))
+    sheddable = replace(single(1), criticality=Criticality.SHEDDABLE)
+    other = replace(single(2), parameters=b"\x81")
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), sheddable, other, single(3)])
+        later = Asked(scene, [single(4)], within=61.0)
+        await asked.ended()
+        await later.ended()
+
+    assert sorted(len(call.items) for _, call in scene.client.calls) == [1, 1, 1, 2]
+
+
+async def test_none_ends_much_earlier_than_it_asked_for() -> None:
+    """Each differs little from the one before it."""
+    scene = Scene(endpoints=(EU,))
+
+    async with scene.dispatcher:
+        within = [60.0 - number / 1000 for number in range(8)]
+        asked = [Asked(scene, [single(n)], within=each) for n, each in enumerate(within)]
+        for each in asked:
+            await each.ended()
+
+    assert len(scene.client.calls) >= 3
+
+
+async def test_one_that_is_cancelled_leaves_the_others_their_answers() -> None:
+    scene = Scene(endpoints=(EU,))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(3)])
+        asked.started[0].cancel()
+        await asyncio.sleep(0)
+        asked.started[2].cancel()
+        ended = await asked.ended()
+        asked.started[1].cancel()
+
+    assert ended == [[failures.CANCELLED.code], ["eu-0"], [failures.CANCELLED.code]]
+    ((_, call),) = scene.client.calls
+    assert len(call.items) == 2
+
+
+async def test_the_last_one_to_be_cancelled_ends_the_call() -> None:
+    scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), single(1)])
+        await until(lambda: bool(scene.client.calls))
+        asked.started[0].cancel()
+        assert scene.dispatcher.in_progress == 1
+        asked.started[1].cancel()
+        assert scene.dispatcher.in_progress == 0
+
+    assert await asked.ended() == [[failures.CANCELLED.code]] * 2
+    assert all(each.in_flight == 0 for each in scene.fleet.statistics())
+
+
+async def test_what_was_cancelled_is_tried_nowhere_else() -> None:
+    scene = Scene({"eu-0": steps(Hang())})
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(3)])
+        await until(lambda: bool(scene.client.calls))
+        asked.started[0].cancel()
+        scene.fleet.observe(EU, ProbeFailure(detail="refused"))
+        ended = await asked.ended()
+
+    assert ended == [[failures.CANCELLED.code], ["us-0"], ["us-0"]]
+    assert [len(call.items) for _, call in scene.client.calls] == [3, 2]
+
+
+async def test_a_call_whose_items_are_all_cancelled_ends_while_others_go_on() -> None:
+    endpoints = (EU, replace(EU, backend="eu-1", url="http://eu-1.invalid"))
+    hangs = steps(Hang())
+    scene = Scene({"eu-0": hangs, "eu-1": hangs}, endpoints=endpoints)
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(12)])
+        await until(lambda: len(scene.client.calls) == 2)
+        (_, call), _ = scene.client.calls
+        first = {msgspec.msgpack.decode(item.body) for item in call.items}
+        for number in range(12):
+            if f"text {number}" in first:
+                asked.started[number].cancel()
+        in_flight = [each.in_flight for each in scene.fleet.statistics()]
+
+    assert sorted(in_flight) == [0, 12 - len(first)]
+
+
+async def test_a_backend_that_fails_half_of_the_requests_of_a_call_is_blamed() -> None:
+    async def half_fail(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        for index in range(len(call.items)):
+            fails = index % 2 == 0
+            yield item_failure(index, retryable=True) if fails else echo(call, index, "eu-0")
+        yield Report()
+
+    scene = Scene({"eu-0": half_fail}, routing=RoutingConfig(eject_after=1))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(4)])
+        assert await asked.ended() == [["us-0"], ["eu-0"]] * 2
+
+    assert scene.fleet.statistics()[0].failures == 1
+
+
+async def test_a_dispatcher_that_closes_settles_what_it_has_not_sent() -> None:
+    scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), single(1)])
+
+    assert await asked.ended() == [[failures.CANCELLED.code]] * 2
+
+
+async def test_a_fault_of_one_costs_no_other_its_answer(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(endpoints=(EU,))
+
+    def broken(_: Sequence[tuple[int, ItemOutcome]]) -> None:
+        raise ZeroDivisionError
+
+    async with scene.dispatcher:
+        deadline = scene.loop.time() + 60.0
+        scene.dispatcher.start(single(0), deadline=deadline, settle=broken)
+        asked = Asked(scene, [single(1)])
+        assert await asked.ended() == [["eu-0"]]
+
+    assert "a background task failed" in caplog.text
+
+
+async def test_those_of_a_lost_call_are_tried_elsewhere() -> None:
+    scene = Scene({"eu-0": failing(Cause.CUT)})
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(4)])
+        assert await asked.ended() == [["us-0"]] * 4
+
+    assert scene.called() == ["eu-0", "us-0"]
+
+
+async def test_each_one_refused_takes_its_own_from_the_retry_budget() -> None:
+    refused = CallFailed(Cause.REFUSED, "full", status=503, code="overloaded")
+    scene = Scene({"eu-0": steps(refused)}, clock=lambda: 0.0)
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(200)])
+        ended = await asked.ended()
+
+    # What the budget holds at first, and a fifth of what was tried.
+    assert ended.count(["us-0"]) == 140
+    assert ended.count(["overloaded"]) == 60
+
+
+async def test_each_goes_to_the_backend_that_it_would_go_to_alone() -> None:
+    alone: list[str] = []
+    endpoints = (EU, replace(EU, backend="eu-1", url="http://eu-1.invalid"))
+    for number in range(12):
+        scene = Scene(endpoints=endpoints)
+        async with scene.dispatcher:
+            ((backend,),) = await Asked(scene, [single(number)]).ended()
+            alone.append(backend)
+
+    scene = Scene(endpoints=endpoints, routing=RoutingConfig())
+    async with scene.dispatcher:
+        together = await Asked(scene, [single(number) for number in range(12)]).ended()
+
+    assert len(scene.client.calls) == 2 == len(set(alone))
+    assert sum(one == [backend] for one, backend in zip(together, alone, strict=True)) >= 10
+
+
+async def test_those_that_have_ended_hold_no_place_while_another_takes_long() -> None:
+    async def last_hangs(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        yield echo(call, 0, target.backend)
+        yield echo(call, 1, target.backend)
+        yield item_failure(2, retryable=True)
+        yield Hang()
+
+    scene = Scene({"eu-0": last_hangs})
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(4)])
+        await until(lambda: all(each.by_index for each in asked.outcomes[:3]))
+        eu, us = scene.fleet.statistics()
+
+    assert (eu.in_flight, us.in_flight) == (1, 0)
+    assert all(each.in_flight == 0 for each in scene.fleet.statistics())
+
+
+async def test_those_that_are_refused_do_not_all_come_back_at_one_time() -> None:
+    scene = Scene(endpoints=(EU,))
+    scene.fleet.started(EU, 5000)
+
+    async with scene.dispatcher:
+        works = [replace(single(n), criticality=Criticality.SHEDDABLE) for n in range(20)]
+        asked = Asked(scene, works)
+        assert await asked.ended() == [["overloaded"]] * 20
+
+    failures_of_all = [failure for each in asked.outcomes for failure in each.failures()]
+    assert len({failure.retry_after for failure in failures_of_all}) == 20
+
+
+async def test_works_of_several_items_of_others_are_gathered_too() -> None:
+    scene = Scene(endpoints=(EU,))
+    several = replace(work(3, model=MODEL), is_gathered=True)
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [several, single(5), several])
+        ended = await asked.ended()
+
+    assert ended == [["eu-0"] * 3, ["eu-0"], ["eu-0"] * 3]
+    assert [len(call.items) for _, call in scene.client.calls] == [7]
+
+
+async def test_a_report_before_the_answers_is_no_end() -> None:
+    scene = Scene({"eu-0": steps(Report())}, endpoints=(EU,))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), single(1)])
+        assert [len(codes) for codes in await asked.ended()] == [1, 1]

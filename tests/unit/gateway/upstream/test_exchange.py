@@ -1,0 +1,137 @@
+"""Calls over a kept connection have no task, and keep the promises of those that have one."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import msgspec
+import pytest
+
+from backends.protocol import Call, CallItem, Done, Failed, Report, Task
+from gateway.config.document import RoutingConfig
+from gateway.types import Endpoint
+from gateway.upstream.base import StartedCall
+from gateway.upstream.http import HttpBackendClient
+from loadtests.harness.stub_backend import Reply, StubBackend, answer, answer_when, echo
+from tests.support.dispatching import endpoint_of
+
+pytestmark = pytest.mark.anyio
+
+
+class Caller:
+    """A call, what it received, and how it ended."""
+
+    def __init__(
+        self, client: HttpBackendClient, target: Endpoint, *texts: str, scope: str = "t"
+    ) -> None:
+        self.received: list[Done | Failed] = []
+        self.ends: list[Report | BaseException] = []
+        self.over = asyncio.Event()
+        items = [
+            CallItem(body=msgspec.msgpack.encode(text), remaining=5.0, scope=scope)
+            for text in texts
+        ]
+        call = Call(
+            model="stub",
+            revision="aaaaaaaaaaaa",
+            profile="fp32",
+            task=Task.CLASSIFY,
+            parameters=b"\x80",
+            items=items,
+            atomic=len(items) > 1,
+        )
+        self.started: StartedCall = client.start_call(
+            target,
+            call,
+            deadline=asyncio.get_running_loop().time() + 20.0,
+            idle_timeout=1.0,
+            receive=self.received.extend,
+            on_end=self._end,
+        )
+
+    def _end(self, end: Report | BaseException) -> None:
+        self.ends.append(end)
+        self.over.set()
+
+
+@asynccontextmanager
+async def connected(stub: StubBackend) -> AsyncIterator[tuple[HttpBackendClient, Endpoint]]:
+    """Open a client that keeps a connection to the stub, and has no task."""
+    async with HttpBackendClient() as client:
+        await client.state(endpoint_of(stub), time_limit=5.0)
+        yield client, endpoint_of(stub)
+
+
+async def test_a_call_over_a_kept_connection_starts_no_task() -> None:
+    gate = asyncio.Event()
+    async with StubBackend(behaviour=answer_when(gate)) as stub, connected(stub) as (client, to):
+        caller = Caller(client, to, "a", "b")
+        await stub.wait_for(lambda: len(stub.calls) == 1)
+        tasks = [str(task.get_coro()) for task in asyncio.all_tasks()]
+        gate.set()
+        await caller.over.wait()
+
+    assert not [task for task in tasks if "HttpBackendClient" in task]
+    assert stub.connections == 1
+    assert caller.ends == [Report()]
+
+
+async def test_who_hears_something_in_time_waits_on() -> None:
+    async def trickle(stub: StubBackend, call: Call, reply: Reply) -> None:
+        loop = asyncio.get_running_loop()
+        for index in range(len(call.items)):
+            beat = loop.create_future()
+            loop.call_later(0.4, beat.set_result, None)
+            await beat
+            await reply.send(echo(call, index, stub.backend_id))
+        await reply.end()
+
+    async with StubBackend(behaviour=trickle) as stub, connected(stub) as (client, to):
+        caller = Caller(client, to, "a", "b", "c")
+        await caller.over.wait()
+
+    assert [frame.index for frame in caller.received] == [0, 1, 2]
+    assert caller.ends == [Report()]
+
+
+async def test_who_leaves_amid_the_answer_frees_connection_and_slot() -> None:
+    async def first_only(stub: StubBackend, call: Call, reply: Reply) -> None:
+        await reply.send(echo(call, 0, stub.backend_id))
+        await reply.until_closed()
+
+    async with StubBackend(behaviour=first_only) as stub, connected(stub) as (client, to):
+        client.configure([to], RoutingConfig(max_calls_per_backend=1))
+        leaving = Caller(client, to, "a", "b")
+        await stub.wait_for(lambda: len(stub.calls) == 1)
+        leaving.started.cancel()
+        await stub.wait_for(lambda: stub.open_connections == 0)
+        stub.behaviour = answer
+        staying = Caller(client, to, "c")
+        await staying.over.wait()
+
+    assert leaving.ends == []
+    assert staying.ends == [Report()]
+
+
+async def test_closing_the_client_ends_calls_in_progress() -> None:
+    gate = asyncio.Event()
+    async with StubBackend(behaviour=answer_when(gate)) as stub:
+        async with connected(stub) as (client, to):
+            caller = Caller(client, to, "a")
+            await stub.wait_for(lambda: len(stub.calls) == 1)
+
+        assert [type(end) for end in caller.ends] == [asyncio.CancelledError]
+
+
+async def test_what_cannot_be_sent_ends_its_callers_and_frees_the_slot() -> None:
+    async with StubBackend() as stub, connected(stub) as (client, to):
+        client.configure([to], RoutingConfig(max_calls_per_backend=1))
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        broken = Caller(client, to, "a", scope=cast("str", object()))
+        await broken.over.wait()
+        sound = Caller(client, to, "a")
+        await sound.over.wait()
+
+    assert isinstance(broken.ends[0], TypeError)
+    assert sound.ends == [Report()]

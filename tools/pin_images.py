@@ -1,0 +1,104 @@
+"""Pins the images that compose.yaml and the Dockerfiles name to their present digests.
+
+    python -m tools.pin_images            # asks the registries through skopeo
+    python -m tools.pin_images --check    # only says what is not pinned
+
+A name keeps its tag, `redis:8.2.1-alpine@sha256:...`, so that a reader sees the version; engines go
+by the digest. What has a digest already gets the one that its tag has now.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+_NAMED = re.compile(
+    r"^(?P<before>\s*image: |FROM )(?P<name>[\w./-]+(?::\d+/[\w./-]+)?:[\w.-]+)(?:@sha256:\w+)?",
+    re.MULTILINE,
+)
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_OWN = "sluicegate-"
+
+
+class PinError(Exception):
+    """A digest cannot be had; no file was changed."""
+
+
+def files() -> list[Path]:
+    """Return the files that name images."""
+    return [ROOT / "compose.yaml", *sorted((ROOT / "deploy").glob("*.Dockerfile"))]
+
+
+def images_of(text: str) -> Iterator[str]:
+    """Yield the images that a file takes from elsewhere, with their tags."""
+    for match in _NAMED.finditer(text):
+        if not match["name"].startswith(_OWN):
+            yield match["name"]
+
+
+def pinned(text: str, digests: dict[str, str]) -> str:
+    """Return the text with the digest of each image behind its tag."""
+
+    def with_digest(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"{match['before']}{name}@{digests[name]}" if name in digests else match[0]
+
+    return _NAMED.sub(with_digest, text)
+
+
+def pin(paths: Iterable[Path], resolve: Callable[[str], str]) -> dict[str, str]:
+    """Pin every image in the files, all or none, and return the digests.
+
+    Raises:
+        PinError: a digest cannot be had.
+    """
+    texts = {path: path.read_text() for path in paths}
+    names = sorted({name for text in texts.values() for name in images_of(text)})
+    digests = {name: resolve(name) for name in names}
+    for path, text in texts.items():
+        path.write_text(pinned(text, digests))
+    return digests
+
+
+def from_registry(name: str) -> str:
+    """Return the digest that a registry has for a tag: that of the index of all platforms.
+
+    Raises:
+        PinError: skopeo is missing, or the registry does not answer with one.
+    """
+    if shutil.which("skopeo") is None:
+        raise PinError("`skopeo` is missing: apt-get install skopeo, or brew install skopeo")
+    done = subprocess.run(
+        ["skopeo", "inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{name}"],  # noqa: S607
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    digest = done.stdout.strip()
+    if done.returncode or not _DIGEST.fullmatch(digest):
+        raise PinError(f"{name}: {done.stderr.strip() or 'the registry names no digest'}")
+    return digest
+
+
+def main(arguments: list[str]) -> None:
+    """Pin the images, or with `--check` name those that are not pinned."""
+    if arguments == ["--check"]:
+        loose = [
+            f"{path.relative_to(ROOT)}: {match['name']}"
+            for path in files()
+            for match in _NAMED.finditer(path.read_text())
+            if "@" not in match[0] and not match["name"].startswith(_OWN)
+        ]
+        sys.exit("\n".join(["not pinned by a digest:", *loose]) if loose else 0)
+    try:
+        digests = pin(files(), from_registry)
+    except PinError as error:
+        sys.exit(f"nothing was changed: {error}")
+    print("\n".join(f"{name} {digest}" for name, digest in digests.items()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

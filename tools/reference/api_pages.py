@@ -1,0 +1,208 @@
+"""Writes the reference of both listeners: every route, with programs that call those of customers.
+
+It is what the OpenAPI documents say, and the programs are those that a test runs.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+from litestar.di import Dependency
+from litestar.handlers import HTTPRouteHandler
+
+from gateway.admin.app import HANDLERS
+from gateway.admin.openapi import operators_document
+from gateway.api.routes import CONTROLLERS, customers_document
+from gateway.dialects.registry import DIALECTS
+from tools.reference.errors_page import errors
+from tools.reference.markdown import NOTE, cell, fence, table
+from tools.reference.schema_text import Json, fields_table, objects, type_text
+
+_COMMON = """\
+Programs run as they stand, with the gateway's address in `SLUICEGATE_URL` and a key in \
+`SLUICEGATE_KEY`; those in Python need `pip install 'sluicegate[client]'`.
+[The customer API](../../api.md) explains headers, limits, caching and batches; every error is \
+in [the catalogue](../errors.md).
+"""
+_OPERATORS = """\
+Every route but health and documentation needs the operators' key: \
+`curl -H "Authorization: Bearer $(cat .sluicegate/admin-key)" http://127.0.0.1:8081/admin/config`.
+[Operations](../../operations.md#the-operators-listener) says what they are for.
+"""
+_MEDIA = ("application/json", "multipart/form-data", "application/octet-stream")
+
+
+class ReferencePage(NamedTuple):
+    """One page: its file, its title, and the tags whose routes it has."""
+
+    file: str
+    title: str
+    tags: tuple[str, ...]
+
+
+PAGES = (
+    ReferencePage("inference", "Inference", ("inference",)),
+    ReferencePage("account", "Models, usage, keys, health", ("metadata", "health")),
+    ReferencePage("openai", "As OpenAI's clients", ("openai", "openai-batches")),
+    ReferencePage("cohere", "As Cohere's client", ("cohere",)),
+    ReferencePage("hugging-face", "As Hugging Face's client", ("hugging-face",)),
+    ReferencePage("tei", "As TEI's clients", ("tei",)),
+    ReferencePage("open-inference", "As clients of Triton and KServe", ("open-inference",)),
+    ReferencePage("jina-voyage", "As Jina's and Voyage's clients", ("jina", "voyage")),
+)
+"""The pages; each tag of the document is on one."""
+
+
+def api_pages() -> dict[str, str]:
+    """Return the pages by their paths below `docs`.
+
+    Raises:
+        LookupError: a tag of the document is on no page.
+    """
+    document = customers()
+    tags = {tag["name"]: tag["description"] for tag in document["tags"]}
+    if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
+        raise LookupError(f"say in `PAGES` of `{__file__}` on which page {sorted(lost)} are")
+    found = {page.file: _page(page, document, tags, _COMMON) for page in PAGES}
+    operators = operators_routes()
+    tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
+    page = ReferencePage("operators", "The operators' listener", tuple(tags))
+    found[page.file] = _page(page, operators, tags, _OPERATORS)
+    return {f"reference/api/{file}.md": text for file, text in found.items()}
+
+
+def customers() -> Json:
+    """Return the OpenAPI document of customers."""
+    handlers = [*CONTROLLERS, *(handler for dialect in DIALECTS for handler in dialect.handlers)]
+    encoded = customers_document("reference", frozenset(_dependencies(handlers)), DIALECTS)
+    document: Json = msgspec.json.decode(encoded)
+    return document
+
+
+def operators_routes() -> Json:
+    """Return the OpenAPI document of operators."""
+    encoded = operators_document(HANDLERS, frozenset(_dependencies(HANDLERS)))
+    document: Json = msgspec.json.decode(encoded)
+    return document
+
+
+def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
+    for part in handlers:
+        own = [part] if isinstance(part, HTTPRouteHandler) else vars(part).values()
+        for handler in own:
+            if isinstance(handler, HTTPRouteHandler):
+                for name, parameter in inspect.signature(handler.fn).parameters.items():
+                    marks = get_args(parameter.annotation)[1:]
+                    if any(isinstance(mark, Dependency) for mark in marks):
+                        yield name
+
+
+def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str) -> str:
+    routes = [
+        (method.upper(), path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        if set(operation["tags"]) & set(page.tags)
+    ]
+    intro = " ".join(tags[tag] for tag in page.tags)
+    parts = [f"# {page.title}\n\n{NOTE}{intro}\n{common}\n"]
+    parts += [_route(method, path, operation, document) for method, path, operation in routes]
+    schemas = document["components"]["schemas"]
+    described = sorted({name for _, _, one in routes for name in _described(one, schemas)})
+    if described:
+        parts.append("## Objects\n\n")
+        parts += [_object(name, schemas[name]) for name in described]
+    return "".join(parts).rstrip() + "\n"
+
+
+def _route(method: str, path: str, operation: Json, document: Json) -> str:
+    schemas = document["components"]["schemas"]
+    parts = [f"## {method} {path}\n\n{_summary(operation)}\n\n"]
+    if operation.get("security") == []:
+        parts.append("Needs no key.\n\n")
+    parts.append(_parameters(operation))
+    for media, schema in _media(operation.get("requestBody", {})):
+        named = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        fields = fields_table(named)
+        parts.append(f"Body, `{media}`" + (f":\n\n{fields}" if fields else ".\n\n"))
+    parts += [
+        fence(sample["lang"], sample["source"], sample["label"])
+        for sample in operation.get("x-codeSamples", ())
+    ]
+    parts += [_answer(operation), _errors(operation, document)]
+    return "".join(parts)
+
+
+def _summary(operation: Json) -> str:
+    """Return what an operation does: its summary, and its description if that says more."""
+    summary: str = operation["summary"].rstrip(".") + "."
+    text = cell(operation.get("description", "").partition("\n\n")[0])
+    if summary.rstrip(".").lower() in text.lower():
+        return text
+    return f"{summary} {text}".strip()
+
+
+def _parameters(operation: Json) -> str:
+    described = [one for one in operation.get("parameters", ()) if one["in"] != "header"]
+    if not described:
+        return ""
+    return table(
+        ("parameter", "in", "type", "meaning"),
+        (
+            (
+                f"`{one['name']}`",
+                one["in"] + (", required" if one.get("required") else ""),
+                cell(type_text(one["schema"])),
+                cell(one.get("description", "")),
+            )
+            for one in described
+        ),
+    )
+
+
+def _answer(operation: Json) -> str:
+    parts = []
+    contents = operation["responses"].get("200", {}).get("content", {})
+    for media, content in contents.items():
+        parts.append(f"Answer, `{media}`: {type_text(content.get('schema', {}))}\n\n")
+        for example in content.get("examples", {}).values():
+            if media == _MEDIA[0]:
+                text = msgspec.json.format(msgspec.json.encode(example["value"]), indent=2)
+                parts.append(fence("json", text.decode()))
+    return "".join(parts)
+
+
+def _errors(operation: Json, document: Json) -> str:
+    statuses = {error.code: error.status for error in errors()}
+    codes: set[str] = set()
+    for response in operation["responses"].values():
+        name = response.get("$ref", "").rpartition("/")[2]
+        for content in (
+            document["components"]["responses"].get(name, {}).get("content", {}).values()
+        ):
+            codes |= set(content.get("examples", {}))
+    known = sorted(codes & statuses.keys(), key=lambda code: (statuses[code], code))
+    listed = ", ".join(f"{statuses[code]} `{code}`" for code in known)
+    return f"[Errors](../errors.md): {listed}.\n\n" if known else ""
+
+
+def _media(part: Json) -> Iterator[tuple[str, Json]]:
+    for media, content in part.get("content", {}).items():
+        yield media, content.get("schema", {})
+
+
+def _described(operation: Json, schemas: Json) -> list[str]:
+    """Return the names of the objects of an answer, and of those within the body's fields."""
+    bodies = [
+        schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+        for _, schema in _media(operation.get("requestBody", {}))
+    ]
+    answers = [schema for _, schema in _media(operation["responses"].get("200", {}))]
+    return objects([*bodies, *answers], schemas)
+
+
+def _object(name: str, schema: Json) -> str:
+    text = cell(schema.get("description", ""))
+    values = "" if schema.get("properties") else f"{type_text(schema)}\n\n"
+    return f"### {name}\n\n{text}\n\n{values}{fields_table(schema)}"

@@ -1,0 +1,14 @@
+"""Knows all generated pages."""
+
+from tools.reference.api_pages import api_pages
+from tools.reference.configuration_page import configuration_page
+from tools.reference.errors_page import errors_page
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each generated page by its path below `docs`."""
+    return {
+        "reference/configuration.md": configuration_page(),
+        "reference/errors.md": errors_page(),
+        **api_pages(),
+    }

@@ -1,0 +1,46 @@
+"""Says in what unit the numbers of the configuration are."""
+
+import re
+
+SECONDS = "s"
+_SHARE = "share, 0 to 1"
+# The first pattern that a name ends with decides.
+_UNITS = (
+    (r"_bytes", "bytes"),
+    (r"prices\[\]\.(hit|computed|row|token)", "10^-9 of the currency"),
+    (r"percent", "percent"),
+    (r"moderation_threshold", "score, 0 to 1"),
+    (r"_share|max_ejected|panic_threshold|ttl_jitter", _SHARE),
+    (r"_(rows|tokens|items|lines|keys|values|connections|threads|runs)", "count"),
+    (
+        r"attempts|refreshes|eject_after|_per_backend|_per_address|_count|\.threads|_threads",
+        "count",
+    ),
+    (r"_per_second", "count a second"),
+    (r"_per_hour", "currency an hour"),
+    (r"log_requests", _SHARE),
+    (r"capacity", "units"),
+    (r"weight", "relative"),
+    (r"_port|\.port", "port"),
+    (r"_fd", "file descriptor"),
+    (r"device", "number"),
+    (r"_(at_once|max_open|in_flight|files_max|_max)", "count"),
+    (r"files_max|_multiple|_steps|threads|_kernels", "count"),
+    (r"(_timeout|_interval|_ttl|_keep|_delay|_idle|_after|_for|_age|lease|window|drain)", SECONDS),
+    (r"(keep_alive|slow_start|revalidate|if_error|deadline\.\w+|paced_\w+)", SECONDS),
+)
+
+
+def unit(name: str) -> str:
+    """Return the unit of the number that is called `name`.
+
+    Raises:
+        LookupError: no pattern knows it.
+    """
+    lower = name.lower()
+    for pattern, found in _UNITS:
+        if re.search(f"(?:{pattern})$", lower):
+            return found
+    raise LookupError(
+        f"`{name}` is a number of no known unit: add it to `tools/reference/units.py`"
+    )

@@ -1,0 +1,69 @@
+"""Turns the text of a page of a code host into that of a page of the site.
+
+Blocks of curl, Python and JavaScript that follow on each other become tabs. Links that leave
+`docs` lead to the pages made of these files, into the repository if its address is known, or
+nowhere: then their words stay.
+"""
+
+import posixpath
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
+
+OUTSIDE: Final = {"../CHANGELOG.md": "changelog.md", "../CONTRIBUTING.md": "contributing.md"}
+"""The pages of the site that are made of files outside `docs`."""
+FOLDERS: Final = {
+    "decisions": ("Development", "Decisions"),
+    "runbooks": ("Operation", "Runbooks"),
+}
+"""Folders whose pages are all listed, and under which section and title."""
+_PLACES = OUTSIDE | {"../README.md": "index.md"}
+_FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_PROGRAM = re.compile(r'^```(\w+) title="([\w+]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_PROGRAMS = re.compile(rf"(?:{_PROGRAM.pattern}\n*){{2,}}", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+
+
+def site_text(markdown: str, page: str, *, known: Collection[str], repository: str) -> str:
+    """Return the text of `page`, which is named by its path below `docs`.
+
+    `known` are the paths of all pages and other files; `repository` is the address that paths of
+    the project are appended to, or empty.
+    """
+    # The pages of files outside say paths from the root.
+    folder = ".." if page in OUTSIDE.values() else posixpath.dirname(page)
+    parts = _FENCE.split(_PROGRAMS.sub(lambda found: _tabs(found[0]), markdown))
+    return "".join(
+        part
+        if part.startswith("```")
+        else _LINK.sub(lambda link: _place(link, page, folder, repository, known), part)
+        for part in parts
+    )
+
+
+def _tabs(programs: str) -> str:
+    """Return fenced blocks that follow on each other as tabs."""
+    found = []
+    for language, title, source in _PROGRAM.findall(programs):
+        block = f"```{language}\n{source}```"
+        inner = "".join(f"    {line}\n" if line else "\n" for line in block.split("\n"))
+        found.append(f'=== "{title}"\n\n{inner}')
+    return "\n".join(found) + "\n"
+
+
+def _place(
+    link: re.Match[str], page: str, folder: str, repository: str, known: Collection[str]
+) -> str:
+    """Return a link as the site has it: to a page, into the repository, or its words alone."""
+    words, target, section = link[1], link[2], link[3] or ""
+    path = posixpath.normpath(posixpath.join(folder, target))
+    inside = _PLACES.get(path) or path.removeprefix("../docs/")
+    for name in (inside, f"{inside}/README.md"):
+        if name in known:
+            return f"[{words}]({posixpath.relpath(name, posixpath.dirname(page) or '.')}{section})"
+    is_lost = Path(inside).suffix == ".md" and not inside.startswith("..")
+    if is_lost:  # for MkDocs to find
+        return link[0]
+    in_repository = posixpath.normpath(posixpath.join("docs", path))
+    return f"[{words}]({repository}/{in_repository})" if repository else words
