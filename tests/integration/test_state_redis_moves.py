@@ -82,9 +82,8 @@ async def sentinel(servers: tuple[Valkey, Valkey]) -> AsyncIterator[NamingSentin
 
 @asynccontextmanager
 async def client_of(sentinel: NamingSentinel, *, bound: float = 5.0) -> AsyncIterator[Redis]:
-    client = connect(sentinel.url, timeout=bound)
-    yield client
-    await client.aclose()
+    async with aclosing(connect(sentinel.url, timeout=bound)) as client:
+        yield client
 
 
 def follower_of(redis: Redis, folder: Path) -> RuntimeFollower:
@@ -127,7 +126,7 @@ async def test_a_primary_that_lost_its_role_is_left_at_once(
 
 
 async def test_a_primary_that_hangs_costs_one_timeout(sentinel: NamingSentinel) -> None:
-    async with client_of(sentinel, bound=0.5) as client:
+    async with client_of(sentinel, bound=2.0) as client:
         await asyncio.gather(*(client.blpop(["none"], timeout=0.05) for _ in range(8)))
         sentinel.primary.pause()
         try:
