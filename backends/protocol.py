@@ -326,15 +326,15 @@ class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
 class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
-    `missing` lists what is wrong; a ready backend may still miss a model whose repository entry is
-    broken. `problems` says what is wrong with its revision, whether or not another is served in its
-    place. `plans` is the version of the `ServingPlans` that it follows, `assignment` what it is to
-    serve, loaded or not; `arms` counts items by the revision that answered.
+    `missing` says what is wrong, and of a ready backend which models are; `problems` what is wrong
+    with revisions, served or not. One that is `leaving` is not ready and still takes calls. `plans`
+    is the version of the `ServingPlans` followed, `assignment` what to serve, `arms` items by arm.
     """
 
     backend_id: str
     region: str
     ready: bool
+    leaving: bool = False
     missing: list[str]
     provider: str
     models: list[ModelInfo]

@@ -304,6 +304,7 @@ class ServingCore:
             backend_id=self._backend_id,
             region=self._region,
             ready=not (failures or away or is_leaving) and (bool(infos) or is_idle),
+            leaving=self.leaving and not self.draining,
             missing=missing,
             provider=", ".join(sorted(providers)) or "none",
             models=infos,

@@ -89,6 +89,7 @@ def build_admin(
         "backends": BackendChanges(
             control=control, active=active, ledger=ledger, recovery=recovery
         ),
+        "backend_calls": calls,
         "plan_changes": PlanChanges(backends=calls, control=control, ledger=ledger),
         "dead_letters": DeadLetterReplay(ledger),
         "operator_changes": OperatorChanges(store=ledger.operators, keys=operator_keys),

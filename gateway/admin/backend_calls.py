@@ -7,7 +7,7 @@ from itertools import chain
 import msgspec
 
 from backends.plans import PlanTrial
-from backends.protocol import PlanVerdict, ServingState, Task
+from backends.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import reported_backends
 from gateway.dispatch.discovery import at
@@ -77,6 +77,22 @@ class BackendCalls:
                 found[name] = list(dict.fromkeys(chain.from_iterable(each)))
         return found
 
+    async def tasks(self, model: str) -> list[Task]:
+        """Return the tasks of a model, of one of the backends that serve it; none where none does.
+
+        Raises:
+            ConfigurationError, DependencyUnavailable: as for `states`.
+        """
+        reported = await reported_backends(self._control)
+        serving = {each for each, view in reported.items() if model in view.models}
+        for endpoint in await self._endpoints():
+            if endpoint.backend in serving:
+                state = await self._state(endpoint)
+                if isinstance(state, ServingState):
+                    found = (info for info in state.models if info.name == model)
+                    return next((_tasks(info) for info in found), [])
+        return []
+
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
         """Have a backend load what a plan would serve; a call that fails is a problem, too."""
         try:
@@ -102,3 +118,7 @@ class BackendCalls:
             return await self._client.state(endpoint, time_limit=_STATE_TIMEOUT)
         except CallFailed as error:
             return error.detail
+
+
+def _tasks(info: ModelInfo) -> list[Task]:
+    return [*info.tasks, *(TOKEN_TASKS if info.shows_tokens else ())]

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.console.traffic import Reading, Traffic, traffic_between
+from gateway.console.traffic import Reading, RestartCause, Traffic, traffic_between
 from gateway.errors import Overloaded
 from gateway.telemetry.metric_reading import Series
 
@@ -19,6 +19,7 @@ _WATCHED_INTERVAL: Final = 1.0
 _INTERVAL: Final = 5.0
 # Workers write their counters once a second: rates over one second would jump.
 _WINDOW: Final = 5.0
+_RESTARTS_SHOWN: Final = 300.0
 _MOST_POINTS: Final = 1800
 _MOST_VIEWERS: Final = 32
 _log: Final = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class History:
         self._clock = clock
         self._readings: deque[Reading] = deque(maxlen=64)
         self._points: deque[Point] = deque(maxlen=_MOST_POINTS)
+        self._restarts: dict[RestartCause, float] = {}
         self._viewers = 0
         self._changed = asyncio.Event()
         self._watched = asyncio.Event()
@@ -100,7 +102,13 @@ class History:
             self._readings.popleft()
         first = self._readings[0] if self._readings else reading
         self._readings.append(reading)
-        self.traffic = traffic_between(first, reading)
+        traffic = traffic_between(first, reading)
+        self._restarts |= dict.fromkeys(traffic.seen_restarts(), reading.at)
+        for restart in [
+            each for each, at in self._restarts.items() if at < reading.at - _RESTARTS_SHOWN
+        ]:
+            del self._restarts[restart]
+        self.traffic = msgspec.structs.replace(traffic, restarts=list(self._restarts))
         if first is not reading:
             self._points.append(_point(self.traffic))
         while self._points and self._points[0].at < reading.at - LENGTH:

@@ -115,10 +115,9 @@ def traffic_incidents(traffic: Traffic) -> Iterator[Incident]:
             f" ({names})." if names else "."
         )
         yield Incident(text=text, is_bad=False)
-    for labels, value in traffic.rates.of("sluicegate_process_restarts_total"):
-        if value:
-            text = f"A process ({labels['role']}) was started again: {labels['reason']}."
-            yield Incident(text=text, is_bad=False)
+    for each in traffic.restarts:
+        text = f"A process ({each.role}) was started again in the last minutes: {each.reason}."
+        yield Incident(text=text, is_bad=False)
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,8 @@ from gateway.console.login_limits import LoginLimiter
 from gateway.console.sessions import LIFETIME, Sessions
 
 _YEAR: Final = 365 * 86400
+_MOST_BYTES: Final = 16 * 1024
+"""Of a form, which whoever reaches the listener can send."""
 _OWN_PATH = re.compile(rf"{ROOT}(/[\w/.@%-]*)?", re.ASCII)
 
 
@@ -44,6 +46,7 @@ class LoginController(Controller):
 
     opt = WITHOUT_SESSION
     include_in_schema = False
+    request_max_body_size = _MOST_BYTES
 
     @get("/login")
     async def form(

@@ -10,6 +10,7 @@ from litestar.params import FromQuery
 
 from backends.protocol import Task
 from gateway.admin.accounts import AccountChanges, NewKey, create_keys
+from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.fleet_view import reported_backends
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.operators import Operator, Role
@@ -20,7 +21,12 @@ from gateway.console.form_fields import fields_of
 from gateway.console.forms import Fields, one
 from gateway.console.frame import Frame
 from gateway.console.playground_client import PlaygroundClient
-from gateway.errors import DependencyUnavailable, InvalidRequest, PayloadTooLarge
+from gateway.errors import (
+    ConfigurationError,
+    DependencyUnavailable,
+    InvalidRequest,
+    PayloadTooLarge,
+)
 from gateway.runtime.control import Control
 
 MOST_BYTES = 1024 * 1024
@@ -38,14 +44,20 @@ class PlaygroundController(Controller):
 
     @get("/")
     async def page(
-        self, request: AnyRequest, frame: NamedDependency[Frame], control: NamedDependency[Control]
+        self,
+        request: AnyRequest,
+        frame: NamedDependency[Frame],
+        control: NamedDependency[Control],
+        backend_calls: NamedDependency[BackendCalls],
     ) -> Response[str]:
         """Return the page."""
         models = await _models(control)
-        task, model = Task.CLASSIFY, models[0] if models else ""
+        model = models[0] if models else ""
+        tasks = await _tasks(backend_calls, model)
+        task = tasks[0]
         context = {
             "models": models,
-            "tasks": list(Task),
+            "tasks": tasks,
             "task": task,
             "body": example(task, model),
             "tenant": TEST_TENANT,
@@ -59,12 +71,15 @@ class PlaygroundController(Controller):
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
+        backend_calls: NamedDependency[BackendCalls],
         task: FromQuery[Task],
         model: FromQuery[str] = "",
     ) -> Response[str]:
-        """Return an example of a body for a task and a model."""
-        context = {"body": example(task, model)}
-        return frame.render(request, "playground/_body.html", context)
+        """Return the tasks of a model, and an example of a body for one: `task` if it has that."""
+        tasks = await _tasks(backend_calls, model)
+        task = task if task in tasks else tasks[0]
+        context = {"tasks": tasks, "task": task, "body": example(task, model)}
+        return frame.render(request, "playground/_example.html", context)
 
     @post("/key", status_code=200)
     async def create_key(
@@ -120,6 +135,16 @@ async def _models(control: Control) -> list[str]:
     except DependencyUnavailable:
         return []
     return sorted({name for view in seen.values() for name in view.models})
+
+
+async def _tasks(backend_calls: BackendCalls, model: str) -> list[Task]:
+    """Return the tasks to choose from: those of the model, or all where no backend tells."""
+    if not model:
+        return list(Task)
+    try:
+        return await backend_calls.tasks(model) or list(Task)
+    except (ConfigurationError, DependencyUnavailable):
+        return list(Task)
 
 
 def _task(fields: Fields) -> Task:

@@ -71,8 +71,18 @@ class Samples:
         return self._by_name.get(name, ())
 
 
+class RestartCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Says that processes of a role were started again, and why."""
+
+    role: str
+    reason: str
+
+
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What passed between two readings; `values` are the last one's, `rates` per second."""
+    """What passed between two readings; `values` are the last one's, `rates` per second.
+
+    `restarts` are those of the last minutes: one is over before anybody looks.
+    """
 
     at: float
     total: Flow
@@ -80,6 +90,16 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     regions: list[RegionFlow]
     values: Samples
     rates: Samples
+    restarts: Sequence[RestartCause] = ()
+
+    def seen_restarts(self) -> list[RestartCause]:
+        """Return the restarts between the two readings."""
+        counted = self.rates.of("sluicegate_process_restarts_total")
+        return [
+            RestartCause(role=labels["role"], reason=labels["reason"])
+            for labels, value in counted
+            if value
+        ]
 
 
 def traffic_between(before: Reading, after: Reading) -> Traffic:

@@ -139,8 +139,8 @@ class Fleet:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
         After the first come the others by region and predicted finish, then ejected ones, and last,
-        unless `with_silent` is false, those that have only just stopped answering probes. Others
-        that are not ready are left out: a probe notices their return.
+        unless `with_silent` is false, those that are leaving or have only just stopped answering
+        probes. Others that are not ready are left out: a probe notices their return.
         """
         context = ChoiceContext(self._clock(), self.routing)
         tiers = self._availability(model, context).tiers
@@ -380,11 +380,11 @@ class Fleet:
         return tiers(serving, self._regions)
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
-        """Return all that are ready, ejected or not, then those that missed a probe or two."""
+        """Return all that are ready, ejected or not, then those that may still answer."""
         serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
         found = [member for member in serving if member.health is not Health.NOT_READY]
         if with_silent:
-            found += [member for member in serving if member.is_doubtful()]
+            found += [member for member in serving if member.may_still_answer()]
         return [member.endpoint for member in found]
 
     def _may_eject(self, now: float) -> bool:

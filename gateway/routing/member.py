@@ -136,9 +136,11 @@ class Member:
         if self.ejection.holds(now):
             self.returned = self.ejection.until
 
-    def is_doubtful(self) -> bool:
-        """Return whether it was ready lately and has missed a probe or two only."""
-        return 0 < self.silent_probes < _SILENT_PROBES and not self.drained
+    def may_still_answer(self) -> bool:
+        """Return whether it is leaving, or was ready lately and missed a probe or two only."""
+        is_silent = 0 < self.silent_probes < _SILENT_PROBES
+        is_leaving = self.state is not None and self.state.leaving and not self.trouble
+        return (is_silent or is_leaving) and not self.drained
 
     def record_report(self, report: Report, now: float) -> None:
         """Keep what the backend reports of its load."""

@@ -34,6 +34,9 @@ _PRESS = """((where, text) => new Promise(resolve => {
   };
   look();
 }))"""
+# Goes to another tab, and back.
+_LOOK = """Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});
+document.dispatchEvent(new Event('visibilitychange'))"""
 _LOG_IN = """document.querySelector('#key').value = {};
 document.querySelector('form[action="/console/login"]').requestSubmit()"""
 
@@ -146,6 +149,19 @@ async def test_the_overview_follows_traffic(system: System, page: Page) -> None:
 
     text = await page.text_with("sentiment")
     assert re.search(r"Requests/s 0\.\d", text)
+
+
+async def test_a_page_that_nobody_looks_at_holds_no_connection(system: System, page: Page) -> None:
+    source = "document.getElementById('live')['htmx-internal-data'].sseEventSource"
+    await page.open(f"{system.admin_url}/console")
+    await wait_for(page, f"{source}.readyState === EventSource.OPEN")
+
+    await page.evaluate(_LOOK.format("true"))
+    hidden = await page.evaluate(f"{source}.source")
+    await page.evaluate(_LOOK.format("false"))
+    await wait_for(page, f"{source}.readyState === EventSource.OPEN")
+
+    assert hidden is None
 
 
 async def test_an_operator_drains_a_backend_and_restores_it(system: System, page: Page) -> None:

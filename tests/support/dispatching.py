@@ -40,14 +40,16 @@ def state(
     *,
     models: list[ModelInfo] | None = None,
     ready: bool = True,
+    leaving: bool = False,
     report: Report | None = None,
 ) -> ServingState:
     """Return what a backend would say of itself."""
     return ServingState(
         backend_id=backend,
         region="eu",
-        ready=ready,
-        missing=[] if ready else ["model"],
+        ready=ready and not leaving,
+        leaving=leaving,
+        missing=[] if ready and not leaving else ["model"],
         provider="StubExecutionProvider",
         models=[stub_model()] if models is None else models,
         report=report or Report(),

@@ -44,6 +44,54 @@
     };
   }
 
+  // Browsers open six connections to a host: a page that nobody looks at gives its own back.
+  class VisibleEventSource extends EventTarget {
+    constructor(url) {
+      super();
+      this.url = url;
+      this.names = new Set();
+      this.source = null;
+      this.isClosed = false;
+      this.follow = () => document.hidden ? this.release() : this.open();
+      document.addEventListener("visibilitychange", this.follow);
+      this.follow();
+    }
+
+    get readyState() { return this.isClosed ? EventSource.CLOSED : this.source ? this.source.readyState : EventSource.CONNECTING; }
+
+    addEventListener(name, listener, ...more) {
+      super.addEventListener(name, listener, ...more);
+      if (this.names.has(name)) return;
+      this.names.add(name);
+      if (this.source) this.forward(name);
+    }
+
+    open() {
+      if (this.source || this.isClosed) return;
+      this.source = new EventSource(this.url, { withCredentials: true });
+      this.source.onopen = event => this.onopen?.(event);
+      this.source.onerror = event => {
+        if (this.source.readyState === EventSource.CLOSED) this.close(); // who made this makes another
+        this.onerror?.(event);
+      };
+      for (const name of this.names) this.forward(name);
+    }
+
+    forward(name) { this.source.addEventListener(name, event => this.dispatchEvent(new MessageEvent(name, { data: event.data }))); }
+
+    release() {
+      this.source?.close();
+      this.source = null;
+    }
+
+    close() {
+      this.isClosed = true;
+      document.removeEventListener("visibilitychange", this.follow);
+      this.source?.close();
+    }
+  }
+  htmx.createEventSource = url => new VisibleEventSource(url);
+
   class Charts {
     constructor(element) {
       this.element = element;
@@ -52,12 +100,19 @@
     }
 
     async start() {
-      const response = await fetch(this.element.dataset.charts, { headers: { "HX-Request": "true" } });
-      if (!response.ok) return;
-      this.points = await response.json();
+      if (!await this.load()) return;
       this.make();
       new ResizeObserver(() => this.resize()).observe(this.element);
       matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.make());
+      document.addEventListener("visibilitychange", async () => {
+        if (!document.hidden && await this.load()) this.draw();
+      });
+    }
+
+    async load() {
+      const response = await fetch(this.element.dataset.charts, { headers: { "HX-Request": "true" } });
+      if (response.ok) this.points = await response.json();
+      return response.ok;
     }
 
     make() {
@@ -90,6 +145,10 @@
       if (last && last[0] >= point[0]) return;
       this.points.push(point);
       if (this.points.length > KEPT) this.points.shift();
+      this.draw();
+    }
+
+    draw() {
       for (const [plot, columns] of this.plots) plot.setData(this.columns(columns));
       this.showLatest();
     }

@@ -45,6 +45,14 @@ async def test_an_operator_logs_in_with_his_key_and_out(browser: httpx.AsyncClie
     assert (page.status_code, out.status_code, after.status_code) == (200, 303, 303)
 
 
+async def test_a_form_without_a_session_is_small(browser: httpx.AsyncClient) -> None:
+    form = await browser.get(_LOGIN)
+    fields = {"csrf": token_of(form), "key": "k" * 20_000}
+    refused = await browser.post(_LOGIN, data=fields)
+
+    assert refused.status_code == 413
+
+
 async def test_a_login_goes_on_to_pages_of_the_console_only(browser: httpx.AsyncClient) -> None:
     own = await log_in(browser, KEY, to="/console/models")
     foreign = await log_in(browser, KEY, to="//evil.example/console")

@@ -1,5 +1,6 @@
 """The overview, backends and models on the console, and what a viewer may not do there."""
 
+import re
 from collections.abc import AsyncIterator
 
 import httpx
@@ -7,12 +8,14 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from backends.protocol import Task
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from tests.support.admin import KEY
-from tests.support.console import VIEWER_KEY, log_in
+from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
+from tests.support.dispatching import state
 
 pytestmark = pytest.mark.anyio
 _DOCUMENT = """
@@ -21,6 +24,7 @@ regions:
     pools:
       - backends: [{id: eu-0, url: "http://127.0.0.1:1"}, {id: eu-1, url: "http://127.0.0.1:2"}]
 """
+_TASKS = ["classify", "tokenize", "detokenize"]
 _HTMX = {"hx-request": "true"}
 
 
@@ -58,6 +62,23 @@ async def test_the_overview_says_what_is_degraded(operator: httpx.AsyncClient) -
 
     assert "1 of 2 backends in eu: not ready (eu-1)." in page.text
     assert 'sse-connect="/console/overview/live"' in page.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_the_playground_offers_what_a_model_does(
+    operator: httpx.AsyncClient, repository: ModelStates
+) -> None:
+    info = msgspec.structs.replace(mood(), tasks=[Task.CLASSIFY], shows_tokens=True)
+    repository.states["eu-0"] = state("eu-0", models=[info])
+    page = await operator.get("/console/playground")
+    asked = {"task": "rerank", "model": "mood"}
+    part = await operator.get("/console/playground/example", params=asked)
+    unknown = await operator.get("/console/playground/example", params=asked | {"model": "gone"})
+
+    assert re.findall("<option[^>]*>([^<]+)", page.text) == [*_TASKS, "mood", "mood@2"]
+    assert re.findall("<option[^>]*>([^<]+)", part.text) == _TASKS
+    assert '"input"' in part.text.replace("&#34;", '"')
+    assert "<option selected>rerank" in unknown.text
 
 
 async def test_the_history_is_for_operators(

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.console.history import LENGTH, History
-from gateway.console.traffic import Reading
+from gateway.console.traffic import Reading, RestartCause
 from gateway.errors import Overloaded
 from gateway.telemetry.metric_reading import Series
 
@@ -43,6 +43,20 @@ def test_points_older_than_half_an_hour_are_dropped() -> None:
 
     assert kept.points[-1].at - kept.points[0].at <= LENGTH
     assert {point.requests for point in kept.points} == {10.0}
+
+
+def test_a_restart_is_shown_for_minutes() -> None:
+    kept, labels = history(), (("reason", "died"), ("role", "worker"))
+    shown = {}
+
+    for at in range(0, 600, 5):
+        count = 3.0 if at < 100 else 4.0
+        series: Series = ("sluicegate_process_restarts_total", labels)
+        kept.add(Reading(at=float(at), values={series: count}))
+        shown[at] = list(kept.traffic.restarts)
+
+    assert [at for at, restarts in shown.items() if restarts] == list(range(100, 405, 5))
+    assert shown[100] == [RestartCause(role="worker", reason="died")]
 
 
 async def test_who_watches_is_told_of_each_reading_and_of_the_end() -> None:

@@ -1,4 +1,4 @@
-"""Backends that have only just stopped answering probes are candidates of last resort."""
+"""Backends that leave or have only just stopped answering probes are candidates of last resort."""
 
 import pytest
 
@@ -29,6 +29,23 @@ def test_a_backend_that_missed_a_probe_is_tried_where_no_other_is_left(clock: Cl
 
     assert beside_another == ["eu-0", "us-0"]
     assert alone == after_two == ["us-0"]
+    assert [share.endpoint for share in shares] == US
+    assert fleet.candidates(model, b"item") == []
+
+
+def test_a_backend_that_is_leaving_is_tried_where_no_other_is_left(clock: Clock) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock)
+    model = model_of(fleet)
+
+    fleet.observe(US[0], state("us-0", leaving=True))
+    beside_another = ids(fleet.candidates(model, b"item"))
+    fleet.observe(EU[0], ProbeFailure(detail="refused"))
+    alone = ids(fleet.candidates(model, b"item"))
+    shares = fleet.spread(model, [b"item"])
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+
+    assert beside_another == ["eu-0", "us-0"]
+    assert alone == ["us-0"]
     assert [share.endpoint for share in shares] == US
     assert fleet.candidates(model, b"item") == []
 
