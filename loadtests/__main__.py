@@ -93,9 +93,10 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @main.command("bulk")
 @click.option("--rows", default=30_000, show_default=True, help="Texts of all rounds together.")
 @click.option("--rounds", default=3, show_default=True, help="Turns of each; the median counts.")
-def bulk_command(*, rows: int, rounds: int) -> None:
+@click.option("--bare-share", default=1.0, show_default=True, help="Of texts for bare sessions.")
+def bulk_command(*, rows: int, rounds: int, bare_share: float) -> None:
     """Measure a bulk job beside bare sessions."""
-    bulk.measure(rows=rows, rounds=rounds)
+    bulk.measure(rows=rows, rounds=rounds, bare_share=bare_share)
 
 
 @main.command("chaos-bulk")
@@ -103,9 +104,13 @@ def bulk_command(*, rows: int, rounds: int) -> None:
 @click.option("--kills", default=10, show_default=True, help="How often it is killed.")
 @click.option("--seed", default=1, show_default=True, help="Of the times of kills.")
 @click.option("--runs", default=10.0, show_default=True, help="Over so many runs' time, at most.")
-def chaos_bulk_command(*, rows: int, kills: int, seed: int, runs: float) -> None:
+@click.option("--model", default="minilm", show_default=True, help="A demo model.")
+@click.option("--task", default="embed", show_default=True, help="Of the model.")
+def chaos_bulk_command(
+    *, rows: int, kills: int, seed: int, runs: float, model: str, task: str
+) -> None:
     """Kill a bulk job, and compare its output with an undisturbed run's."""
-    chaos_bulk.measure(rows=rows, kills=kills, seed=seed, runs=runs)
+    chaos_bulk.measure(rows=rows, kills=kills, seed=seed, runs=runs, model=model, task=task)
 
 
 @main.command("dispatch")

@@ -35,15 +35,18 @@ _MODEL, _ROWS_TOGETHER, _BATCH, _BATCH_TOKENS = "minilm", 2048, 16, 4096
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what texts took: seconds of processors and of the clock, and the memory afterwards."""
+    """Holds what a text took: seconds of processors and of the clock, and the memory afterwards."""
 
     processor: float
     wall: float
     resident_mib: float
 
 
-def measure(*, rows: int, rounds: int) -> None:
-    """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts."""
+def measure(*, rows: int, rounds: int, bare_share: float) -> None:
+    """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
+
+    The sessions run a share of each round's texts, which are in no order.
+    """
     texts = sentences(rows, seed=4)
     size = rows // rounds
     spent: dict[str, list[Spent]] = {}
@@ -59,11 +62,16 @@ def measure(*, rows: int, rounds: int) -> None:
         with BulkRunner(root / "models", model=_MODEL, task="embed") as runner:
             for number in range(rounds):
                 own = texts[number * size :][:size]
+                part = own[: max(1, round(bare_share * size))]
                 for what, sessions in bare.items():
-                    spent.setdefault(what, []).append(_spent(lambda s=sessions, t=own: s.run(t)))  # type: ignore[misc]
+                    spent.setdefault(what, []).append(
+                        _spent(lambda s=sessions, t=part: s.run(t), len(part))  # type: ignore[misc]
+                    )
                 source = _write_input(root / f"in-{number}.parquet", own)
                 run = _bulk_job(runner, source, root / f"out-{number}")
-                spent.setdefault("sluicegate bulk", []).append(_spent(run))
+                done = _spent(run, size)
+                spent.setdefault("sluicegate bulk", []).append(done)
+                print(f"round {number + 1} of {rounds}: {1 / done.wall:,.0f} texts/s", flush=True)
     _show(spent, size)
 
 
@@ -141,14 +149,14 @@ def _write_input(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def _spent(run: Callable[[], None]) -> Spent:
+def _spent(run: Callable[[], None], texts: int) -> Spent:
     before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     run()
     wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return Spent(
-        processor=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
-        wall=wall,
+        processor=(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / texts,
+        wall=wall / texts,
         resident_mib=pages * resource.getpagesize() / 2**20,
     )
 
@@ -166,8 +174,8 @@ def _show(spent: dict[str, list[Spent]], size: int) -> None:
             b.processor / each.processor
             for each, b in zip(spent[what], spent[quickest], strict=True)
         ]
-        rate = size / median(each.wall for each in spent[what])
-        cost = median(each.processor for each in spent[what]) / size * 1e6
+        rate = 1 / median(each.wall for each in spent[what])
+        cost = median(each.processor for each in spent[what]) * 1e6
         print(
             f"| {what} | {rate:,.0f} | {median(wall):.3f} | {cost:,.0f} | {median(processor):.3f}"
             f" | {spent[what][-1].resident_mib:,.0f} |"

@@ -20,7 +20,7 @@ from loadtests.workload import sentences
 _PART_ROWS = 1000
 
 
-def measure(*, rows: int, kills: int, seed: int, runs: float) -> None:
+def measure(*, rows: int, kills: int, seed: int, runs: float, model: str, task: str) -> None:
     """Run a job undisturbed, and one that is killed; exit with 1 where they differ.
 
     All kills come within `runs` times the undisturbed time: with 2, most within one run.
@@ -30,14 +30,18 @@ def measure(*, rows: int, kills: int, seed: int, runs: float) -> None:
         root = Path(folder)
         build_demo_models(root / "models", print)
         source = write_input(root / "in.jsonl", rows, chooser)
+
+        def start(target: str) -> "subprocess.Popen[bytes]":
+            return _start(root, source, target, model=model, task=task)
+
         started = time.monotonic()
-        if _start(root, source, "undisturbed").wait() != 0:
+        if start("undisturbed").wait() != 0:
             sys.exit("the undisturbed run failed")
         whole = time.monotonic() - started
         print(f"undisturbed: {rows:,} rows in {whole:.0f} s", flush=True)
         done = 0
         while done < kills:
-            process = _start(root, source, "killed")
+            process = start("killed")
             try:
                 process.wait(chooser.uniform(0.3, whole * runs / kills))
             except subprocess.TimeoutExpired:
@@ -50,7 +54,7 @@ def measure(*, rows: int, kills: int, seed: int, runs: float) -> None:
                 # So that kills are as likely at its end; what it wrote is compared, too.
                 _compare(root)
                 shutil.rmtree(root / "killed")
-        if _start(root, source, "killed").wait() != 0:
+        if start("killed").wait() != 0:
             sys.exit("the last run failed")
         _compare(root)
         print(f"equal after {kills} kills: {rows:,} rows in parts of {_PART_ROWS:,}")
@@ -86,9 +90,11 @@ def digest(folder: Path) -> str:
     return found.hexdigest()
 
 
-def _start(root: Path, source: Path, target: str) -> "subprocess.Popen[bytes]":
+def _start(
+    root: Path, source: Path, target: str, *, model: str, task: str
+) -> "subprocess.Popen[bytes]":
     command = [
-        *(sys.executable, "-P", "-m", "bulk", "--model", "minilm", "--task", "embed"),
+        *(sys.executable, "-P", "-m", "bulk", "--model", model, "--task", task),
         *("--models", str(root / "models"), "--part-rows", str(_PART_ROWS)),
         *("--keep", "number", str(source), str(root / target)),
     ]
