@@ -1,10 +1,6 @@
-"""Keeps the answers of a job on disk, so that equal rows are computed once in bounded memory."""
+"""Holds answers as a job keeps and writes them."""
 
-import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,12 +9,6 @@ from backends.bulk.runner import BulkFailure, Outcome
 from backends.pipelines.ask import encode_result
 from backends.protocol import Task
 from backends.types import FloatArray
-from bulk.usage import BulkUsage
-
-# SQLite takes no more variables in a statement of older versions.
-_MOST_KEYS = 900
-_CACHE_KIB = 32 * 1024
-_SCHEMA = "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer BLOB NOT NULL)"
 
 
 class BulkAnswer(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -64,62 +54,3 @@ def answer_json(task: Task, answer: BulkAnswer) -> bytes:
     if task is Task.EMBED:
         return encode_result({"embedding": read_vector(answer.payload)})
     return answer.payload
-
-
-class AnswerStore:
-    """Keeps answers by their keys in a file, which `kill -9` leaves whole."""
-
-    def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path)
-        self._database.execute("PRAGMA journal_mode = WAL")
-        # What a finished part was written with must not be lost with the power.
-        self._database.execute("PRAGMA synchronous = FULL")
-        self._database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        self._database.execute(_SCHEMA)
-        self._encode = msgspec.msgpack.Encoder().encode
-        self._decode = msgspec.msgpack.Decoder(BulkAnswer).decode
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._database.close()
-
-    def find(self, keys: Iterable[bytes]) -> dict[bytes, BulkAnswer]:
-        """Return the answers that are kept under some of `keys`."""
-        wanted, found = list(keys), {}
-        for start in range(0, len(wanted), _MOST_KEYS):
-            some = wanted[start : start + _MOST_KEYS]
-            marks = ",".join("?" * len(some))
-            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608 - marks
-            for key, answer in self._database.execute(query, some):
-                found[key] = self._decode(answer)
-        return found
-
-    def usage(self) -> BulkUsage:
-        """Return what the answers that are kept took."""
-        computed = hit = rows = tokens = 0
-        for (encoded,) in self._database.execute("SELECT answer FROM answers"):
-            answer = self._decode(encoded)
-            if answer.code:
-                continue
-            if answer.is_shared:
-                hit += 1
-                continue
-            computed += 1
-            rows += answer.rows
-            tokens += answer.tokens
-        return BulkUsage(computed=computed, hit=hit, rows=rows, tokens=tokens)
-
-    def keep(self, answers: Mapping[bytes, BulkAnswer]) -> None:
-        """Keep answers: all of them, or none where the process ends meanwhile."""
-        rows: Sequence[tuple[bytes, bytes]] = [
-            (key, self._encode(answer)) for key, answer in answers.items()
-        ]
-        with self._database:
-            self._database.executemany("INSERT OR IGNORE INTO answers VALUES (?, ?)", rows)

@@ -14,7 +14,7 @@ from backends.bulk.runner import BulkRunner
 from backends.errors import BackendError, StartProblem
 from backends.settings import Provider
 from backends.telemetry.logs import configure_logging
-from bulk.answers import AnswerStore
+from bulk.answer_store import AnswerStore
 from bulk.columns import result_names
 from bulk.errors import BulkStopped
 from bulk.estimate import estimate
@@ -239,15 +239,14 @@ def run_job(
     options, inputs = manifest.options, manifest.inputs
     types = head_types(options, inputs) if options.format == "parquet" else {}
     output = OutputParts(folder, work.stage, options, inputs, types)
-    answers = work.path / "answers.db"
-    if output.has_parts and not answers.exists():
+    if output.has_parts and not AnswerStore.is_in(work.path):
         raise BulkStopped(
             f"`{folder.location}` has parts, and their answers are not in `{work.path}`: give the"
             " --work that the job was begun with, or name another folder"
         )
     output.begin(manifest)
     total = sum(map(count_rows, inputs))
-    with AnswerStore(answers) as store:
+    with AnswerStore(work.path) as store:
         run = BulkRun(
             runner=runner,
             options=options,

@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from backends.bulk.runner import BulkRunner
-from bulk.answers import AnswerStore
+from bulk.answer_store import AnswerStore
 from bulk.errors import BulkStopped, too_many_failed
 from bulk.items import key_prefix
 from bulk.options import Manifest, encoded_parameters, make_manifest
@@ -102,7 +102,7 @@ class PartRunner:
                 names={errors_name(f"{file:05}-{part:05}")},
             )
             # Only of this part: what ran before on this node would shape what is run together.
-            with AnswerStore(work.own / "answers.db") as store:
+            with AnswerStore(work.own) as store:
                 run = BulkRun(
                     runner=self._runner,
                     options=self._manifest.options,

@@ -9,7 +9,8 @@ import msgspec
 
 from backends.bulk.runner import BulkRunner, Outcome
 from backends.errors import BackendError
-from bulk.answers import AnswerStore, BulkAnswer, make_answer
+from bulk.answer_store import AnswerStore
+from bulk.answers import BulkAnswer, make_answer
 from bulk.errors import BulkStopped, too_many_failed
 from bulk.items import ItemReader, item_keys
 from bulk.options import BulkOptions

@@ -62,7 +62,14 @@ class ParquetWriter:
         self._task = task
         self._head_types = head_types
         self._schema = self._arrow.schema([*head_types.items(), *result_types(task).items()])
-        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd")
+        # The values of vectors do not repeat, and to find that out takes time.
+        repeating = [name for name in self._schema.names if name != "embedding"]
+        self._writer = parquet.ParquetWriter(
+            path,
+            self._schema,
+            compression="zstd",
+            use_dictionary=repeating if task is Task.EMBED else True,
+        )
         self._tables: list[Any] = []
 
     def write(self, heads: Sequence[Mapping[str, Any]], answers: Sequence[BulkAnswer]) -> None:
@@ -96,7 +103,7 @@ class ParquetWriter:
 
     def _flush(self) -> None:
         if self._tables:
-            self._writer.write_table(self._arrow.concat_tables(self._tables).combine_chunks())
+            self._writer.write_table(self._arrow.concat_tables(self._tables))
             self._tables = []
 
 

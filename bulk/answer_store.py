@@ -1,0 +1,208 @@
+"""Keeps the answers of a job on disk, so that equal rows are computed once in bounded memory.
+
+Answers are appended to a file, those of one call together. An index of SQLite tells where each is;
+it follows many answers at a time, in the order of their keys: written one by one, which come in no
+order, each would cost a page of the index. What it lacks after a crash is read from the file again.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from struct import Struct
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import msgspec
+import xxhash
+
+from bulk.answers import BulkAnswer
+from bulk.usage import BulkUsage
+
+# SQLite takes no more variables in a statement of older versions.
+_MOST_KEYS = 900
+_CACHE_KIB = 32 * 1024
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS places (
+    key BLOB PRIMARY KEY, start INTEGER NOT NULL, length INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS indexed (one INTEGER PRIMARY KEY CHECK (one = 1), until INTEGER);
+"""
+
+
+class _Head(NamedTuple):
+    """Comes before the answers of one call: their bytes, a digest of these, and their usage."""
+
+    size: int
+    digest: int
+    computed: int
+    hit: int
+    rows: int
+    tokens: int
+
+
+_HEAD = Struct("<6Q")
+# The bytes of a key and of its answer come before both.
+_SIZES = Struct("<II")
+
+Place = tuple[int, int]
+"""Where an answer begins in the file, and its bytes."""
+
+
+class AnswerStore:
+    """Keeps answers by their keys in a folder, which `kill -9` leaves whole.
+
+    One process has it at a time; what it keeps is on the disk when `keep` returns.
+    """
+
+    def __init__(self, folder: Path, *, most_recent: int = 65_536) -> None:
+        """Open what was kept; `most_recent` keys (15 MB) are in memory and not in the index."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(BulkAnswer).decode
+        self._index = sqlite3.connect(folder / "index.db")
+        self._index.execute("PRAGMA journal_mode = WAL")
+        # What it loses with the power is in the file.
+        self._index.execute("PRAGMA synchronous = NORMAL")
+        self._index.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        self._index.executescript(_SCHEMA)
+        self._file = os.open(folder / "answers", os.O_RDWR | os.O_CREAT, 0o600)
+        self._most_recent = most_recent
+        self._recent: dict[bytes, Place] = {}
+        self._end = 0
+        self._usage = BulkUsage()
+        self._recover()
+
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Return whether a job has kept answers in a folder."""
+        return (folder / "answers").exists()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._index.close()
+        os.close(self._file)
+
+    def find(self, keys: Iterable[bytes]) -> dict[bytes, BulkAnswer]:
+        """Return the answers that are kept under some of `keys`."""
+        places: list[tuple[Place, bytes]] = []
+        others = []
+        for key in keys:
+            place = self._recent.get(key)
+            if place is None:
+                others.append(key)
+            else:
+                places.append((place, key))
+        for start in range(0, len(others), _MOST_KEYS):
+            some = others[start : start + _MOST_KEYS]
+            marks = ",".join("?" * len(some))
+            query = f"SELECT key, start, length FROM places WHERE key IN ({marks})"  # noqa: S608 - marks
+            rows = self._index.execute(query, some)
+            places += [((first, length), key) for key, first, length in rows]
+        places.sort()
+        return {
+            key: self._decode(os.pread(self._file, length, first))
+            for (first, length), key in places
+        }
+
+    def usage(self) -> BulkUsage:
+        """Return what the answers that are kept took."""
+        return self._usage
+
+    def keep(self, answers: Mapping[bytes, BulkAnswer]) -> None:
+        """Keep answers of keys that have none: all, or none where the process ends meanwhile."""
+        if not answers:
+            return
+        encoded = {key: self._encode(answer) for key, answer in answers.items()}
+        pieces: list[bytes] = []
+        for key, answer in encoded.items():
+            pieces += (_SIZES.pack(len(key), len(answer)), key, answer)
+        body = b"".join(pieces)
+        usage = _usage_of(answers.values())
+        head = _Head(len(body), xxhash.xxh3_64_intdigest(body), *msgspec.structs.astuple(usage))
+        _write(self._file, _HEAD.pack(*head) + body, self._end)
+        os.fsync(self._file)
+        self._take(body, usage)
+
+    def _take(self, body: bytes, usage: BulkUsage) -> None:
+        """Note what is in the file from its present end on."""
+        start = self._end + _HEAD.size
+        for key, first, length in _places(body):
+            self._recent[key] = (start + first, length)
+        self._end = start + len(body)
+        self._usage += usage
+        if len(self._recent) >= self._most_recent:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Have the index know of all that is in the file."""
+        rows = sorted((key, *place) for key, place in self._recent.items())
+        with self._index:
+            self._index.executemany("INSERT OR IGNORE INTO places VALUES (?, ?, ?)", rows)
+            self._index.execute("INSERT OR REPLACE INTO indexed VALUES (1, ?)", (self._end,))
+        self._recent = {}
+
+    def _recover(self) -> None:
+        """Read what the index lacks, and drop what a crash has left incomplete."""
+        found = self._index.execute("SELECT until FROM indexed").fetchone()
+        until = found[0] if found else 0
+        size = os.fstat(self._file).st_size
+        if until > size:
+            # A disk that said it was written lost the end of the file.
+            with self._index:
+                self._index.execute("DELETE FROM places")
+                self._index.execute("DELETE FROM indexed")
+            until = 0
+        while (head := self._head()) is not None and self._end + _HEAD.size + head.size <= size:
+            usage = BulkUsage(
+                computed=head.computed, hit=head.hit, rows=head.rows, tokens=head.tokens
+            )
+            if self._end < until:
+                self._end += _HEAD.size + head.size
+                self._usage += usage
+                continue
+            body = os.pread(self._file, head.size, self._end + _HEAD.size)
+            if xxhash.xxh3_64_intdigest(body) != head.digest:
+                break
+            self._take(body, usage)
+        os.ftruncate(self._file, self._end)
+
+    def _head(self) -> _Head | None:
+        head = os.pread(self._file, _HEAD.size, self._end)
+        return _Head(*_HEAD.unpack(head)) if len(head) == _HEAD.size else None
+
+
+def _write(file: int, content: bytes, start: int) -> None:
+    left = memoryview(content)
+    while left:
+        done = os.pwrite(file, left, start)
+        left, start = left[done:], start + done
+
+
+def _places(body: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yield each key, where its answer begins, and the answer's bytes."""
+    at = 0
+    while at < len(body):
+        key_size, size = _SIZES.unpack_from(body, at)
+        first = at + _SIZES.size + key_size
+        yield body[at + _SIZES.size : first], first, size
+        at = first + size
+
+
+def _usage_of(answers: Iterable[BulkAnswer]) -> BulkUsage:
+    """Return what answers took; those that failed took nothing."""
+    hit = sum([1 for each in answers if each.is_shared and not each.code])
+    own = [each for each in answers if not (each.is_shared or each.code)]
+    return BulkUsage(
+        computed=len(own),
+        hit=hit,
+        rows=sum([each.rows for each in own]),
+        tokens=sum([each.tokens for each in own]),
+    )
