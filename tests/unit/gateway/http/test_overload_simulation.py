@@ -1,0 +1,110 @@
+"""Plays the rule of overload on a virtual clock, with requests that pass several iterations."""
+
+import random
+from collections import Counter, deque
+
+import pytest
+
+from gateway.http.overload import (
+    CALM,
+    Iteration,
+    Overload,
+    after_iteration,
+    is_beyond,
+    is_too_late,
+)
+from gateway.types import Criticality
+
+_TARGET = 0.05
+_DEADLINE = 1.0
+"""Seconds that callers wait."""
+_ITERATION = 0.0005
+"""Seconds of an iteration without requests."""
+_REFUSAL = 0.02
+"""What a refusal takes of the loop, as a share of what a request takes."""
+_PASSES = 4
+"""Iterations that a request passes; its work is in the second of them, as a miss's call is."""
+_CALM, _SPIKE = 2, 6
+"""Seconds of 0.6 of the capacity, and of the spike after them."""
+
+
+class Loop:
+    """An event loop whose requests hold it for `cost` seconds each; counts those in time."""
+
+    def __init__(self, *, cost: float, sheds: bool) -> None:
+        self.answered: Counter[int] = Counter()
+        """By the second in which they were due: those with their answer in time."""
+        self._cost = cost
+        self._sheds = sheds
+        self._now = 0.0
+        self._state: Overload = CALM
+        self._passing: deque[list[float]] = deque([] for _ in range(_PASSES))
+        """Admitted requests, by when they were due; a list for each iteration passed so far."""
+
+    def play(self, arrivals: list[float]) -> None:
+        """Let requests arrive at these times, and iterate until the last of them is answered."""
+        waiting = deque(arrivals)
+        while waiting or any(self._passing):
+            if not any(self._passing):
+                self._now = max(self._now, waiting[0])
+            read: list[float] = []
+            while waiting and waiting[0] <= self._now:
+                read.append(waiting.popleft())
+            self._iterate(read)
+
+    def _iterate(self, read: list[float]) -> None:
+        admitted: list[float] = []
+        for due in read:
+            if not self._refuses(len(admitted)):
+                admitted.append(due)
+        ending = self._passing.pop()
+        self._passing.appendleft(admitted)
+        refused = len(read) - len(admitted)
+        length = _ITERATION + (len(self._passing[1]) + _REFUSAL * refused) * self._cost
+        self._now += length
+        for due in ending:
+            self.answered[int(due)] += self._now - due <= _DEADLINE
+        latest = Iteration(
+            length=length, requests=len(read), admitted=len(admitted), ended=self._now
+        )
+        self._state = after_iteration(self._state, latest, target=_TARGET)
+
+    def _refuses(self, admitted: int) -> bool:
+        if not self._sheds or self._now >= self._state.sheds_until:
+            return False
+        criticality = Criticality.DEFAULT
+        return is_too_late(self._state, _DEADLINE, target=_TARGET) or is_beyond(
+            self._state, criticality, admitted=admitted, target=_TARGET
+        )
+
+
+def play_spike(*, cost: float, times: float, sheds: bool, seed: int = 1) -> Loop:
+    """Offer 0.6 of the capacity, then so many times the capacity."""
+    chooser, now, arrivals = random.Random(seed), 0.0, []
+    while now < _CALM + _SPIKE:
+        now += chooser.expovariate((0.6 if now < _CALM else times) / cost)
+        arrivals.append(now)
+    loop = Loop(cost=cost, sheds=sheds)
+    loop.play(arrivals)
+    return loop
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("times", [1.5, 6.0, 12.0])
+@pytest.mark.parametrize("cost", [0.001, 0.004, 0.016])
+def test_a_worker_answers_in_time_what_refusals_leave_it(
+    cost: float, times: float, seed: int
+) -> None:
+    """In every second of a spike but the first two, in which the overload is noticed."""
+    loop = play_spike(cost=cost, times=times, sheds=True, seed=seed)
+
+    reached = [loop.answered[second] * cost for second in range(_CALM + 2, _CALM + _SPIKE)]
+    left = 1.0 - _REFUSAL * (times - 1.0)
+    assert min(reached) >= 0.9 * left
+
+
+@pytest.mark.parametrize("cost", [0.001, 0.004, 0.016])
+def test_a_worker_that_refuses_nothing_answers_nobody_in_time(cost: float) -> None:
+    loop = play_spike(cost=cost, times=6.0, sheds=False)
+
+    assert not any(loop.answered[second] for second in range(_CALM + 2, _CALM + _SPIKE))
