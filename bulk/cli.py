@@ -18,6 +18,7 @@ from bulk.answer_store import AnswerStore
 from bulk.columns import result_names
 from bulk.errors import BulkStopped
 from bulk.estimate import estimate
+from bulk.garbage import tuned_gc
 from bulk.items import key_prefix
 from bulk.options import (
     BulkOptions,
@@ -246,7 +247,7 @@ def run_job(
         )
     output.begin(manifest)
     total = sum(map(count_rows, inputs))
-    with AnswerStore(work.path) as store:
+    with AnswerStore(work.path) as store, tuned_gc():
         run = BulkRun(
             runner=runner,
             options=options,

@@ -19,6 +19,7 @@ import msgspec
 from backends.bulk.runner import BulkRunner
 from bulk.answer_store import AnswerStore
 from bulk.errors import BulkStopped, too_many_failed
+from bulk.garbage import tune_gc
 from bulk.items import key_prefix
 from bulk.options import Manifest, encoded_parameters, make_manifest
 from bulk.output import WORK, OutputParts, errors_name
@@ -81,6 +82,7 @@ class PartRunner:
                 )
         encoded = encoded_parameters(self._runner.parameters)
         self._prefix = key_prefix(info, options, encoded, secret=b"", scope="bulk", epoch="")
+        tune_gc()
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Run parts; return how many rows each has, and how many of them failed."""
