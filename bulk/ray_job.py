@@ -127,7 +127,7 @@ class _WorkSpace:
     """Makes folders for one part: of the node, and beside a local output, where files are moved."""
 
     def __init__(self, location: str) -> None:
-        # SQLite does not work on every file system that nodes share.
+        # Answers are kept for this part alone, and no other node reads them.
         self.own = Path(tempfile.mkdtemp(prefix="sluicegate-bulk-"))
         self.stage = self.own if is_remote(location) else Path(location) / WORK / uuid4().hex
 
@@ -227,7 +227,12 @@ class RayRun:
                 "location": self._folder.location,
                 "settings": options.settings,
             },
-            **actor_options(threads=options.threads, gpus=options.gpus, actors=options.actors),
+            **actor_options(
+                threads=options.threads,
+                gpus=options.gpus,
+                actors=options.actors,
+                most=len(left),
+            ),
         )
         try:
             yield from stage.iter_rows()
