@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	chaos arena check-compose sbom pin-images arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
-	chaos-idempotency bench-dispatch parity clean bench-bulk chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
+	chaos-idempotency bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -143,6 +143,9 @@ bench-dispatch: install-dev ## Measure the gateway's processor time for each mis
 
 bench-bulk: install-dev ## Measure a bulk job beside bare sessions on the same batches; ARGS="--rows 1000000"
 	$(BIN)/python -m loadtests bulk $(ARGS)
+
+bench-bulk-ray: .venv-ray/.installed ## Measure a bulk job on a Ray cluster of one node beside the plain command (12 minutes)
+	.venv-ray/bin/python -P -m loadtests.bulk_ray $(ARGS)
 
 bench-pipeline: install-dev ## Measure each process's processor time for each missed item, with a model that takes none
 	$(BIN)/python -m loadtests pipeline $(ARGS)

@@ -1,12 +1,10 @@
 """Keeps the answers of a job on disk, so that equal rows are computed once in bounded memory.
 
-Answers are appended to a file, those of one call together. An index of SQLite tells where each is;
-it follows many answers at a time, in the order of their keys: written one by one, which come in no
-order, each would cost a page of the index. What it lacks after a crash is read from the file again.
+Answers are appended to a file, those of one call together. An index tells where each is; it follows
+many answers at a time. What it lacks after a crash is read from the file again.
 """
 
 import os
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
@@ -16,18 +14,9 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
+from bulk.answer_index import AnswerIndex, Place
 from bulk.answers import BulkAnswer
 from bulk.usage import BulkUsage
-
-# SQLite takes no more variables in a statement of older versions.
-_MOST_KEYS = 900
-_CACHE_KIB = 32 * 1024
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS places (
-    key BLOB PRIMARY KEY, start INTEGER NOT NULL, length INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS indexed (one INTEGER PRIMARY KEY CHECK (one = 1), until INTEGER);
-"""
 
 
 class _Head(NamedTuple):
@@ -45,9 +34,6 @@ _HEAD = Struct("<6Q")
 # The bytes of a key and of its answer come before both.
 _SIZES = Struct("<II")
 
-Place = tuple[int, int]
-"""Where an answer begins in the file, and its bytes."""
-
 
 class AnswerStore:
     """Keeps answers by their keys in a folder, which `kill -9` leaves whole.
@@ -60,13 +46,8 @@ class AnswerStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._encode = msgspec.msgpack.Encoder().encode
         self._decode = msgspec.msgpack.Decoder(BulkAnswer).decode
-        self._index = sqlite3.connect(folder / "index.db")
-        self._index.execute("PRAGMA journal_mode = WAL")
-        # What it loses with the power is in the file.
-        self._index.execute("PRAGMA synchronous = NORMAL")
-        self._index.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-        self._index.executescript(_SCHEMA)
         self._file = os.open(folder / "answers", os.O_RDWR | os.O_CREAT, 0o600)
+        self._index = AnswerIndex(folder, size=os.fstat(self._file).st_size)
         self._most_recent = most_recent
         self._recent: dict[bytes, Place] = {}
         self._end = 0
@@ -87,7 +68,6 @@ class AnswerStore:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._index.close()
         os.close(self._file)
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, BulkAnswer]:
@@ -100,17 +80,15 @@ class AnswerStore:
                 others.append(key)
             else:
                 places.append((place, key))
-        for start in range(0, len(others), _MOST_KEYS):
-            some = others[start : start + _MOST_KEYS]
-            marks = ",".join("?" * len(some))
-            query = f"SELECT key, start, length FROM places WHERE key IN ({marks})"  # noqa: S608 - marks
-            rows = self._index.execute(query, some)
-            places += [((first, length), key) for key, first, length in rows]
+        places += [(place, key) for key, place in self._index.find(others)]
         places.sort()
-        return {
-            key: self._decode(os.pread(self._file, length, first))
-            for (first, length), key in places
-        }
+        found = {}
+        for (first, length), key in places:
+            content = os.pread(self._file, len(key) + length, first - len(key))
+            # Another key may have the number in the index that this has.
+            if content.startswith(key):
+                found[key] = self._decode(memoryview(content)[len(key) :])
+        return found
 
     def usage(self) -> BulkUsage:
         """Return what the answers that are kept took."""
@@ -143,23 +121,13 @@ class AnswerStore:
 
     def _follow(self) -> None:
         """Have the index know of all that is in the file."""
-        rows = sorted((key, *place) for key, place in self._recent.items())
-        with self._index:
-            self._index.executemany("INSERT OR IGNORE INTO places VALUES (?, ?, ?)", rows)
-            self._index.execute("INSERT OR REPLACE INTO indexed VALUES (1, ?)", (self._end,))
+        self._index.add(self._recent, self._end)
         self._recent = {}
 
     def _recover(self) -> None:
         """Read what the index lacks, and drop what a crash has left incomplete."""
-        found = self._index.execute("SELECT until FROM indexed").fetchone()
-        until = found[0] if found else 0
+        until = self._index.until
         size = os.fstat(self._file).st_size
-        if until > size:
-            # A disk that said it was written lost the end of the file.
-            with self._index:
-                self._index.execute("DELETE FROM places")
-                self._index.execute("DELETE FROM indexed")
-            until = 0
         while (head := self._head()) is not None and self._end + _HEAD.size + head.size <= size:
             usage = BulkUsage(
                 computed=head.computed, hit=head.hit, rows=head.rows, tokens=head.tokens

@@ -1,6 +1,5 @@
 """Defines `sluicegate bulk`: answers for the rows of files, by a model in this process."""
 
-import sqlite3
 import sys
 import time
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from bulk.answer_store import AnswerStore
 from bulk.columns import result_names
 from bulk.errors import BulkStopped
 from bulk.estimate import estimate
+from bulk.garbage import tuned_gc
 from bulk.items import key_prefix
 from bulk.options import (
     BulkOptions,
@@ -110,8 +110,8 @@ def main(inputs: tuple[str, ...], output: str, **given: Any) -> None:
     configure_logging()
     try:
         _run_and_report(inputs, output, given)
-    except (BulkStopped, StartProblem, BackendError, OSError, sqlite3.Error) as error:
-        # The last two: a disk is full, or a network is down.
+    except (BulkStopped, StartProblem, BackendError, OSError) as error:
+        # The last: a disk is full, or a network is down.
         click.echo(f"sluicegate bulk: {error}", err=True)
         sys.exit(_WRONG if isinstance(error, StartProblem) else _STOPPED)
     except KeyboardInterrupt:
@@ -246,7 +246,7 @@ def run_job(
         )
     output.begin(manifest)
     total = sum(map(count_rows, inputs))
-    with AnswerStore(work.path) as store:
+    with AnswerStore(work.path) as store, tuned_gc():
         run = BulkRun(
             runner=runner,
             options=options,

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bulk.errors import BulkStopped
@@ -32,8 +33,10 @@ def connect(address: str) -> None:
         BulkStopped: there is no cluster.
     """
     ray = import_ray()
+    # Of a cluster that this process starts: nobody looks at a dashboard that ends with the job.
+    own = {"include_dashboard": False} if address == "local" else {}
     try:
-        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise BulkStopped(f"--ray: no cluster answers at `{address}`: {reason}") from None
@@ -42,9 +45,38 @@ def connect(address: str) -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
-def actor_options(*, threads: int, gpus: float, actors: int) -> dict[str, Any]:
-    """Return what Ray Data is told of a stage's actors; `actors` of 0 are as many as have room."""
+def actor_options(
+    *, threads: int, gpus: float, actors: int, most: int | None = None
+) -> dict[str, Any]:
+    """Return what Ray Data is told of a stage's actors; `actors` of 0 are as many as have room.
+
+    Those that have room now are started at once, but no more than `most`: Ray Data would add them
+    one after the other.
+    """
     pool = import_ray("ray.data").ActorPoolStrategy
-    compute = pool(size=actors) if actors else pool(min_size=1, max_size=None)
+    if actors:
+        compute = pool(size=actors)
+    else:
+        room = _room(threads=threads, gpus=gpus)
+        room = room if most is None else min(room, most)
+        compute = pool(min_size=1, max_size=None, initial_size=room)
     options: dict[str, Any] = {"compute": compute, "num_cpus": threads}
     return options | ({"num_gpus": gpus} if gpus else {})
+
+
+def _room(*, threads: int, gpus: float) -> int:
+    """Return how many actors have room on the nodes that there are; at least 1."""
+    ray = import_ray()
+    if not ray.is_initialized():
+        return 1
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return max(1, actors_with_room(nodes, threads=threads, gpus=gpus))
+
+
+def actors_with_room(nodes: Sequence[Mapping[str, float]], *, threads: int, gpus: float = 0) -> int:
+    """Return how many actors nodes with such resources hold, as Ray names them."""
+    rooms = [int(node.get("CPU", 0) // threads) for node in nodes]
+    if gpus:
+        of_gpus = [int(node.get("GPU", 0) / gpus) for node in nodes]
+        rooms = list(map(min, rooms, of_gpus))
+    return sum(rooms)

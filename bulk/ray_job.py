@@ -19,6 +19,7 @@ import msgspec
 from backends.bulk.runner import BulkRunner
 from bulk.answer_store import AnswerStore
 from bulk.errors import BulkStopped, too_many_failed
+from bulk.garbage import tune_gc
 from bulk.items import key_prefix
 from bulk.options import Manifest, encoded_parameters, make_manifest
 from bulk.output import WORK, OutputParts, errors_name
@@ -81,6 +82,7 @@ class PartRunner:
                 )
         encoded = encoded_parameters(self._runner.parameters)
         self._prefix = key_prefix(info, options, encoded, secret=b"", scope="bulk", epoch="")
+        tune_gc()
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
         """Run parts; return how many rows each has, and how many of them failed."""
@@ -125,7 +127,7 @@ class _WorkSpace:
     """Makes folders for one part: of the node, and beside a local output, where files are moved."""
 
     def __init__(self, location: str) -> None:
-        # SQLite does not work on every file system that nodes share.
+        # Answers are kept for this part alone, and no other node reads them.
         self.own = Path(tempfile.mkdtemp(prefix="sluicegate-bulk-"))
         self.stage = self.own if is_remote(location) else Path(location) / WORK / uuid4().hex
 
@@ -225,7 +227,12 @@ class RayRun:
                 "location": self._folder.location,
                 "settings": options.settings,
             },
-            **actor_options(threads=options.threads, gpus=options.gpus, actors=options.actors),
+            **actor_options(
+                threads=options.threads,
+                gpus=options.gpus,
+                actors=options.actors,
+                most=len(left),
+            ),
         )
         try:
             yield from stage.iter_rows()

@@ -9,6 +9,7 @@ from backends.protocol import Task
 from bulk.answers import BulkAnswer, make_answer
 from bulk.columns import result_arrays, result_types
 from bulk.errors import BulkStopped
+from bulk.garbage import tune_gc
 from bulk.items import ItemReader, item_keys, key_prefix
 from bulk.options import BulkOptions, default_columns, encoded_parameters
 from bulk.places import import_pyarrow
@@ -37,6 +38,7 @@ class StageActor:
         self._prefix = key_prefix(
             self._runner.info, options, encoded, secret=b"", scope="bulk", epoch=""
         )
+        tune_gc()
 
     def __call__(self, table: Any) -> Any:
         """Return the table with the columns of the answers, equal rows answered once."""

@@ -94,9 +94,10 @@ def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -
 @click.option("--rows", default=30_000, show_default=True, help="Texts of all rounds together.")
 @click.option("--rounds", default=3, show_default=True, help="Turns of each; the median counts.")
 @click.option("--bare-share", default=1.0, show_default=True, help="Of texts for bare sessions.")
-def bulk_command(*, rows: int, rounds: int, bare_share: float) -> None:
+@click.option("--without-model", is_flag=True, help="Measure all that is beside the model.")
+def bulk_command(*, rows: int, rounds: int, bare_share: float, without_model: bool) -> None:
     """Measure a bulk job beside bare sessions."""
-    bulk.measure(rows=rows, rounds=rounds, bare_share=bare_share)
+    bulk.measure(rows=rows, rounds=rounds, bare_share=bare_share, without_model=without_model)
 
 
 @main.command("chaos-bulk")

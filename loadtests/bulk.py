@@ -1,7 +1,8 @@
 """Measures a bulk job beside bare sessions that run the same batches, in turns.
 
 Both sides tokenize, sort and pad in parts of 2,048 texts; a bulk job also reads Parquet, looks up
-what is equal, keeps answers and writes Parquet.
+what is equal, keeps answers and writes Parquet. Each round is a job of its own, whose texts alone
+are in memory: others would be traversed by every garbage collection.
 """
 
 import os
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,53 +34,102 @@ from loadtests.padded import write_padded
 from loadtests.workload import sentences
 
 _MODEL, _ROWS_TOGETHER, _BATCH, _BATCH_TOKENS = "minilm", 2048, 16, 4096
+_NO_MODEL: dict[str, Any] = {"provider": "paced", "paced_base": 0.0, "paced_token": 0.0}
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a text took: seconds of processors and of the clock, and the memory afterwards."""
+    """Holds what texts took, and the memory afterwards.
 
+    `processor` is of this process, `idle` and `stolen` of all cores; the rest of their time went to
+    other processes and to the kernel's own threads.
+    """
+
+    texts: int
     processor: float
     wall: float
+    idle: float
+    stolen: float
     resident_mib: float
 
+    def __add__(self, other: "Spent") -> "Spent":
+        return Spent(
+            texts=self.texts + other.texts,
+            processor=self.processor + other.processor,
+            wall=self.wall + other.wall,
+            idle=self.idle + other.idle,
+            stolen=self.stolen + other.stolen,
+            resident_mib=other.resident_mib,
+        )
 
-def measure(*, rows: int, rounds: int, bare_share: float) -> None:
+    @property
+    def rate(self) -> float:
+        """Texts a second."""
+        return self.texts / self.wall
+
+    @property
+    def cost(self) -> float:
+        """Seconds of processors a text."""
+        return self.processor / self.texts
+
+    def share(self, seconds: float) -> float:
+        """Return what seconds are of the time of all cores."""
+        return seconds / (self.wall * (os.cpu_count() or 1))
+
+    @property
+    def others(self) -> float:
+        """Return the seconds of cores that others had."""
+        cores = self.wall * (os.cpu_count() or 1)
+        return max(0.0, cores - self.processor - self.idle - self.stolen)
+
+
+def measure(*, rows: int, rounds: int, bare_share: float, without_model: bool) -> None:
     """Measure bare sessions over two forms of the graph, and a bulk job, on the same texts.
 
-    The sessions run a share of each round's texts, which are in no order.
+    The sessions run a share of each round's texts, which are in no order: half of it before the
+    job and half of it after. Without a model, no side runs its sessions.
     """
-    texts = sentences(rows, seed=4)
     size = rows // rounds
     spent: dict[str, list[Spent]] = {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         build_demo_models(root / "models", print)
         model = root / "models" / _MODEL / "1"
-        forms = {"served": model / "model.onnx", "padded": write_padded(root / "padded.onnx")}
+        forms = {"served": model / "model.onnx"}
+        if not without_model:
+            forms["padded"] = write_padded(root / "padded.onnx")
         bare = {
-            f"bare session, {form}": BareSessions(graph, model / "tokenizer.json")
+            f"bare session, {form}": BareSessions(
+                graph, model / "tokenizer.json", without_model=without_model
+            )
             for form, graph in forms.items()
         }
-        with BulkRunner(root / "models", model=_MODEL, task="embed") as runner:
+        settings = _NO_MODEL if without_model else {}
+        with BulkRunner(root / "models", model=_MODEL, task="embed", **settings) as runner:
             for number in range(rounds):
-                own = texts[number * size :][:size]
-                part = own[: max(1, round(bare_share * size))]
-                for what, sessions in bare.items():
-                    spent.setdefault(what, []).append(
-                        _spent(lambda s=sessions, t=part: s.run(t), len(part))  # type: ignore[misc]
-                    )
+                own = sentences(size, seed=4 + number)
+                middle = max(1, round(bare_share * size / 2))
+                before = _run_bare(bare, own[:middle])
                 source = _write_input(root / f"in-{number}.parquet", own)
-                run = _bulk_job(runner, source, root / f"out-{number}")
-                done = _spent(run, size)
+                done = _spent(_bulk_job(runner, source, root / f"out-{number}"), size)
+                after = _run_bare(bare, own[middle : 2 * middle])
+                for what in bare:
+                    spent.setdefault(what, []).append(before[what] + after[what])
                 spent.setdefault("sluicegate bulk", []).append(done)
-                print(f"round {number + 1} of {rounds}: {1 / done.wall:,.0f} texts/s", flush=True)
+                print(f"round {number + 1} of {rounds}: {done.rate:,.0f} texts/s", flush=True)
     _show(spent, size)
+
+
+def _run_bare(bare: dict[str, "BareSessions"], texts: list[str]) -> dict[str, Spent]:
+    return {
+        what: _spent(partial(sessions.run, texts), len(texts)) for what, sessions in bare.items()
+    }
 
 
 class BareSessions:
     """Runs a graph alone: a one-thread session for each core, batches longest first."""
 
-    def __init__(self, graph: Path, tokenizer: Path) -> None:
+    def __init__(self, graph: Path, tokenizer: Path, *, without_model: bool = False) -> None:
+        self._runs_model = not without_model
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
 
@@ -102,7 +153,8 @@ class BareSessions:
 
         def run(batch: dict[str, np.ndarray[Any, Any]]) -> None:
             session = free.pop()
-            session.run(["pooled"], batch)
+            if self._runs_model:
+                session.run(["pooled"], batch)
             free.append(session)
 
         with ThreadPoolExecutor(len(self._sessions)) as pool:
@@ -150,35 +202,51 @@ def _write_input(path: Path, texts: list[str]) -> Path:
 
 
 def _spent(run: Callable[[], None], texts: int) -> Spent:
-    before, started = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
+    cores, before = _core_times(), resource.getrusage(resource.RUSAGE_SELF)
+    started = time.perf_counter()
     run()
     wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
+    idle, stolen = (now - then for now, then in zip(_core_times(), cores, strict=True))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return Spent(
-        processor=(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / texts,
-        wall=wall / texts,
+        texts=texts,
+        processor=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        wall=wall,
+        idle=idle,
+        stolen=stolen,
         resident_mib=pages * resource.getpagesize() / 2**20,
     )
+
+
+def _core_times() -> tuple[float, float]:
+    """Return the seconds that cores were idle, also for a disk, and that a hypervisor had them."""
+    fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (int(fields[4]) + int(fields[5])) / ticks, int(fields[8]) / ticks
 
 
 def _show(spent: dict[str, list[Spent]], size: int) -> None:
     machine = this_machine()
     print(f"\n## Bulk: {size:,} texts a round, {machine.cpu}, {machine.cores} cores\n")
-    print("| what | texts/s | of the bare session | µs of processors a text | of it | MiB |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| what | texts/s | of the bare session | µs of processors a text | of it"
+        " | cores idle | had by others | stolen | MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
     *bare, bulk = spent
-    quickest = min(bare, key=lambda what: median(each.wall for each in spent[what]))
+    best = spent[max(bare, key=lambda what: median([each.rate for each in spent[what]]))]
     for what in (*bare, bulk):
-        wall = [b.wall / each.wall for each, b in zip(spent[what], spent[quickest], strict=True)]
-        processor = [
-            b.processor / each.processor
-            for each, b in zip(spent[what], spent[quickest], strict=True)
-        ]
-        rate = 1 / median(each.wall for each in spent[what])
-        cost = median(each.processor for each in spent[what]) * 1e6
+        own = spent[what]
+        rate = median([each.rate / b.rate for each, b in zip(own, best, strict=True)])
+        cost = median([b.cost / each.cost for each, b in zip(own, best, strict=True)])
+        total = own[0]
+        for each in own[1:]:
+            total += each
+        shares = [total.share(each) for each in (total.idle, total.others, total.stolen)]
         print(
-            f"| {what} | {rate:,.0f} | {median(wall):.3f} | {cost:,.0f} | {median(processor):.3f}"
-            f" | {spent[what][-1].resident_mib:,.0f} |"
+            f"| {what} | {median([each.rate for each in own]):,.0f} | {rate:.3f}"
+            f" | {median([each.cost for each in own]) * 1e6:,.1f} | {cost:.3f}"
+            f" | {' | '.join(f'{share:.1%}' for share in shares)} | {own[-1].resident_mib:,.0f} |"
         )
     memory = ", ".join(f"{each.resident_mib:,.0f}" for each in spent[bulk])
     print(f"\nResident MiB after each round of the bulk job: {memory}")

@@ -10,11 +10,11 @@ _STORE_BYTES = 100 << 20
 
 
 class RayCluster:
-    """Holds a head without processors for work, and nodes with one each."""
+    """Holds a head, which has no processors for work unless told, and nodes with one each."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, *, head_cores: int = 0) -> None:
         utilities = import_ray("ray.cluster_utils")
-        head = {"num_cpus": 0, "object_store_memory": _STORE_BYTES}
+        head = {"num_cpus": head_cores, "object_store_memory": _STORE_BYTES}
         self._cluster: Any = utilities.Cluster(initialize_head=True, head_node_args=head)
         self._nodes = [self._add() for _ in range(nodes)]
 
@@ -36,9 +36,9 @@ class RayCluster:
 
 
 @contextmanager
-def running_cluster(nodes: int) -> Iterator[RayCluster]:
+def running_cluster(nodes: int, *, head_cores: int = 0) -> Iterator[RayCluster]:
     """Start a cluster, and end it."""
-    cluster = RayCluster(nodes)
+    cluster = RayCluster(nodes, head_cores=head_cores)
     try:
         yield cluster
     finally:

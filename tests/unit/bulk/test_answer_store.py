@@ -76,3 +76,15 @@ def test_failures_and_answers_of_a_cache_are_counted_apart(tmp_path: Path) -> No
         )
 
         assert store.usage() == BulkUsage(computed=1, hit=1, rows=2, tokens=7)
+
+
+def test_keys_that_end_alike_have_their_own_answers(tmp_path: Path) -> None:
+    """The index has only the end of a key."""
+    one, two, three = (each + b"-" * 23 for each in (b"1", b"2", b"3"))
+    with AnswerStore(tmp_path, most_recent=2) as store:
+        store.keep({one: BulkAnswer(payload=b"1"), two: BulkAnswer(payload=b"2")})
+
+        assert store.find([two, one, three]) == {
+            one: BulkAnswer(payload=b"1"),
+            two: BulkAnswer(payload=b"2"),
+        }

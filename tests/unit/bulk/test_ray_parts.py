@@ -17,7 +17,7 @@ from bulk.options import BulkOptions, Manifest, make_manifest
 from bulk.output import ERRORS, MANIFEST, WORK, OutputParts
 from bulk.places import OutputFolder, find_inputs
 from bulk.progress import ProgressReport
-from bulk.ray_import import connect
+from bulk.ray_import import actors_with_room, connect
 from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
 from bulk.ray_stage import ERROR, StageActor
 from bulk.usage import BulkUsage
@@ -161,3 +161,12 @@ def test_without_ray_the_command_says_what_to_install() -> None:
         pytest.skip("Ray is installed")
     with pytest.raises(BulkStopped, match="pip install"):
         connect("auto")
+
+
+def test_as_many_actors_start_as_have_room_on_the_nodes() -> None:
+    nodes = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 3.0, "GPU": 2.0}, {"memory": 1.0}]
+
+    assert actors_with_room(nodes, threads=1) == 7
+    assert actors_with_room(nodes, threads=2) == 3
+    assert actors_with_room(nodes, threads=1, gpus=0.5) == 5
+    assert actors_with_room([], threads=1) == 0

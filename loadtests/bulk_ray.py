@@ -1,0 +1,139 @@
+"""Measures a bulk job on a Ray cluster of one node beside the plain command, in turns.
+
+Runs in an environment that has Ray: `make bench-bulk-ray`. Both have the same cores, rows and
+parts, and no two rows are equal.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import linear_regression, median
+
+import click
+import msgspec
+
+from backends.model_tools.demo.build import build_demo_models
+from bulk.places import import_pyarrow
+from loadtests.harness.process_times import ProcessTimes
+from loadtests.machine import this_machine
+from loadtests.ray_cluster import running_cluster
+from loadtests.workload import sentences
+
+_ENDS_WITHIN = 3600.0
+
+
+class JobRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds how fast a job was: in all, and while it ran.
+
+    `steady` and `processor` are those of rows while parts were finished: rows a second, and seconds
+    of processors of all processes a row. `whole` and `whole_processor` count starting, too.
+    """
+
+    steady: float
+    processor: float
+    whole: float
+    whole_processor: float
+    first_part: float
+
+
+@click.command()
+@click.option("--rows", default=160_000, show_default=True, help="Rows of a job.")
+@click.option("--part-rows", default=8192, show_default=True, help="Rows of a part.")
+@click.option("--rounds", default=3, show_default=True, help="Jobs of each kind.")
+@click.option("--model", default="minilm", show_default=True, help="A demo model.")
+@click.option("--task", default="embed", show_default=True, help="Of the model.")
+@click.option("--provider", default="cpu", show_default=True, help="`paced`: one that takes none.")
+def main(*, rows: int, part_rows: int, rounds: int, model: str, task: str, provider: str) -> None:
+    """Run jobs of both kinds in turns, and print their rates."""
+    if provider == "paced":
+        os.environ |= {f"SLUICEGATE_BACKEND_PACED_{name}": "0" for name in ("BASE", "TOKEN")}
+    # Ray gives way to all else on a machine where the plain command does not.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    rates: dict[str, list[JobRate]] = {"plain": [], "ray": []}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        build_demo_models(root / "models", print)
+        _write_input(root / "in.parquet", rows)
+        command = [
+            *(sys.executable, "-P", "-m", "bulk", "--models", str(root / "models")),
+            *("--model", model, "--task", task, "--part-rows", str(part_rows)),
+            *("--provider", provider, str(root / "in.parquet")),
+        ]
+        for number in range(rounds):
+            for kind, own in rates.items():
+                output = root / f"{kind}-{number}"
+                with _cluster(kind) as more:
+                    found = _run_job([*command, str(output), *more], output, rows, part_rows)
+                own.append(found)
+                print(f"round {number + 1}, {kind}: {_shown(found)}", flush=True)
+    _show(rates)
+
+
+@contextmanager
+def _cluster(kind: str) -> Iterator[list[str]]:
+    """Start a cluster of one node, where the kind of job needs it; yield the job's options."""
+    if kind == "plain":
+        yield []
+        return
+    started = time.monotonic()
+    with running_cluster(0, head_cores=os.cpu_count() or 1) as cluster:
+        print(f"the cluster is there after {time.monotonic() - started:.1f} s", flush=True)
+        yield ["--ray", cluster.address]
+
+
+def _write_input(path: Path, rows: int) -> None:
+    arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
+    parquet.write_table(arrow.table({"text": sentences(rows, seed=4)}), path, row_group_size=65_536)
+
+
+def _run_job(command: list[str], output: Path, rows: int, part_rows: int) -> JobRate:
+    """Run a job, and read its rate off the times at which its parts appeared."""
+    began = time.time()
+    with ProcessTimes(os.getpid(), without={os.getpid()}) as times:
+        if subprocess.run(command, timeout=_ENDS_WITHIN, check=False).returncode != 0:
+            sys.exit("the job failed")
+        whole = time.time() - began
+    ends = sorted(path.stat().st_mtime for path in output.glob("part-*"))
+    done = [float(min(rows, part_rows * number)) for number in range(1, len(ends) + 1)]
+    return JobRate(
+        steady=linear_regression(ends, done).slope,
+        processor=linear_regression(done, [times.until(end) for end in ends]).slope,
+        whole=rows / whole,
+        whole_processor=times.until(began + whole) / rows,
+        first_part=ends[0] - began,
+    )
+
+
+def _shown(rate: JobRate) -> str:
+    return (
+        f"while parts were finished {rate.steady:,.0f} rows/s,"
+        f" {rate.processor * 1e6:,.0f} µs of processors a row;"
+        f" with its start {rate.whole:,.0f} and {rate.whole_processor * 1e6:,.0f};"
+        f" first part after {rate.first_part:.1f} s"
+    )
+
+
+def _show(rates: dict[str, list[JobRate]]) -> None:
+    machine = this_machine()
+    print(f"\n## One node of Ray beside the plain command, {machine.cpu}, {machine.cores} cores\n")
+    print("| what | rows/s | of plain | µs of processors a row | of plain | first part |")
+    print("|---|---|---|---|---|---|")
+    for kind, own in rates.items():
+        pairs = list(zip(own, rates["plain"], strict=True))
+        steady = median([each.steady / plain.steady for each, plain in pairs])
+        processor = median([plain.processor / each.processor for each, plain in pairs])
+        rate, cost = median([e.steady for e in own]), median([e.processor for e in own])
+        first = median([each.first_part for each in own])
+        print(
+            f"| {kind} | {rate:,.0f} | {steady:.3f} | {cost * 1e6:,.0f} | {processor:.3f}"
+            f" | {first:.1f} s |"
+        )
+
+
+if __name__ == "__main__":
+    main()

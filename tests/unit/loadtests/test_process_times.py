@@ -1,0 +1,27 @@
+"""Processor time of a process and of those that it starts."""
+
+import os
+import subprocess
+import sys
+
+from loadtests.harness.process_times import ProcessTimes, descendants
+
+_BUSY = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
+
+# Less than that by a few ticks of the clock in which processes are accounted.
+_SPENT = 0.25
+
+
+def test_time_of_processes_that_were_started_is_counted() -> None:
+    with ProcessTimes(os.getpid(), without={os.getpid()}) as times:
+        command = [sys.executable, "-c", _BUSY]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = descendants(os.getpid())
+        times.sample()
+        child.communicate(b"\n")
+
+    assert found[child.pid] >= _SPENT
+    assert times.until(float("inf")) >= _SPENT
+    assert times.until(0.0) <= times.until(float("inf"))
