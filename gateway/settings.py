@@ -122,7 +122,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The same for backends of `sluicegate up`."""
     fast_lane: bool = True
     """Whether a worker answers requests that need no waiting in its HTTP protocol."""
-    max_loop_delay: _Duration = 0.0
+    max_loop_delay: _Duration = 0.5
     """Seconds of an event-loop iteration above which a worker sheds load; 0: never."""
     shutdown_delay: _Duration = 5.0
     """Seconds that a stopping process keeps serving while its readiness fails."""

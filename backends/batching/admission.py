@@ -4,6 +4,8 @@ An item may submit its rows in several steps, and a request its items. The reser
 them: work that is admitted later does not take its place.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from backends.batching.fair_queue import BULK, FlowKey
@@ -44,8 +46,18 @@ class Admission:
     which worker threads call; these write queue and meter meanwhile.
     """
 
-    def __init__(self, *, name: str, queue: RowQueue, meter: Meter, margin: LatenessMargin) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        queue: RowQueue,
+        meter: Meter,
+        margin: LatenessMargin,
+        competing: Callable[[float], float] = lambda _: 0.0,
+    ) -> None:
+        """`competing` returns what other models do on the device beside so many seconds of this."""
         self.name = name
+        self._competing = competing
         self._queue = queue
         self._meter = meter
         self._margin = margin
@@ -61,6 +73,11 @@ class Admission:
         Bulk rows wait behind what comes later, and in pauses: they tell callers nothing.
         """
         return (self._queue.interactive_seconds + self.incoming) / self._meter.pace
+
+    def pending(self) -> float:
+        """Return the seconds that the admitted work takes the device. Any thread may call it."""
+        waiting = self._queue.interactive_seconds + self.incoming
+        return (waiting + self._meter.running + self.reserved) / self._meter.own_pace
 
     def backlog(self) -> float:
         """Return the seconds that all waiting rows will take, at least a tenth of one."""
@@ -141,7 +158,8 @@ class Admission:
                 predicted=batch.seconds,
                 work=batch.work,
                 took=ended - started,
-                more=batch.more or self.reserved > 0.0,
+                has_waiting=batch.more,
+                has_reserved=self.reserved > 0.0,
             )
             self._queue.slowness = self._meter.slowness
 
@@ -160,8 +178,9 @@ class Admission:
         if waiting <= _ROUNDING_ERROR or flow[0] == BULK:
             # Bulk rows wait behind others for as long as they have time.
             return
-        slower = (self._margin.factor if factor is None else factor) / self._meter.pace
-        late = (waiting + work) * slower - time_left
+        if factor is None:
+            factor = self._margin.factor
+        late = self._predict(waiting + work) * factor - time_left
         if late > 0.0:
             own = self._reserved.get(flow, 0.0)
             others = sum(min(each, own + work) for each in self._reserved.values()) - min(
@@ -169,12 +188,21 @@ class Admission:
             )
             waiting += self._queue.ahead(flow, work) - self._queue.seconds
             waiting += own + others - reserved
-            late = (waiting + work) * slower - time_left
+            late = self._predict(waiting + work) * factor - time_left
         if late > 0.0:
             raise Overloaded(
                 f"`{self.name}` is too busy to answer in the time left; try again later",
                 retry_after=max(MIN_RETRY_AFTER, late),
             )
+
+    def _predict(self, work: float) -> float:
+        """Return the seconds until so much work is done.
+
+        The pace of late knows what other models take of the device, but only of the past; what
+        they have admitted already tells of an overload that begins.
+        """
+        alone = work / self._meter.own_pace
+        return max(work / self._meter.pace, alone + self._competing(alone))
 
 
 # Sums that differ from zero by rounding only.

@@ -58,8 +58,13 @@ class Batcher:
         self.provider = executor.provider
         self._meter = Meter(worker_threads=threads, cost=executor.cost, clock=clock)
         self.admission = Admission(
-            name=name, queue=queue, meter=self._meter, margin=LatenessMargin()
+            name=name,
+            queue=queue,
+            meter=self._meter,
+            margin=LatenessMargin(),
+            competing=share.competing,
         )
+        share.pending = self.admission.pending
         self.submissions = SubmissionQueue(
             limits=options.queue,
             queue=queue,

@@ -17,6 +17,8 @@ from backends.batching.bulk_pause import BULK_SHARE, BulkPause
 _MEMORY = 2.0
 # The least weight of a model, as a share of the largest.
 _FLOOR = 0.02
+# Of a model for which nothing has arrived.
+_LEAST_WEIGHT = 1e-9
 # A worker thread that has more to run returns at once. For so many seconds its model keeps its
 # position and deficit; else a waiting model would go next, whatever the shares.
 _RETURN_WINDOW = 0.005
@@ -33,6 +35,15 @@ class DeviceShare:
         self.waiting = 0
         self.running = 0
         self.reserved_until = -math.inf
+        self.pending: Callable[[], float] = float
+        """Returns the seconds that the model's admitted work takes the device; by default none."""
+
+    def competing(self, seconds: float) -> float:
+        """Return the seconds of other models' admitted work that are done beside so many of this.
+
+        Each of them gets time by its weight, up to what it has.
+        """
+        return self._device.competing(self, seconds)
 
     def close(self) -> None:
         """Close the account; no thread waits for a slot any more."""
@@ -149,6 +160,27 @@ class Device:
             self._count()
             self._free += 1
             self._changed.notify_all()
+
+    def competing(self, share: DeviceShare, seconds: float) -> float:
+        """Return the seconds of other models' work that are done beside so many of this one's.
+
+        Without the lock: what it misses of another thread changes little.
+        """
+        pending = [(other, other.pending()) for other in self._shares if other is not share]
+        others = [(other, most) for other, most in pending if most > 0.0]
+        if not others:
+            return 0.0
+        now = self.clock()
+        weights = [max(other.faded(now), _LEAST_WEIGHT) for other, _ in others]
+        own = max(share.faded(now), _LEAST_WEIGHT)
+        least = _FLOOR * max(own, *weights)
+        each = seconds / max(own, least)
+        return sum(
+            [
+                min(most, each * max(weight, least))
+                for (_, most), weight in zip(others, weights, strict=True)
+            ]
+        )
 
     def _next(self) -> DeviceShare:
         now = self.clock()

@@ -18,6 +18,8 @@ _PACE_MEMORY = 2.0
 _STEP = 0.02
 # Bounds of the slowness relative to the cost model.
 _SLOWEST, _QUICKEST = 20.0, 0.05
+# The least pace: that of a slow device which other models have nearly all of.
+_LEAST_PACE = 0.002
 
 
 class Meter:
@@ -38,8 +40,11 @@ class Meter:
         self._runs = 0
         # Work done, and the time that passed meanwhile, while rows were waiting or to come.
         self._paced, self._pacing = 0.0, 0.0
+        # The same of the batches alone, without what other models ran between them.
+        self._ran, self._running_time = 0.0, 0.0
         self._predicted = self._took = 0.0
         self._last_end: float | None = None
+        self._has_waiting = False
 
     def count(
         self, lengths: Sequence[int], *, took: float, late: int = 0, waited: float = 0.0
@@ -72,7 +77,11 @@ class Meter:
         with self._lock:
             self.running += work
             self._runs += 1
-            if self._last_end is not None and now > self._last_end + _STEP:
+            if (
+                self._last_end is not None
+                and not self._has_waiting
+                and now > self._last_end + _STEP
+            ):
                 # The expected work did not arrive: the device was idle.
                 self._last_end = None
         return now
@@ -84,25 +93,37 @@ class Meter:
             self._runs -= 1
 
     def end(
-        self, *, release: Release, predicted: float, work: float, took: float, more: bool
+        self,
+        *,
+        release: Release,
+        predicted: float,
+        work: float,
+        took: float,
+        has_waiting: bool,
+        has_reserved: bool,
     ) -> None:
-        """Count the end of a batch; `more` says that more waits or is reserved.
+        """Count the end of a batch; rows wait after it, or work is reserved that is not queued yet.
 
-        An item that submits rows in steps keeps the device waiting between them: that time counts
-        as time that its work takes.
+        While rows wait, the time until the next batch is that of other models on the device, and
+        counts. An item that submits rows in steps keeps the device waiting between them: that time
+        counts as time that its work takes, too.
         """
         now = self.clock()
         with self._lock:
             self._releases[release] += 1
             self._predicted = 0.95 * self._predicted + predicted
             self._took = 0.95 * self._took + took
+            fade = max(0.0, 1.0 - took / _PACE_MEMORY)
+            self._ran = self._ran * fade + work * self._worker_threads
+            self._running_time = self._running_time * fade + took
             if self._last_end is not None:
                 self._pass(work, now - self._last_end)
             else:
                 # Nothing waited before it. A pace that was slow once would be kept for ever by what
                 # is refused for it: then hardly anything ever waits.
                 self._pass(work * self._worker_threads, took)
-            self._last_end = now if more else None
+            self._last_end = now if has_waiting or has_reserved else None
+            self._has_waiting = has_waiting
 
     def _pass(self, work: float, passed: float) -> None:
         if passed > 0.0:
@@ -126,7 +147,14 @@ class Meter:
     def pace(self) -> float:
         """Work (predicted seconds) done in a second, beside whatever else the device does."""
         if self._pacing > 0:
-            return max(self._paced / self._pacing, 1.0 / _SLOWEST)
+            return max(self._paced / self._pacing, _LEAST_PACE)
+        return self._worker_threads / self.slowness
+
+    @property
+    def own_pace(self) -> float:
+        """Work that would be done in a second if the device did nothing else."""
+        if self._running_time > 0:
+            return max(self._ran / self._running_time, _LEAST_PACE)
         return self._worker_threads / self.slowness
 
     def statistics(self) -> QueueStatistics:

@@ -115,7 +115,7 @@ def build_listeners(
     rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)
     shedder = LoadShedder(
         # What runs in bulk waits for itself.
-        iterations=LoopIterations(target=0.0 if options.is_bulk else settings.max_loop_delay),
+        iterations=LoopIterations(most=0.0 if options.is_bulk else settings.max_loop_delay),
         metrics=parts.metrics,
         new_id=ids.new,
     )

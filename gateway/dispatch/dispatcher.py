@@ -8,6 +8,7 @@ from typing import Self
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.endpoint_counts import CallStatistics
 from gateway.dispatch.gathering import Gatherer, may_be_gathered
+from gateway.dispatch.overload import OverloadCauses
 from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer, NoTracing
@@ -46,6 +47,7 @@ class Dispatcher:
             reprobe=reprobe,
             tracer=tracer or NoTracing(),
             budget=RetryBudget(clock=clock),
+            overload=OverloadCauses(fleet),
             phases=phases or PhaseDurations(),
         )
         self._records = self._context.tracer.records

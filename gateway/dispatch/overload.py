@@ -1,12 +1,18 @@
 """Finds what of a request's failures is due to the work of others."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt
-from gateway.dispatch.work import Outcomes, Work
+from gateway.dispatch.work import Outcomes, Work, WorkItem
+from gateway.errors import Overloaded
 from gateway.routing.fleet import Fleet
-from gateway.types import ItemOutcome, Source
+from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, ServedModel, Source
+
+_MOST: Final = 1024
+"""Refusals of backends that are remembered."""
 
 
 def shed_each(work: Work, fleet: Fleet, retry_after: float) -> Outcomes:
@@ -18,17 +24,47 @@ def shed_each(work: Work, fleet: Fleet, retry_after: float) -> Outcomes:
     ]
 
 
-def with_causes(
-    outcomes: Outcomes, work: Work, attempts: Sequence[Attempt], fleet: Fleet, *, deadline: float
-) -> Outcomes:
-    """Return the outcomes; those that are late because of others' work say so.
+class OverloadCauses:
+    """Tells what failed because backends do the work of others from what they failed themselves.
 
-    That is the most seconds of it that an attempt found, or finds now, before its own.
+    Belongs to the event loop; times are of its clock.
     """
-    # Gathered items are of requests that know nothing of each other.
-    own = 1 if work.is_gathered else len(work.items)
-    queueing = max(
-        max(attempt.queueing, fleet.queueing(attempt.endpoint, own=own)) for attempt in attempts
-    )
-    given = deadline - min(attempt.started for attempt in attempts)
-    return failures.with_overload(outcomes, queueing=queueing, given=given)
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._refused: dict[tuple[BackendId, str], float] = {}
+        """When backends last refused work of a model because they are too busy."""
+
+    def note(
+        self, endpoint: Endpoint, model: ServedModel, failed: Iterable[tuple[WorkItem, ItemFailure]]
+    ) -> None:
+        """Note that work of a model failed at a backend."""
+        if any(failure.code == Overloaded.code for _, failure in failed):
+            if len(self._refused) >= _MOST:
+                self._refused.clear()
+            now = asyncio.get_running_loop().time()
+            self._refused[endpoint.backend, model.info.name] = now
+
+    def explain(
+        self, outcomes: Outcomes, work: Work, attempts: Sequence[Attempt], deadline: float
+    ) -> Outcomes:
+        """Return the outcomes; those that are late because of others' work say so.
+
+        That is the most seconds of it that an attempt found, or finds now, before its own; or all
+        of its time, where the backend refused other work of the model meanwhile.
+        """
+        # Gathered items are of requests that know nothing of each other.
+        own = 1 if work.is_gathered else len(work.items)
+        queueing = max(
+            max(attempt.queueing, self._fleet.queueing(attempt.endpoint, own=own))
+            for attempt in attempts
+        )
+        given = deadline - min(attempt.started for attempt in attempts)
+        if any(self._has_refused(attempt, work.model) for attempt in attempts):
+            queueing = max(queueing, given)
+        return failures.with_overload(outcomes, queueing=queueing, given=given)
+
+    def _has_refused(self, attempt: Attempt, model: ServedModel) -> bool:
+        """Tell whether the backend of an attempt has refused work since the attempt began."""
+        refused = self._refused.get((attempt.endpoint.backend, model.info.name))
+        return refused is not None and refused >= attempt.started

@@ -12,7 +12,7 @@ from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.endpoint_counts import EndpointCounts
 from gateway.dispatch.hedging import Hedging
-from gateway.dispatch.overload import shed_each, with_causes
+from gateway.dispatch.overload import OverloadCauses, shed_each
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.dispatch.tracing import CallTracer
 from gateway.dispatch.work import Outcomes, Settle, Work, WorkItem
@@ -35,6 +35,7 @@ class DispatchContext(msgspec.Struct, frozen=True, kw_only=True):
     reprobe: Callable[[Endpoint], None]
     tracer: CallTracer
     budget: RetryBudget
+    overload: OverloadCauses
     hedging: Hedging = msgspec.field(default_factory=Hedging)
     counters: DispatchStatistics = msgspec.field(default_factory=DispatchStatistics)
     endpoints: EndpointCounts = msgspec.field(default_factory=EndpointCounts)
@@ -338,6 +339,7 @@ class RequestDispatch:
         if not left or self._loop.time() >= self._deadline:
             return
         context = self._context
+        context.overload.note(attempt.endpoint, self._work.model, left)
         # Overload is answered at once instead of trying a silent backend.
         with_silent = any(failure.code != Overloaded.code for _, failure in left)
         endpoint = self._next(
@@ -392,7 +394,6 @@ class RequestDispatch:
                 has_failed = True
                 counters.count_failure(outcome.failure.code)
         if has_failed and self._attempts:
-            new = with_causes(
-                new, self._work, self._attempts, self._context.fleet, deadline=self._deadline
-            )
+            explain = self._context.overload.explain
+            new = explain(new, self._work, self._attempts, self._deadline)
         self._on_settled(new)

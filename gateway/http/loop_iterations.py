@@ -22,18 +22,19 @@ from gateway.types import Criticality
 
 WORKER_DELAY: Final = "worker_delay"
 DEADLINE: Final = "deadline"
-_SHORT: Final = 0.1
-"""The part of the target that is no reason to go on measuring."""
+_SHORT: Final = 0.005
+"""Seconds of an iteration that are no reason to go on measuring."""
 
 
 class LoopIterations:
     """The iterations of a worker's event loop; belongs to it.
 
-    `target` is the length in seconds that iterations are kept to under overload; 0: none.
+    `most` is the length in seconds that iterations are kept to under overload, where callers allow
+    much time; 0: nothing is measured.
     """
 
-    def __init__(self, *, target: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._target = target
+    def __init__(self, *, most: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
         self._clock = clock
         self._is_measured = False
         self._started = 0.0
@@ -48,7 +49,7 @@ class LoopIterations:
         Not to be called for what costs no more than its refusal.
         """
         self._requests += 1
-        if not self._is_measured and self._target:
+        if not self._is_measured and self._most:
             self._is_measured = True
             self._started = self._clock()
             asyncio.get_running_loop().call_soon(self._end)
@@ -60,10 +61,11 @@ class LoopIterations:
         It may take `allowed` seconds.
         """
         reason = None
+        state, most = self._overload, self._most
         admitted = self._requests - self._refused - 1
-        if is_too_late(self._overload, allowed, target=self._target):
+        if is_too_late(state, allowed):
             reason = DEADLINE
-        elif is_beyond(self._overload, criticality, admitted=admitted, target=self._target):
+        elif is_beyond(state, criticality, admitted=admitted, allowed=allowed, most=most):
             reason = WORKER_DELAY
         if reason is not None:
             self._refused += 1
@@ -78,11 +80,11 @@ class LoopIterations:
             admitted=requests - self._refused,
             ended=now,
         )
-        self._overload = after_iteration(self._overload, latest, target=self._target)
+        self._overload = after_iteration(self._overload, latest)
         self._is_overloaded = now < self._overload.sheds_until
         self._requests = self._refused = 0
         self._started = now
-        if requests >= FEWEST or latest.length > _SHORT * self._target:
+        if requests >= FEWEST or latest.length > _SHORT:
             # With this handle due the loop polls without waiting: the time is all work.
             asyncio.get_running_loop().call_soon(self._end)
         else:

@@ -4,7 +4,8 @@ The measure is the event-loop iteration: whoever sends a request during one wait
 and passes a few of them until the answer. As CoDel (RFC 8289) says, a queue that comes and goes is
 none; as in WeChat's DAGOR, the queueing delay decides, not the use of a processor.
 What is admitted is bounded by Little's law: a request costs so many seconds of the loop, hence so
-many fit into an iteration of the target's length. What is offered does not enter, so that a larger
+many fit into an iteration. How long that may be is a part of the time that callers allow, so that
+nobody is refused who would be answered in time. What is offered does not enter, so that a larger
 spike is no other case, and nothing is there to oscillate.
 """
 
@@ -16,8 +17,10 @@ from gateway.types import Criticality
 
 FEWEST = 4
 """New requests of an iteration that are no queue; so many are always admitted."""
-_EARLY = 0.25
-"""The part of the target from which on iterations are watched: they grow with each."""
+_WATCHED = 0.0125
+"""Seconds of an iteration and the one before it from which on they are watched: they grow."""
+_LONG = 0.05
+"""Seconds of an iteration that follows on such, and counts whatever it has read."""
 _STANDING = 2
 """Such iterations on end are a queue; one alone may be a collection of garbage, or a reload."""
 _HOLD = 1.0
@@ -28,6 +31,9 @@ _MOST_GROWTH = 4.0
 """By so much the cost may grow in an iteration: a pause is not the work of the requests in it."""
 _STAGES = 4
 """Iterations between a missed request's head and its answer: cache, call, result, answer."""
+_SHARE = 0.05
+"""The part of a caller's time that an iteration may take: a request passes several, and backends
+need the rest."""
 _PARTS = {Criticality.SHEDDABLE: 0.25, Criticality.DEFAULT: 1.0, Criticality.CRITICAL: 2.0}
 """Parts of the bound, by criticality: `sheddable` ends first."""
 
@@ -61,7 +67,7 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 CALM = Overload()
 
 
-def after_iteration(before: Overload, latest: Iteration, *, target: float) -> Overload:
+def after_iteration(before: Overload, latest: Iteration) -> Overload:
     """Return what is known after one more iteration."""
     lengths = _FADING * before.lengths + latest.length
     admitted = _FADING * before.admitted + latest.admitted
@@ -69,9 +75,9 @@ def after_iteration(before: Overload, latest: Iteration, *, target: float) -> Ov
     if before.cost:
         cost = min(cost, _MOST_GROWTH * before.cost)
     long_ones = before.long_ones
-    if before.length + latest.length <= _EARLY * target:
+    if before.length + latest.length <= _WATCHED:
         long_ones = 0
-    elif latest.requests >= FEWEST or (long_ones and latest.length > target):
+    elif latest.requests >= FEWEST or (long_ones and latest.length > _LONG):
         long_ones += 1
     is_standing = long_ones >= _STANDING
     return Overload(
@@ -84,15 +90,22 @@ def after_iteration(before: Overload, latest: Iteration, *, target: float) -> Ov
     )
 
 
-def is_beyond(state: Overload, criticality: Criticality, *, admitted: int, target: float) -> bool:
-    """Tell whether an iteration that has admitted so many admits no more of a criticality."""
+def is_beyond(
+    state: Overload, criticality: Criticality, *, admitted: int, allowed: float, most: float
+) -> bool:
+    """Tell whether an iteration that has admitted so many admits no more of a criticality.
+
+    The request may take `allowed` seconds, and an iteration `most` whatever that is.
+    """
     part = _PARTS[criticality]
-    return admitted * state.cost > target * part and admitted >= FEWEST * min(1.0, part)
+    length = min(most, _SHARE * allowed)
+    return admitted * state.cost > length * part and admitted >= FEWEST * min(1.0, part)
 
 
-def is_too_late(state: Overload, allowed: float, *, target: float) -> bool:
+def is_too_late(state: Overload, allowed: float) -> bool:
     """Tell whether a request that may take `allowed` would be late by this worker's part alone.
 
-    A longer iteration than the target is followed by shorter ones, as less is admitted.
+    It has waited for up to an iteration already; others follow that are shorter, as less is
+    admitted.
     """
-    return allowed < _STAGES * min(state.length, target)
+    return allowed < _STAGES * state.length

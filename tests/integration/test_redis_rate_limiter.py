@@ -284,7 +284,7 @@ async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: V
 
 @pytest.mark.anyio
 async def test_a_redis_that_hangs_holds_nobody_longer_than_the_timeout(own_valkey: Valkey) -> None:
-    redis = connect(own_valkey.url, timeout=0.1)
+    redis = connect(own_valkey.url, timeout=0.6)
     async with make_limiter(redis, "worker", local_share=0.5) as limiter:
         assert await decide(limiter, [charge(98)])
         await until(lambda: limiter.statistics().leased == 0)

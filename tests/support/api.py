@@ -155,7 +155,7 @@ class Api:
             cross_origin=rules,
         )
         shedder = LoadShedder(
-            iterations=LoopIterations(target=0.0), metrics=self.metrics, new_id=ids.new
+            iterations=LoopIterations(most=0.0), metrics=self.metrics, new_id=ids.new
         )
         self.fast_path = build_fast_path(processor, heads, shedder)
         self.handler = handler = InferenceHandler(processor=processor)

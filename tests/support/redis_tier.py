@@ -12,6 +12,7 @@ def make_tier(
     *,
     timeout: float = 5.0,
     jitter: float = 0.0,
+    lease: float = 0.25,
     monotonic: Clock | None = None,
     breaker: CircuitBreaker | None = None,
 ) -> RedisTier:
@@ -20,7 +21,7 @@ def make_tier(
         writes=StandaloneClient(url, timeout=timeout),
         timeout=timeout,
         ttl_jitter=jitter,
-        lease=0.25,
+        lease=lease,
         monotonic=monotonic or Clock(),
         random=lambda: 1.0,
         breaker=breaker,

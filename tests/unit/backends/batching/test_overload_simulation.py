@@ -183,7 +183,8 @@ class Simulation:
                 predicted=taken.seconds,
                 work=taken.work,
                 took=self.clock() - started,
-                more=taken.more or self.admission.reserved > 0.0,
+                has_waiting=taken.more,
+                has_reserved=self.admission.reserved > 0.0,
             )
             self.queue.slowness = self.meter.slowness
         for row in taken.rows:

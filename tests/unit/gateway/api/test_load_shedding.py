@@ -25,7 +25,7 @@ class Overloaded(LoopIterations):
     """Refuses all that is not critical."""
 
     def __init__(self) -> None:
-        super().__init__(target=0.05)
+        super().__init__(most=0.05)
 
     @override
     def add_request(self) -> bool:

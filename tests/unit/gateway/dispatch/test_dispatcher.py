@@ -1,18 +1,20 @@
 """How items are settled, with backends that are scripts."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from backends.protocol import Call, Done, Report
 from gateway.config.document import RoutingConfig
+from gateway.dispatch.failures import EXPIRED
+from gateway.dispatch.request_dispatch import RequestDispatch
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
 from loadtests.harness.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import dispatch, state, work
+from tests.support.dispatching import Outcomes, dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
 
 pytestmark = pytest.mark.anyio
@@ -240,6 +242,31 @@ async def test_who_is_late_because_of_its_own_work_is_late() -> None:
     outcomes = await scene.run(40, within=0.1)
 
     assert not any(failure.is_overload for failure in outcomes.failures())
+
+
+@pytest.mark.parametrize("code", ["overloaded", "not_ready"])
+async def test_who_is_late_while_the_backend_refuses_others_is_refused_as_overload(
+    code: str,
+) -> None:
+    refusal = CallFailed(Cause.REFUSED, "busy", status=503, code=code, retryable=True)
+    calls: Iterator[list[Step]] = iter([[Hang()], [refusal]])
+
+    async def once_in_vain(_: Endpoint, __: Call) -> AsyncIterator[Step]:
+        for step in next(calls):
+            yield step
+
+    scene, other = Scene({"eu-0": once_in_vain}, endpoints=(EU,)), Outcomes()
+
+    async with scene.dispatcher:
+        deadline = scene.loop.time() + 60.0
+        late = scene.dispatcher.start(work(2), deadline=deadline, settle=scene.outcomes.settle)
+        await until(lambda: scene.called() == ["eu-0"])
+        await dispatch(scene.dispatcher, work(2), deadline=deadline, settle=other.settle)
+        assert isinstance(late, RequestDispatch)
+        late.give_up(EXPIRED)  # as its timer does
+
+    assert scene.outcomes.codes() == ["deadline_exceeded"] * 2
+    assert {failure.is_overload for failure in scene.outcomes.failures()} == {code == "overloaded"}
 
 
 async def test_nothing_is_called_after_the_deadline() -> None:

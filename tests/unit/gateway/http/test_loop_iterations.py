@@ -20,7 +20,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def iterations(clock: Clock) -> LoopIterations:
-    return LoopIterations(target=_TARGET, clock=clock)
+    return LoopIterations(most=_TARGET, clock=clock)
 
 
 async def overload(iterations: LoopIterations, clock: Clock) -> None:
@@ -75,7 +75,7 @@ async def test_an_overload_ends_with_the_load(iterations: LoopIterations, clock:
 
 
 async def test_without_a_target_nothing_is_measured(clock: Clock) -> None:
-    iterations = LoopIterations(target=0.0, clock=clock)
+    iterations = LoopIterations(most=0.0, clock=clock)
 
     await overload(iterations, clock)
 

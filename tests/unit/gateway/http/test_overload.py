@@ -14,11 +14,13 @@ from gateway.http.overload import (
 )
 from gateway.types import Criticality
 
-_TARGET = 0.05
+_MOST = 0.05
 
 
 class Worker:
     """Iterates with a load: a request costs `cost` seconds, `rate` of them arrive a second."""
+
+    allowed = 10.0
 
     def __init__(self, *, cost: float) -> None:
         self.cost = cost
@@ -33,7 +35,7 @@ class Worker:
         if self.now < self.state.sheds_until:
             admitted = 0
             while admitted < arrived and not is_beyond(
-                self.state, Criticality.DEFAULT, admitted=admitted, target=_TARGET
+                self.state, Criticality.DEFAULT, admitted=admitted, allowed=self.allowed, most=_MOST
             ):
                 admitted += 1
         self.pass_iteration(0.001 + admitted * self.cost, arrived, admitted)
@@ -44,7 +46,7 @@ class Worker:
         self.refused += requests - admitted
         self.admitted += admitted
         latest = Iteration(length=length, requests=requests, admitted=admitted, ended=self.now)
-        self.state = after_iteration(self.state, latest, target=_TARGET)
+        self.state = after_iteration(self.state, latest)
 
     def run(self, *, rate: float, seconds: float) -> float:
         """Return the requests admitted a second."""
@@ -68,7 +70,7 @@ def test_a_worker_admits_what_it_can_do_however_much_is_offered(cost: float, tim
     reached = worker.run(rate=times / cost, seconds=5.0)
 
     assert reached * cost > 0.9
-    assert worker.length < 1.5 * _TARGET
+    assert worker.length < 1.5 * _MOST
 
 
 def test_nothing_is_refused_within_the_capacity() -> None:
@@ -140,7 +142,7 @@ def test_sheddable_requests_are_refused_first_and_critical_ones_last() -> None:
         criticality: next(
             count
             for count in range(1000)
-            if is_beyond(state, criticality, admitted=count, target=_TARGET)
+            if is_beyond(state, criticality, admitted=count, allowed=10.0, most=_MOST)
         )
         for criticality in Criticality
     }
@@ -152,12 +154,43 @@ def test_some_are_always_admitted() -> None:
     """Where other processes have the core, each iteration is long, and must still do something."""
     state = msgspec.structs.replace(CALM, cost=10.0)
 
-    assert not is_beyond(state, Criticality.DEFAULT, admitted=FEWEST - 1, target=_TARGET)
-    assert is_beyond(state, Criticality.DEFAULT, admitted=FEWEST, target=_TARGET)
+    assert not is_beyond(state, Criticality.DEFAULT, admitted=FEWEST - 1, allowed=10.0, most=_MOST)
+    assert is_beyond(state, Criticality.DEFAULT, admitted=FEWEST, allowed=10.0, most=_MOST)
 
 
 def test_a_request_is_refused_that_the_iterations_alone_would_make_late() -> None:
     state = Overload(length=0.04)
 
-    assert is_too_late(state, 0.1, target=_TARGET)
-    assert not is_too_late(state, 0.3, target=_TARGET)
+    assert is_too_late(state, 0.1)
+    assert not is_too_late(state, 0.3)
+
+
+def test_a_caller_with_little_time_is_refused_before_one_with_much() -> None:
+    """Neither where it would be answered in time."""
+    state = msgspec.structs.replace(CALM, cost=0.001)
+
+    def most(allowed: float) -> int:
+        return next(
+            count
+            for count in range(10_000)
+            if is_beyond(state, Criticality.DEFAULT, admitted=count, allowed=allowed, most=1.0)
+        )
+
+    assert most(0.1) < most(1.0) < most(10.0)
+    assert most(10.0) * state.cost == pytest.approx(0.5, rel=0.01)
+
+
+def test_callers_who_wait_for_their_answers_and_have_time_are_not_refused() -> None:
+    """So many at a time that each iteration is long, and all are answered within a second."""
+    worker = Worker(cost=0.0003)
+
+    for _ in range(100):
+        admitted = 0
+        while admitted < 512 and not is_beyond(
+            worker.state, Criticality.DEFAULT, admitted=admitted, allowed=10.0, most=1.0
+        ):
+            admitted += 1
+        worker.pass_iteration(0.001 + admitted * worker.cost, 512, admitted)
+
+    assert worker.now < worker.state.sheds_until
+    assert worker.refused == 0

@@ -15,9 +15,8 @@ from gateway.http.overload import (
 )
 from gateway.types import Criticality
 
-_TARGET = 0.05
-_DEADLINE = 1.0
-"""Seconds that callers wait."""
+_MOST = 0.5
+"""Seconds of an iteration, at the most."""
 _ITERATION = 0.0005
 """Seconds of an iteration without requests."""
 _REFUSAL = 0.02
@@ -31,10 +30,11 @@ _CALM, _SPIKE = 2, 6
 class Loop:
     """An event loop whose requests hold it for `cost` seconds each; counts those in time."""
 
-    def __init__(self, *, cost: float, sheds: bool) -> None:
+    def __init__(self, *, cost: float, deadline: float, sheds: bool) -> None:
         self.answered: Counter[int] = Counter()
         """By the second in which they were due: those with their answer in time."""
         self._cost = cost
+        self._deadline = deadline
         self._sheds = sheds
         self._now = 0.0
         self._state: Overload = CALM
@@ -63,28 +63,30 @@ class Loop:
         length = _ITERATION + (len(self._passing[1]) + _REFUSAL * refused) * self._cost
         self._now += length
         for due in ending:
-            self.answered[int(due)] += self._now - due <= _DEADLINE
+            self.answered[int(due)] += self._now - due <= self._deadline
         latest = Iteration(
             length=length, requests=len(read), admitted=len(admitted), ended=self._now
         )
-        self._state = after_iteration(self._state, latest, target=_TARGET)
+        self._state = after_iteration(self._state, latest)
 
     def _refuses(self, admitted: int) -> bool:
         if not self._sheds or self._now >= self._state.sheds_until:
             return False
-        criticality = Criticality.DEFAULT
-        return is_too_late(self._state, _DEADLINE, target=_TARGET) or is_beyond(
-            self._state, criticality, admitted=admitted, target=_TARGET
+        state, allowed = self._state, self._deadline
+        return is_too_late(state, allowed) or is_beyond(
+            state, Criticality.DEFAULT, admitted=admitted, allowed=allowed, most=_MOST
         )
 
 
-def play_spike(*, cost: float, times: float, sheds: bool, seed: int = 1) -> Loop:
+def play_spike(
+    *, cost: float, times: float, deadline: float = 1.0, sheds: bool = True, seed: int = 1
+) -> Loop:
     """Offer 0.6 of the capacity, then so many times the capacity."""
     chooser, now, arrivals = random.Random(seed), 0.0, []
     while now < _CALM + _SPIKE:
         now += chooser.expovariate((0.6 if now < _CALM else times) / cost)
         arrivals.append(now)
-    loop = Loop(cost=cost, sheds=sheds)
+    loop = Loop(cost=cost, deadline=deadline, sheds=sheds)
     loop.play(arrivals)
     return loop
 
@@ -96,11 +98,30 @@ def test_a_worker_answers_in_time_what_refusals_leave_it(
     cost: float, times: float, seed: int
 ) -> None:
     """In every second of a spike but the first two, in which the overload is noticed."""
-    loop = play_spike(cost=cost, times=times, sheds=True, seed=seed)
+    loop = play_spike(cost=cost, times=times, seed=seed)
 
     reached = [loop.answered[second] * cost for second in range(_CALM + 2, _CALM + _SPIKE)]
     left = 1.0 - _REFUSAL * (times - 1.0)
     assert min(reached) >= 0.9 * left
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cost", [0.001, 0.004, 0.016])
+def test_the_first_second_of_a_spike_is_not_lost(cost: float, seed: int) -> None:
+    loop = play_spike(cost=cost, times=6.0, seed=seed)
+
+    assert loop.answered[_CALM] * cost >= 0.8
+
+
+@pytest.mark.parametrize("times", [1.5, 6.0, 12.0])
+@pytest.mark.parametrize("cost", [0.001, 0.004, 0.016])
+def test_callers_with_much_time_get_as_many_answers(cost: float, times: float) -> None:
+    """They wait longer, so that those due in one second are answered in another."""
+    loop = play_spike(cost=cost, times=times, deadline=10.0)
+
+    reached = sum(loop.answered[second] for second in range(_CALM, _CALM + _SPIKE)) * cost
+    left = 1.0 - _REFUSAL * (times - 1.0)
+    assert reached >= 0.9 * left * _SPIKE
 
 
 @pytest.mark.parametrize("cost", [0.001, 0.004, 0.016])

@@ -148,18 +148,18 @@ async def test_bytes_that_are_no_http_are_a_failure_of_the_call() -> None:
 async def test_a_trickle_of_outcomes_is_not_silence() -> None:
     async def trickle(stub: StubBackend, call: Call, reply: Reply) -> None:
         loop = asyncio.get_running_loop()
-        for _ in range(5):
+        for _ in range(7):
             beat = loop.create_future()
-            loop.call_later(0.1, beat.set_result, None)
+            loop.call_later(0.3, beat.set_result, None)
             await beat
             await reply.send(echo(call, 0, stub.backend_id))
         await reply.end()
 
     async with StubBackend(behaviour=trickle) as stub, HttpBackendClient() as client:
         received: list[Done | Failed] = []
-        await send(client, endpoint_of(stub), received=received, idle_timeout=0.3)
+        await send(client, endpoint_of(stub), received=received, idle_timeout=2.0)
 
-    assert len(received) == 5
+    assert len(received) == 7
 
 
 async def test_a_large_body_arrives_whole() -> None:
