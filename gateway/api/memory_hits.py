@@ -7,7 +7,6 @@ whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bod
 """
 
 from time import time_ns
-from typing import NamedTuple
 
 from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE, count_usage
@@ -15,7 +14,7 @@ from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_state import HitReplay, ParsedBody, RequestState
+from gateway.api.request_state import HitReplay, ParsedBody, RequestState, StoredAnswers
 from gateway.cache.entry import CacheHit
 from gateway.events.hit_run import HitRun
 from gateway.inference.inference import Inference
@@ -31,32 +30,17 @@ from gateway.types import (
     ItemOutcome,
     Principal,
     Source,
-    Usage,
 )
 
 _NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096
-_MEASURED_ONE_OF = 64
-"""Of so many replayed hits the phases of one are measured."""
+MEASURED_ONE_OF = 64
+"""Of so many repeated hits the phases of one are measured."""
 _OK = 200
 _RESULT = b"\0"
 """Stands for a result: JSON has no such byte."""
 _RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[ArmUsage, ...]]
 _StoredKey = tuple[Principal, InferenceRoute, str, str, str]
-
-
-class _StoredAnswers(NamedTuple):
-    """Holds what answers with a stored result have in common, and counts their run.
-
-    The result stands between `start` and `end` of the body; the age follows `lines`.
-    """
-
-    run: HitRun
-    usage: Usage
-    start: bytes
-    end: bytes
-    lines: bytes
-    content: bytes
 
 
 class MemoryHits:
@@ -77,11 +61,11 @@ class MemoryHits:
         self._wall = inference.wall
         self._limiter = limiter
         self._phases = phases
-        self._until_measured = _MEASURED_ONE_OF
+        self._until_measured = MEASURED_ONE_OF
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
         self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST_RUNS)
-        self._stored: RecentCache[_StoredKey, _StoredAnswers] = RecentCache(_MOST_RUNS)
+        self._stored: RecentCache[_StoredKey, StoredAnswers] = RecentCache(_MOST_RUNS)
 
     def replay(
         self, parsed: ParsedBody, head: bytes, times: list[int] | None = None
@@ -121,11 +105,11 @@ class MemoryHits:
         """Replay a hit, and count its phases for all those that are not measured."""
         times = [time_ns()]
         answer = self.replay(parsed, head, times)
-        self._until_measured = _MEASURED_ONE_OF
+        self._until_measured = MEASURED_ONE_OF
         if answer is not None:
             began, found, charged = times
-            self._phases.add("cache", (found - began) / 1e9, _MEASURED_ONE_OF)
-            self._phases.add("admission", (charged - found) / 1e9, _MEASURED_ONE_OF)
+            self._phases.add("cache", (found - began) / 1e9, MEASURED_ONE_OF)
+            self._phases.add("admission", (charged - found) / 1e9, MEASURED_ONE_OF)
         return answer
 
     def answer(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
@@ -161,9 +145,17 @@ class MemoryHits:
             return None
         if not plan.is_valid(entry, now, state.options.directives.max_age):
             return None
-        answers = self._answers_like(state, plan, hit.tier)
-        if answers is None:
-            return None
+        _, parsed = state.caller_and_body()
+        answers, info = parsed.stored, plan.model.info
+        if (
+            answers is None
+            or answers.runtime is not state.runtime
+            or answers.revision != info.revision
+            or answers.tier != hit.tier
+        ):
+            answers = parsed.stored = self._answers_like(state, plan, hit.tier)
+            if answers is None:
+                return None
         body = b"%b%b%b" % (answers.start, entry.payload, answers.end)
         run = answers.run
         if run.count == run.max_count and not self.events.join(run):
@@ -171,7 +163,6 @@ class MemoryHits:
         run.started = min(run.started, state.started)
         run.began = min(run.began, state.began)
         state.id = self.events.ids.numbered(run.add())
-        info = plan.model.info
         state.model, state.revision, state.usage = info.name, info.revision, answers.usage
         state.lines = b"%b%d\r\n" % (answers.lines, max(0.0, now - entry.stored_at))
         state.content = answers.content
@@ -233,7 +224,7 @@ class MemoryHits:
 
     def _answers_like(
         self, state: RequestState, plan: RequestPlan, tier: str
-    ) -> _StoredAnswers | None:
+    ) -> StoredAnswers | None:
         """Return what answers by `plan` from `tier` have in common; `None`: nothing of use."""
         principal, parsed = state.caller_and_body()
         info = plan.model.info
@@ -254,7 +245,17 @@ class MemoryHits:
                 return None
             lines = b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
             run = HitRun(event, route=state.route.metric_name, source=f"{tier}_hit")
-            found = _StoredAnswers(run, usage, start, end, lines, content)
+            found = StoredAnswers(
+                runtime=state.runtime,
+                revision=info.revision,
+                tier=tier,
+                run=run,
+                usage=usage,
+                start=start,
+                end=end,
+                lines=lines,
+                content=content,
+            )
             self._stored.put(name, found)
         return found
 

@@ -32,6 +32,7 @@ from gateway.api.key_rights import check_budget, check_model
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import OptionsParser, parse_request_options
+from gateway.api.request_spans import end_request_span, from_memory, recorded_lookup
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.api.slow_answers import SlowAnswers
 from gateway.auth.bearer import bearer_token
@@ -47,7 +48,6 @@ from gateway.http.problem_details import problem_lines
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.interfaces import ModelTable
-from gateway.inference.outcomes import describe_lookup
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
@@ -56,7 +56,6 @@ from gateway.rate_limit.repeated_charges import RepeatedCharges
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
 
@@ -182,12 +181,11 @@ class RequestProcessor:
                     return None  # `reply_later` records the admission
                 with admission:
                     prepared = state.prepared = self._admitted(state, decision)
-            with state.span.child("cache lookup", MEMORY) as span:
-                answer = self._inference.from_memory(prepared, state.options.directives)
-                span.set("sluicegate.cache.hit", answer is not None)
-            if answer is not None:
-                state.phase_began = self._phases.end("cache", state.phase_began)
-            return None if answer is None else self._hit(state, answer)
+            answer = from_memory(self._inference, state, prepared)
+            if answer is None:
+                return None
+            self._end_phase(state, "cache")
+            return self._hit(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 
@@ -204,19 +202,17 @@ class RequestProcessor:
         if prepared is None or not prepared.may_read(directives):
             return False
 
-        span = state.span.child("cache lookup")
-
         def found(entries: list[CacheHit | None]) -> None:
             reply = None
             try:
-                state.phase_began = self._phases.end("cache", state.phase_began)
-                describe_lookup(span, entries)
-                span.end()
+                if state.phase_weight:
+                    self._end_phase(state, "cache")
                 reply = self._found(state, prepared, entries)
             finally:
                 on_done(reply)
 
-        self._inference.lookup_nowait(prepared, found, directives)
+        looked_up = recorded_lookup(state, found) if state.span.is_recorded else found
+        self._inference.lookup_nowait(prepared, looked_up, directives)
         return True
 
     def compute_nowait(self, state: RequestState, on_done: Callable[[Answer], object]) -> bool:
@@ -231,7 +227,7 @@ class RequestProcessor:
 
     def reply(self, state: RequestState, answer: Answer) -> HttpReply:
         """Return the whole answer to a request that was computed."""
-        self._phases.end("wait", state.phase_began)
+        self._end_phase(state, "wait")
         try:
             return self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - as above
@@ -247,7 +243,7 @@ class RequestProcessor:
                     prepared = state.prepared = self._admitted(state, decision)
             answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
             is_found = state.outcomes is None and all_hits(answer.outcomes)
-            self._phases.end("cache" if is_found else "wait", state.phase_began)
+            self._end_phase(state, "cache" if is_found else "wait")
             await self._slow_answers.encode(state, answer)
             return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
@@ -301,7 +297,8 @@ class RequestProcessor:
     def _prepared(self, state: RequestState, limit_lines: bytes) -> PreparedRequest:
         """Return the work of a request that is within its limits, and its key's rights."""
         state.admitted = self._now()
-        state.phase_began = self._phases.end("admission", state.phase_began)
+        if state.phase_weight:
+            self._end_phase(state, "admission")
         state.limit_lines = limit_lines
         principal, parsed = state.caller_and_body()
         prepared = parsed.prepared
@@ -346,6 +343,8 @@ class RequestProcessor:
                 body = self.hits.answer_stored(state, prepared, hit)
                 if body is not None:
                     return self._reply(state, body)
+            if state.phase_weight != 1:
+                state.phase_began, state.phase_weight = self._phases.clock(), 1
             directives = state.options.directives
             outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]
@@ -381,20 +380,9 @@ class RequestProcessor:
             now = self._now()
             lines += timing_line(state.admitted - state.started, now - state.started)
         if state.span.is_recorded or state.is_fault:
-            self._end_span(state)
+            end_request_span(state, self.tracer, now=self._now())
         return HttpReply(state.status, lines, body)
 
-    def _end_span(self, state: RequestState) -> None:
-        """End the span of a request; a fault of ours has one although it is not sampled."""
-        span = state.span
-        if not span.is_recorded:
-            name, age = state.route.span_name, self._now() - state.started
-            span = self.tracer.failure(name, span, age=age)
-        span.set("http.response.status_code", state.status)
-        span.set("sluicegate.request_id", state.id)
-        span.set("sluicegate.items", state.usage.items)
-        if state.model:
-            span.set("sluicegate.model", state.model)
-        if state.code:
-            span.fail(state.code)
-        span.end()
+    def _end_phase(self, state: RequestState, phase: str) -> None:
+        """Count a phase of the request as it weighs; the next one begins."""
+        state.phase_began = self._phases.end(phase, state.phase_began, state.phase_weight)

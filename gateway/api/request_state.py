@@ -52,10 +52,29 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     charge: RepeatedCharge
 
 
+class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what answers with a stored result have in common, and counts their run.
+
+    They are those to one caller of one model under one `runtime` from one tier. The result stands
+    between `start` and `end` of the body; the age follows `lines`.
+    """
+
+    runtime: Runtime
+    revision: str
+    tier: str
+    run: HitRun
+    usage: Usage
+    start: bytes
+    end: bytes
+    lines: bytes
+    content: bytes
+
+
 class ParsedBody(msgspec.Struct, kw_only=True):
     """A parsed request body. Shared by requests of one caller with equal bodies.
 
-    `prepared` and `replay` are set later, and cleared when they are no longer valid.
+    `prepared`, `replay` and `stored` are set later, and cleared or replaced when they are no longer
+    valid.
     """
 
     route: InferenceRoute
@@ -70,6 +89,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     """The answer is encoded in a thread."""
     prepared: PreparedRequest | None = None
     replay: HitReplay | None = None
+    stored: StoredAnswers | None = None
+    """What the last answer was made with that another tier than memory had."""
 
 
 class RequestIds:
@@ -117,6 +138,8 @@ class RequestState:
     """Header lines for this caller: that a page may read the answer, and its own id."""
     client_id = ""
     """What the caller names the request by."""
+    phase_weight = 1
+    """How many requests its phases are counted for; 0: those of another one stand for them."""
     is_body_due = True
     body_bytes = 0
     """Bytes that a large body takes of the room for all of them."""

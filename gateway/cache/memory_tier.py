@@ -91,10 +91,16 @@ class MemoryTier:
 
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep `entry`, in place of what was at its address, if it is worth its bytes."""
-        self.put_all([(key, entry)], now)
+        if self._capacity:
+            self.put_all([(key, entry)], now)
+        else:
+            self._refused += 1
 
     def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Keep those of `entries` that are worth their bytes, each under its key."""
+        if not self._capacity:
+            self._refused += len(entries)
+            return
         nodes, largest = self._nodes, self._main_capacity
         self._sketch.add_each([address for (address, _), _ in entries])
         for key, entry in entries:

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from gateway.cache.base import LookupCallback, PendingLookup, RemoteStatistics
 from gateway.cache.claims import Claims
 from gateway.cache.entry import (
+    PACKED,
     CachedResult,
-    decode_entry,
     encode_entry,
     is_large,
     map_values,
@@ -21,6 +21,7 @@ from gateway.cache.entry import (
     unpack,
 )
 from gateway.cache.key import CacheKey
+from gateway.cache.value_reader import ValueReader
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
@@ -106,6 +107,7 @@ class RedisTier:
         self._reading = 0
         self._writing = False
         self._counts = RemoteStatistics()
+        self._reader = ValueReader(claims=self._claims, counts=self._counts)
 
     async def __aenter__(self) -> Self:
         # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
@@ -130,10 +132,11 @@ class RedisTier:
         While most keys are not found, the same round trip claims them.
         """
         lookup = PendingLookup(keys, on_done, claims=claims and self._finds_little)
-        if self._is_usable():
+        if self._breaker.state is BreakerState.CLOSED or self._is_usable():
             self._pending.append(lookup)
             self._timeless.append(lookup)
-            self._schedule()
+            if not self._scheduled:
+                self._schedule()
         else:
             self._counts.skipped += len(keys)
             self._loop.call_soon(lookup.miss)
@@ -314,7 +317,10 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                values = list(map(unpack, read)) if any(read) else read
+                # What is not packed stays as it is: no call for each value.
+                values = [
+                    unpack(value) if value and value[:1] == PACKED else value for value in read
+                ]
         finally:
             self._finish_read(batch, values)
 
@@ -334,36 +340,9 @@ class RedisTier:
             for lookup in batch:
                 end = place + len(lookup.keys)
                 if lookup.on_done is not None:
-                    lookup.end(self._entries(lookup.keys, values and values[place:end]))
+                    found = values and values[place:end]
+                    lookup.end(self._reader.entries(lookup.keys, found))
                 place = end
-
-    def _entries(
-        self, keys: Sequence[CacheKey], values: list[bytes | None] | None
-    ) -> list[CachedResult | None]:
-        if values is None:
-            return [None] * len(keys)
-        if any(values):
-            return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
-        self._counts.misses += len(keys)
-        return [None] * len(keys)
-
-    def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
-        if value is None:
-            self._counts.misses += 1
-            return None
-        if self._claims.read(key, value):
-            self._counts.misses += 1
-            return None
-        try:
-            entry = decode_entry(key, value)
-        except Exception:  # noqa: BLE001 - one damaged value must not cost the others of its read
-            self._counts.corrupt += 1
-            return None
-        if entry is None:
-            self._counts.mismatches += 1
-        else:
-            self._counts.hits += 1
-        return entry
 
     async def _write(self) -> None:
         """Write until the queue is empty; errors cost the entries, and are counted."""

@@ -116,12 +116,14 @@ class ResultCache:
         remote = self._remote
 
         def fetched(entries: list[CachedResult | None]) -> None:
-            found: list[CacheHit | None] = [None]
+            found: CacheHit | None = None
             try:
-                if entries[0] is not None:
-                    self._add(keys, found, (0,), entries, remote.name)
+                entry, now = entries[0], self._clock()
+                if entry is not None and entry.expires_at > now:
+                    self._memory.put(keys[0], entry, now)
+                    found = CacheHit(entry=entry, tier=remote.name)
             finally:
-                on_done(found)
+                on_done([found])
 
         remote.fetch_nowait(keys, fetched, claims=claims)
 

@@ -126,11 +126,12 @@ class Inference:
 
     def from_memory(self, prepared: PreparedRequest, directives: CacheDirectives) -> Answer | None:
         """Return the answer if this worker's memory has all of it."""
+        has = self._cache.has
+        for address, _ in prepared.keys:
+            if not has(address):
+                return None  # those that it has are looked up with the others
         now = self.wall()
         outcomes = []
-        has = self._cache.has
-        if not all(has(address) for address, _ in prepared.keys):
-            return None  # those that it has are looked up with the others
         for key in prepared.keys:
             entry = self.read_hit(prepared, key, now, directives)
             if entry is None:

@@ -92,7 +92,7 @@ _REQUESTS: Final = (
         "Time of a phase of requests. `phase`: `admission` (key, body, limits), `cache` (look-up "
         "in memory, or in Redis), `wait` (from the look-up until every missing item has its "
         "outcome; with the look-up where the limits were asked of Redis), `dispatch` (a call of a "
-        "backend). Of repeated memory hits one in 64 is measured and counts 64 times; where all "
+        "backend). Of repeated hits one in 64 is measured and counts 64 times; where all "
         "are traced, none.",
         "phase",
     ),

@@ -1,5 +1,6 @@
 """Counts how long the phases of requests took, on a clock that is finer than the event loop's."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
@@ -20,10 +21,13 @@ class PhaseDurations:
         self.clock = perf_counter
         self._counts = {phase: DurationCounts(SECONDS) for phase in PHASES}
 
-    def end(self, phase: str, began: float) -> float:
-        """Count a phase that began at `began` and ends now; return the time."""
+    def end(self, phase: str, began: float, count: int = 1) -> float:
+        """Count a phase that began at `began` and ends now `count` times; return the time."""
         now = self.clock()
-        self._counts[phase].add(now - began)
+        # As `add`, which would be another call.
+        durations = self._counts[phase]
+        durations.counts[bisect_left(SECONDS, now - began)] += count
+        durations.total += (now - began) * count
         return now
 
     def add(self, phase: str, duration: float, count: int) -> None:

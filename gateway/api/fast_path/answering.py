@@ -2,9 +2,15 @@
 
 from gateway.api.answers import HIT
 from gateway.api.content_coding import SMALLEST
-from gateway.api.fast_path.head_cache import CachedHead, FoundHead, RequestHeadCache
+from gateway.api.fast_path.head_cache import (
+    CachedHead,
+    FoundHead,
+    RepeatedRequest,
+    RequestHeadCache,
+)
 from gateway.api.http import Headers, HttpReply
 from gateway.api.load_shedding import LoadShedder
+from gateway.api.memory_hits import MEASURED_ONE_OF
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
@@ -26,23 +32,40 @@ class FastPath:
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
         self._splits_first = False
+        self._until_measured = MEASURED_ONE_OF
         self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
 
-    def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
+    def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
-        `None` where there was none; see `MemoryHits.replay`.
+        Of one that is the same as earlier hits of another tier, return what `repeat` takes.
+        `None` where there were none; see `MemoryHits.replay`.
         """
+        context = ""
         parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
-            parsed, _ = self._find_without_context(request)
+            parsed, context = self._find_without_context(request)
             if parsed is None:
                 return None
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
-        return self._hits.replay(parsed, self._hit_lines)
+        answer = self._hits.replay(parsed, self._hit_lines)
+        if answer is None and not context and isinstance(parsed, RepeatedRequest):
+            return parsed
+        return answer
+
+    def repeat(self, repeated: RepeatedRequest) -> HttpReply | RequestState:
+        """Do as `reply`, for a whole request that `replay` has found."""
+        state = self._new_state(repeated.head, "")
+        state.parsed = repeated
+        self._until_measured -= 1
+        if self._until_measured:
+            state.phase_weight = 0
+        else:
+            state.phase_weight = self._until_measured = MEASURED_ONE_OF
+        return _reply_or_state(state, self.processor.reply_now(state, b""))
 
     def find(self, head: bytes) -> FoundHead | None:
         """Return what is known of a head, `None` where the application answers the request."""
@@ -64,28 +87,17 @@ class FastPath:
         A plain memory hit is replayed to equal requests from now on.
         """
         head = found.known
-        state = self.processor.new_state(head.match)
-        state.principal = head.principal
-        state.options = head.options
-        state.wants_timing = head.wants_timing
-        if head.coding:
-            state.coding = head.coding
-        if head.own_lines:
-            state.own_lines, state.client_id = head.own_lines, head.client_id
-        if head.fields:
-            state.fields = head.fields
-        self.processor.start_span(state, found.context)
-        state.on_head_read()
+        state = self._new_state(head, found.context)
         if refusal is not None:
             return self.processor.failed(state, refusal)
         reply = self.processor.reply_now(state, body)
         parsed = state.parsed
-        if head.is_plain and parsed is not None and parsed.replay is not None:
-            self.heads.add_replayable(found.head + body, parsed)
-        if reply is not None and head.coding and len(reply.body) >= SMALLEST:
-            state.reply = reply  # it is compressed first, in a thread
-            return state
-        return reply or state
+        if head.is_plain and parsed is not None:
+            if parsed.replay is not None:
+                self.heads.add_replayable(found.head + body, parsed)
+            elif parsed.stored is not None and not found.context:
+                self.heads.add_repeated(found, body, parsed)
+        return _reply_or_state(state, reply)
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
         """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
@@ -103,6 +115,21 @@ class FastPath:
             reply.body,
         )
 
+    def _new_state(self, head: CachedHead, context: str) -> RequestState:
+        state = self.processor.new_state(head.match)
+        state.principal = head.principal
+        state.options = head.options
+        state.wants_timing = head.wants_timing
+        if head.coding:
+            state.coding = head.coding
+        if head.own_lines:
+            state.own_lines, state.client_id = head.own_lines, head.client_id
+        if head.fields:
+            state.fields = head.fields
+        self.processor.start_span(state, context)
+        state.on_head_read()
+        return state
+
     def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
         """Return what is known of a request but for its trace context, and that."""
         context, rest = self._split(request)
@@ -118,3 +145,11 @@ class FastPath:
         self._server_headers = server_headers
         self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
+
+
+def _reply_or_state(state: RequestState, reply: HttpReply | None) -> HttpReply | RequestState:
+    """Return what can be sent at once; the state where it has to be waited for."""
+    if reply is not None and state.coding and len(reply.body) >= SMALLEST:
+        state.reply = reply  # it is compressed first, in a thread
+        return state
+    return reply or state

@@ -59,6 +59,15 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The trace context, where it is of another form than `split_context` takes out."""
 
 
+class RepeatedRequest(ParsedBody, kw_only=True):
+    """The parsed body of a whole request that another tier than memory has answered, and its head.
+
+    Equal requests are looked up there again, without being read again.
+    """
+
+    head: CachedHead
+
+
 class FoundHead(NamedTuple):
     """What is `known` of the `head` of a request, the trace context, and the body's length."""
 
@@ -136,6 +145,22 @@ class RequestHeadCache:
         """Store a whole request, head and body."""
         if len(request) <= _LONGEST and not self._is_closed:
             self._requests.put(self._digest(request), parsed)
+
+    def add_repeated(self, found: FoundHead, body: bytes, parsed: ParsedBody) -> None:
+        """Store a whole request that another tier than memory has answered before."""
+        repeated = RepeatedRequest(
+            route=parsed.route,
+            body=parsed.body,
+            request=parsed.request,
+            charges=parsed.charges,
+            length=parsed.length,
+            failed=parsed.failed,
+            is_slow_to_encode=parsed.is_slow_to_encode,
+            prepared=parsed.prepared,
+            stored=parsed.stored,
+            head=found.known,
+        )
+        self.add_replayable(found.head + body, repeated)
 
     def close(self) -> None:
         """Clear the cache and store nothing more: every request goes to the application."""

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.fast_path.answering import FastPath
+from gateway.api.fast_path.head_cache import RepeatedRequest
 from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestState
 from gateway.errors import GatewayError
@@ -55,7 +56,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
                 data = self._hold(data)
             else:
                 answer = self._fast_path.replay(data, self.server_state.default_headers)
-                if answer is not None:
+                if isinstance(answer, bytes):
                     # As `_send`, by the time of this event-loop iteration.
                     self.transport.write(answer)
                     self.server_state.total_requests += 1
@@ -63,7 +64,11 @@ class FastPathProtocol(WriteCoalescingProtocol):
                     if self.timeout_keep_alive_task is None:
                         self._wait_for_requests(self.timeout_keep_alive)
                     return
-                data = self._answer(data)
+                if answer is None or self._peer.requests.most:
+                    data = self._answer(data)
+                else:
+                    self._repeat(answer)
+                    return
         if data:
             super().data_received(data)
 
@@ -153,6 +158,15 @@ class FastPathProtocol(WriteCoalescingProtocol):
         self._send(b"".join(answers), len(answers))
         rest = data[start:] if start else data
         return self._hold(rest) if rest and self.flow.write_paused else rest
+
+    def _repeat(self, repeated: RepeatedRequest) -> None:
+        """Answer a whole request that is the same as an earlier one."""
+        fast_path = self._fast_path
+        reply = fast_path.shed(repeated.head) or fast_path.repeat(repeated)
+        if isinstance(reply, RequestState):
+            self._begin(reply)
+        else:
+            self._send(fast_path.render(reply, self.server_state.default_headers), 1)
 
     def _hold(self, data: bytes) -> bytes:
         """Keep `data` until it can be answered, and read no more meanwhile than one read."""

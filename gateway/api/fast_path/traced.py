@@ -5,7 +5,7 @@ from time import time_ns
 from typing_extensions import override
 
 from gateway.api.fast_path.answering import FastPath
-from gateway.api.fast_path.head_cache import RequestHeadCache
+from gateway.api.fast_path.head_cache import RepeatedRequest, RequestHeadCache
 from gateway.api.http import Headers
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
@@ -38,13 +38,15 @@ class TracedFastPath(FastPath):
         self._left = processor.tracer.gap()
 
     @override
-    def replay(self, request: bytes, server_headers: Headers) -> bytes | None:
+    def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
         context = ""
         parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
             parsed, context = self._find_without_context(request)
             if parsed is None:
                 return None
+        if isinstance(parsed, RepeatedRequest):
+            return None if context else parsed  # `repeat` decides whether it is recorded
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         if context:

@@ -1,0 +1,48 @@
+"""Reads the entries in values of Redis, and counts what they are."""
+
+from collections.abc import Sequence
+
+from gateway.cache.base import RemoteStatistics
+from gateway.cache.claims import Claims
+from gateway.cache.entry import CLAIM, CachedResult, decode_entry
+from gateway.cache.key import CacheKey
+
+
+class ValueReader:
+    """Tells entries of a key from claims on it, from what is damaged, and from another key's."""
+
+    def __init__(self, *, claims: Claims, counts: RemoteStatistics) -> None:
+        self._claims = claims
+        self._counts = counts
+
+    def entries(
+        self, keys: Sequence[CacheKey], values: Sequence[bytes | None] | None
+    ) -> list[CachedResult | None]:
+        """Return the entry of each key; `values` are unpacked, `None` where nothing was read."""
+        if values is None:
+            return [None] * len(keys)
+        if len(keys) == 1:
+            return [self._entry(keys[0], values[0])]
+        if any(values):
+            return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
+        self._counts.misses += len(keys)
+        return [None] * len(keys)
+
+    def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
+        counts = self._counts
+        if value is None:
+            counts.misses += 1
+            return None
+        if value[:1] == CLAIM and self._claims.read(key, value):
+            counts.misses += 1
+            return None
+        try:
+            entry = decode_entry(key, value)
+        except Exception:  # noqa: BLE001 - one damaged value must not cost the others of its read
+            counts.corrupt += 1
+            return None
+        if entry is None:
+            counts.mismatches += 1
+        else:
+            counts.hits += 1
+        return entry
