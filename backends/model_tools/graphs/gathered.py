@@ -2,7 +2,8 @@
 
 The tokens of all rows stand below each other, `[tokens, hidden]`, without padding. Attention wants
 rows of one length, so query, key and value are laid out on a grid, `[batch, sequence, hidden]`,
-whose free places repeat the last token of their row.
+whose free places repeat the last token of their row: on one for each class of lengths
+(`LengthClasses`), or on one for all rows where something is added to the scores.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.length_classes import LengthClasses
 from backends.model_tools.graphs.padded import PaddedGrid
 
 # What is added to the score of a free place. It repeats a real token of its row, so its weight is
@@ -45,6 +47,8 @@ class Grid:
         graph.plain("Shape", [mask], "grid.shape")
         self.filled = graph.plain("Reshape", ["grid.token", "grid.shape"], "grid.filled")
         self._first = first
+        self._mask = mask
+        self._classes: LengthClasses | None = None
 
     def take(self, padded: str, output: str) -> str:
         """Add the tokens of `padded` [batch, sequence, ...]: `[tokens, ...]`."""
@@ -74,6 +78,14 @@ class Grid:
             num_heads=heads,
             mask_filter_value=_FREE,
         )
+
+    def attend_by_length(self, prefix: str, inputs: Sequence[str], *, heads: int) -> str:
+        """Add attention on query, key and value [tokens, hidden], without a bias."""
+        if self._classes is None:
+            self._classes = LengthClasses(
+                self._graph, mask=self._mask, lengths=self.lengths, places=self.places
+            )
+        return self._classes.attend(prefix, inputs, heads=heads, mask_value=_FREE)
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
@@ -113,6 +125,8 @@ def attend_gathered(
 
     `bias` names what is added to the scores, `[1, heads, sequence, sequence]`, if anything.
     """
+    if isinstance(grid, Grid) and not bias:
+        return grid.attend_by_length(prefix, inputs, heads=heads)
     rows = [grid.fill(name, f"{name}.grid") for name in inputs]
     return grid.take(grid.attend(prefix, rows, heads=heads, bias=bias), prefix)
 

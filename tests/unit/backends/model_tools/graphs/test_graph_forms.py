@@ -15,6 +15,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
 from backends.types import OutputKind
@@ -107,6 +108,55 @@ def test_gathered_rows_keep_their_bits_wherever_they_stand(
     }
 
     assert len(answers) == 1
+
+
+def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
+    weights: Weights, tmp_path: Path
+) -> None:
+    """A row of a class with a width of its own is as wide beside rows of any length.
+
+    Its mean alone is made at the width of the batch.
+    """
+    graph = open_graph(
+        write(tmp_path / "model.onnx", weights, GraphForm(attention="gathered")),
+        dimensions=SHAPE.hidden,
+    )
+    mates = rows(1, 6, WIDTHS[0], WIDTHS[0] + 1, WIDTHS[-1], 24)
+
+    for subject in rows(*range(1, WIDTHS[-1] + 1)):
+        batches = [*([subject, mate] for mate in mates), [subject, *mates]]
+        length = len(subject[0])
+        answers = {
+            run_rows(graph, batch, OutputKind.TOKENS)[0, :length].tobytes() for batch in batches
+        }
+        assert len(answers) == 1, length
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (1, WIDTHS[0]),
+        (WIDTHS[0] + 1, WIDTHS[-1]),
+        (WIDTHS[-1] + 1, 24),
+        (24, WIDTHS[0] + 1, 2, WIDTHS[-1], 5, WIDTHS[0], 23),
+    ],
+    ids=["short", "between", "long", "all"],
+)
+def test_classes_of_lengths_equal_the_reference_with_and_without_rows(
+    lengths: tuple[int, ...], weights: Weights, tmp_path: Path
+) -> None:
+    """In any order of the rows, and where a class has none."""
+    graph = open_graph(
+        write(tmp_path / "model.onnx", weights, GraphForm(attention="gathered")),
+        dimensions=SHAPE.hidden,
+    )
+    batch = rows(*lengths)
+
+    tokens = run_rows(graph, batch, OutputKind.TOKENS)
+
+    for place, row in enumerate(batch):
+        expected = reference_tokens(SHAPE, weights, *row)
+        np.testing.assert_allclose(tokens[place, : len(row[0])], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.precision}-{form.attention}")
