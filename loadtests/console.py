@@ -1,15 +1,18 @@
 """Measures each page of the console over a ledger of many tenants and a fleet of many backends.
 
+Each tenant has used a model on each day of a year.
+
 The operators' listener runs in this process, beside stub backends, a real Valkey and the client: a
 page's time includes waiting for what these do. Workers' reports and metric files are made up.
 """
 
 import asyncio
+import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +28,7 @@ from gateway.console.console import Console
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import KeySpec
+from gateway.ledger.usage_marks import DAY
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings
@@ -38,6 +42,7 @@ LIMIT: Final = 0.3
 _KEY = "admin-bench-key-0123456789"
 _REGIONS = ("eu", "us", "ap", "sa")
 _MODELS = 40
+_DAYS = 365
 _WORKERS = 4
 
 
@@ -124,6 +129,41 @@ def _fill_ledger(settings: Settings, tenants: int) -> None:
     with Ledger(settings.ledger) as ledger:
         for first in range(0, tenants, 1000):
             ledger.accounts.create_keys(specs[first : first + 1000], new_tenants=True)
+        _fill_usage(settings.ledger, tenants)
+        _add_up(ledger)
+
+
+def _fill_usage(url: str, tenants: int) -> None:
+    """Write a year of usage, as the roll-up leaves it: a row for each tenant and day."""
+    names = (
+        "id, tenant, time, key, model, task, status, items, hit, collapsed, computed, failed, rows,"
+        " tokens, region, revision, code, requests, batch"
+    )
+    query = (
+        "WITH RECURSIVE tenants(n) AS"  # noqa: S608 - of constants
+        " (SELECT 0 UNION ALL SELECT n + 1 FROM tenants WHERE n + 1 < :tenants),"
+        " days(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM days WHERE n + 1 < :days)"
+        f" INSERT INTO usage_events ({names})"
+        " SELECT printf('rollup-%d-%05d', days.n, tenants.n), printf('tenant-%05d', tenants.n),"
+        " (:first + days.n) * :day, 'key', 'm-' || (tenants.n % :models), 'classify', 200,"
+        " 100 + tenants.n, 60, 0, 40 + tenants.n, 0, 40 + tenants.n, 500, 'eu', 'abc', '', 20, 0"
+        " FROM days, tenants"
+    )
+    today = time.time_ns() // DAY
+    values = {"tenants": tenants, "models": _MODELS, "days": _DAYS, "day": DAY}
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+        database.execute("PRAGMA synchronous = OFF")
+        database.execute(query, values | {"first": today - _DAYS + 1})
+        database.commit()
+
+
+def _add_up(ledger: Ledger) -> None:
+    """Do what billing does in its idle time."""
+    before = time.time_ns() - 3 * DAY
+    for _ in range(_DAYS):  # each step scans a hundred hours
+        ledger.rollup.add_up(before=before, limit=1000)
+    while ledger.rollup.sum_day():
+        pass
 
 
 def _write_metrics(folder: Path, stubs: list[StubBackend]) -> None:
@@ -223,6 +263,9 @@ async def _more(client: httpx.AsyncClient, tenants: int) -> list[str]:
     paths = [
         *("/console/overview/history", "/console/backends?page=2", "/console/backends?q=eu-1"),
         *("/console/models?q=m-1", f"/console/models/{model}", f"/console/models/{model}/arms"),
+        *(f"/console/usage/figures?span={span}&by=tenant" for span in ("7d", "30d", "365d")),
+        *("/console/usage/figures?span=365d", "/console/usage/figures?span=365d&model=m-1"),
+        f"/console/usage/figures?span=365d&tenant=tenant-{tenants // 2:05}",
         *("/console/tenants?page=40", f"/console/tenants/tenant-{tenants // 2:05}"),
     ]
     found = [(path, (await client.get(path)).status_code) for path in paths]

@@ -1,5 +1,6 @@
 """Publishes what a worker finds of each endpoint: health, share, predicted finish, items."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -16,6 +17,8 @@ _GAUGES: Final[dict[str, Callable[[EndpointStatistics], float]]] = {
     "endpoint_drained": lambda one: one.drained,
     "endpoint_ejected": lambda one: one.ejected_for > 0,
 }
+_FASTEST: Final = "endpoint_fastest_finish_seconds"
+_NAMES: Final = (*_GAUGES, _FASTEST)
 _AT_ONCE: Final = 128
 
 
@@ -29,6 +32,10 @@ class EndpointMetrics:
         self._read = read
         self._known: set[tuple[str, ...]] = set()
         self._left: list[EndpointStatistics] = []
+        self._fastest: dict[str, float] = {}
+        """By model, the least predicted finish of the last pass over all endpoints."""
+        self._faster: dict[str, float] = {}
+        """The same of this pass so far."""
 
     def publish(self) -> None:
         """Publish what endpoints are like now; called about once a second.
@@ -37,16 +44,29 @@ class EndpointMetrics:
         """
         if not self._left:
             self._left = list(self._read())
+            self._fastest, self._faster = self._faster, {}
             self._forget({(one.region, one.backend) for one in self._left})
         now, self._left = self._left[:_AT_ONCE], self._left[_AT_ONCE:]
         for one in now:
             labels = (one.region, one.backend)
             for name, value in _GAUGES.items():
                 self._instruments.set_gauge(name, float(value(one)), labels)
+            self._instruments.set_gauge(_FASTEST, self._fastest_finish(one), labels)
             self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
+
+    def _fastest_finish(self, one: EndpointStatistics) -> float:
+        """Return the least predicted finish of ready endpoints that serve a model of `one`."""
+        fastest, faster, finish = self._fastest, self._faster, one.finish_time
+        least = finish
+        is_ready = one.health is Health.READY
+        for model in one.models:
+            least = min(least, fastest.get(model, finish))
+            if is_ready and finish < faster.get(model, math.inf):
+                faster[model] = finish
+        return least
 
     def _forget(self, found: set[tuple[str, ...]]) -> None:
         """Show no endpoints but those found."""
         if self._known - found:
-            self._instruments.retain(_GAUGES, found)
+            self._instruments.retain(_NAMES, found)
         self._known = found

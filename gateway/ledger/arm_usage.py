@@ -8,9 +8,9 @@ from sqlalchemy import Connection, func, select
 
 from gateway.ledger import schema
 from gateway.ledger.pricing import PriceList, amount, decimal
-from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import Store
 from gateway.ledger.types import ArmCost, Units
+from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 
 _KEY: Final = ("time", "model", "revision", "arm", "shadow")

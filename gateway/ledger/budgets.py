@@ -19,10 +19,10 @@ from gateway.ledger.invoices import month_bounds
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import NANO, PriceList, amount, decimal
 from gateway.ledger.principals import record_change
-from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import Budget, BudgetReport, GroupBy, Tenant
 from gateway.ledger.usage import priced_usage
+from gateway.ledger.usage_marks import HOUR
 from gateway.ledger.webhooks import add_delivery
 
 _WHOLE: Final = 100

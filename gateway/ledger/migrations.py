@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from gateway.errors import DependencyUnavailable
-from gateway.ledger import schema
+from gateway.ledger import schema, usage_marks
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 """Inserts the rows whose keys are not there yet; see `Store.insert_new`."""
@@ -71,6 +71,8 @@ MIGRATIONS: Final = (
     ),
     # Adds `operators`.
     Migration(version=8, compatible_from=2),
+    # Adds `usage_sums`, which the roll-up fills in steps.
+    Migration(version=9, compatible_from=2),
 )
 VERSION: Final = MIGRATIONS[-1].version
 
@@ -114,6 +116,7 @@ def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
     for table in schema.metadata.sorted_tables:
         for index in table.indexes:
             connection.execute(CreateIndex(index, if_not_exists=True))
+    insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
     # Programs of version 2 use the tables if this is the highest row.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])

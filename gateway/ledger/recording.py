@@ -11,9 +11,9 @@ from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.arm_usage import add_arms
 from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
-from gateway.ledger.rollup import reopen
 from gateway.ledger.store import Store
 from gateway.ledger.types import Batch, Recorded
+from gateway.ledger.usage_marks import reopen
 from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
@@ -100,7 +100,7 @@ class EventRecorder:
         if not events:
             return 0
         table = schema.usage_events
-        reopen(connection, min(e.time for e in events))
+        reopen(connection, min(e.time for e in events), now=self._store.clock())
         rows = rows_of_runs(events)
         attempt = connection.begin_nested()
         if self._store.insert_new(connection, table, rows) == len(rows):

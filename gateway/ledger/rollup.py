@@ -8,27 +8,20 @@ hour are lost. Duplicates are then detected by marks and ranges of the logs alon
 import hashlib
 from typing import Any, Final
 
-from sqlalchemy import Connection, RowMapping, bindparam, delete, func, select, update
+from sqlalchemy import Connection, RowMapping, delete, func, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.types import Units
+from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
+from gateway.ledger.usage_sums import sum_day
 
-HOUR: Final = 3_600 * 1_000_000_000
-_SUBJECT: Final = "usage"
-_LOCK: Final = "usage.rollup"
 _PREFIX: Final = "rollup-"
 _HOURS: Final = 100
 """Hours that one transaction scans: after a very late event there are years of them."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
-_until: Final = schema.usage_rollups
-_set_back: Final = (
-    update(_until)
-    .where(_until.c.subject == _SUBJECT, _until.c.until > bindparam("hour"))
-    .values(until=bindparam("hour"))
-)
 
 
 class Rollup:
@@ -45,8 +38,8 @@ class Rollup:
         """
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
-            self._store.lock_subject(connection, _LOCK)
-            start = self._start(connection)
+            self._store.lock_subject(connection, LOCK)
+            start = _hour_with_events(connection, locked_marks(connection).hours)
             rows: list[RowMapping] = []
             for _ in range(_HOURS):
                 if start is None or start + HOUR > end:
@@ -55,7 +48,7 @@ class Rollup:
                 if rows:
                     break
                 start = _hour_with_events(connection, start + HOUR)
-            self._set_until(connection, end if start is None else min(start, end))
+            move_hours(connection, end if start is None else min(start, end))
             if not rows or start is None:
                 return 0
             self._store.add_to(connection, _events, _sums(rows, start), _SUMMED)
@@ -63,25 +56,9 @@ class Rollup:
             connection.execute(delete(_events).where(_events.c.id.in_(ids)))
             return len(rows)
 
-    def _start(self, connection: Connection) -> int | None:
-        """Return the first hour that may hold events to add up."""
-        query = select(_until.c.until).where(_until.c.subject == _SUBJECT)
-        # Locked, so that a late event that sets it back meanwhile is not overwritten.
-        query = query.with_for_update()
-        until = connection.scalar(query)
-        return _hour_with_events(connection, 0 if until is None else int(until))
-
-    def _set_until(self, connection: Connection, until: int) -> None:
-        row = {"subject": _SUBJECT, "until": until}
-        if not self._store.insert_new(connection, _until, [row]):
-            same = _until.c.subject == _SUBJECT
-            connection.execute(update(_until).where(same).values(until=until))
-
-
-def reopen(connection: Connection, oldest: int) -> None:
-    """Schedule the hours from `oldest` on for another scan, after a late event of that time."""
-    hour = oldest - oldest % HOUR
-    connection.execute(_set_back, {"hour": hour})
+    def sum_day(self) -> bool:
+        """Sum a day whose events were added up; return whether there may be another one."""
+        return sum_day(self._store)
 
 
 def _hour_with_events(connection: Connection, since: int) -> int | None:

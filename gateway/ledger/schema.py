@@ -20,6 +20,7 @@ metadata: Final = MetaData()
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
+_USED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
 def _price_columns() -> list[Column[Any]]:
@@ -153,10 +154,7 @@ arm_usage: Final = Table(
     Column("revision", String(64), primary_key=True),
     Column("arm", String(64), primary_key=True),
     Column("shadow", String(64), primary_key=True),
-    *(
-        Column(name, BigInteger, nullable=False)
-        for name in ("hit", "collapsed", "computed", "failed", "rows", "tokens")
-    ),
+    *(Column(name, BigInteger, nullable=False) for name in _USED),
 )
 """Sums of an hour by the revision that answered, of models whose revisions share items."""
 
@@ -176,7 +174,23 @@ usage_rollups: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("until", BigInteger, nullable=False),
 )
-"""The time up to which events were added up to rows of an hour, see `rollup`."""
+"""The time up to which events were added up to rows of an hour and to sums; see `usage_marks`."""
+
+usage_sums: Final = Table(
+    "usage_sums",
+    metadata,
+    Column("length", Integer, primary_key=True, autoincrement=False),
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("is_free", Integer, primary_key=True, autoincrement=False),
+    *(Column(name, BigInteger, nullable=False) for name in ("requests", "items", *_USED)),
+    # Rows lie in the order of the key then, in which they are read.
+    sqlite_with_rowid=False,
+)
+"""Sums of usage over `length` days from `day` on, counted since the epoch; the tenant `*` is all of
+them. See `gateway.ledger.usage_sums`."""
 
 high_water: Final = Table(
     "high_water",

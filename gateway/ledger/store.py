@@ -55,7 +55,7 @@ class Store:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a transaction that sees one state of the database.
+        """Open a transaction that reads; each statement sees one state of the database.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
@@ -65,6 +65,19 @@ class Store:
             self._prepare()
             with self._engine.begin() as connection:
                 yield connection
+
+    @contextlib.contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """Open a transaction all of whose statements see one state of the database.
+
+        Raises:
+            DependencyUnavailable: the database cannot be reached, or is busy for too long.
+            InvalidRequest: a value is beyond what it can hold.
+        """
+        with self.reading() as connection:
+            if not self._is_sqlite:  # whose transactions see one state anyway
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield connection
 
     @contextlib.contextmanager
     def writing(self, *, in_bulk: bool = False) -> Iterator[Connection]:

@@ -141,8 +141,16 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
 
     def __add__(self, other: "Units") -> "Units":
-        fields = self.__struct_fields__
-        return Units(**{name: getattr(self, name) + getattr(other, name) for name in fields})
+        return Units(
+            requests=self.requests + other.requests,
+            items=self.items + other.items,
+            hit=self.hit + other.hit,
+            collapsed=self.collapsed + other.collapsed,
+            computed=self.computed + other.computed,
+            failed=self.failed + other.failed,
+            rows=self.rows + other.rows,
+            tokens=self.tokens + other.tokens,
+        )
 
 
 class GroupUsage(Units, frozen=True, kw_only=True):

@@ -4,20 +4,28 @@ from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, case, func, select
+from sqlalchemy import ColumnElement, Select, func, or_, select, union_all
 
-from backends.protocol import TOKEN_TASKS
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
-from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, GroupUsage, Units
+from gateway.ledger.usage_marks import DAY, HOUR, summed_until
+from gateway.ledger.usage_sums import (
+    ALL_TENANTS,
+    LENGTHS,
+    SUMMED,
+    DayBlocks,
+    blocks_between,
+    is_free,
+    is_in,
+)
 
-_DAY: Final = 24 * HOUR
-_LENGTHS: Final = {GroupBy.DAY: _DAY, GroupBy.HOUR: HOUR}
+_LENGTHS: Final = {GroupBy.DAY: DAY, GroupBy.HOUR: HOUR}
+_SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.DAY, GroupBy.MODEL})
+"""What sums can be grouped by; all other usage is read from the events."""
 _events: Final = schema.usage_events.c
-_SUMMED: Final = Units.__struct_fields__
-_is_free: Final = case((_events.task.in_([str(task) for task in TOKEN_TASKS]), 1), else_=0)
+_sums: Final = schema.usage_sums.c
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,24 +52,71 @@ def priced_usage(
     It is of the time from `since` to before `until`, both in nanoseconds.
     """
     found: list[PricedUsage] = []
+    count = len(group_by)
     for start, end in prices.periods(since, until):
+        # Few values among many rows: a year by day has a row for each model of each day.
+        labels = [_Labels(group) for group in group_by]
+        price_of = _PeriodPrices(prices, start)
         for row in _rows(store, tenants, start, end, group_by, models):
-            *group, model, is_batch, is_free = row[: len(group_by) + 3]
-            sums = dict(zip(_SUMMED, map(int, row[len(group_by) + 3 :]), strict=True))
-            price = prices.at(model, start)
-            if is_free:
-                price = price.for_tokens()
-            elif is_batch:
-                price = price.for_batches()
-            found.append(
-                PricedUsage(
-                    group=tuple(_label(g, v) for g, v in zip(group_by, group, strict=True)),
-                    model=model,
-                    price=price,
-                    units=Units(**sums),
-                )
-            )
+            group = tuple([labels[place][row[place]] for place in range(count)])
+            model = row[count]
+            units = _units(*map(int, row[count + 3 :]))
+            price = price_of[(model, row[count + 1], row[count + 2])]
+            found.append(PricedUsage(group=group, model=model, price=price, units=units))
     return found
+
+
+def _units(  # in the order of `SUMMED`
+    requests: int,
+    items: int,
+    hit: int,
+    collapsed: int,
+    computed: int,
+    failed: int,
+    rows: int,
+    tokens: int,
+) -> Units:
+    return Units(
+        requests=requests,
+        items=items,
+        hit=hit,
+        collapsed=collapsed,
+        computed=computed,
+        failed=failed,
+        rows=rows,
+        tokens=tokens,
+    )
+
+
+class _Labels(dict[Any, str]):
+    """Names the values of a group, each once."""
+
+    def __init__(self, group: GroupBy) -> None:
+        super().__init__()
+        self._group = group
+
+    def __missing__(self, value: Any) -> str:
+        label = self[value] = _label(self._group, value)
+        return label
+
+
+class _PeriodPrices(dict[tuple[str, int, int], Price]):
+    """Finds the price at `start` of a model, whether in batches, whether without one, each once."""
+
+    def __init__(self, prices: PriceList, start: int) -> None:
+        super().__init__()
+        self._prices = prices
+        self._start = start
+
+    def __missing__(self, kind: tuple[str, int, int]) -> Price:
+        model, is_batch, without_model = kind
+        price = self._prices.at(model, self._start)
+        if without_model:
+            price = price.for_tokens()
+        elif is_batch:
+            price = price.for_batches()
+        self[kind] = price
+        return price
 
 
 def _rows(
@@ -71,23 +126,79 @@ def _rows(
     until: int,
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
-) -> list[Sequence[Any]]:
-    groups = [*(_column(g) for g in group_by), _events.model, _events.batch, _is_free]
-    sums = [func.coalesce(func.sum(_events[name]), 0) for name in _SUMMED]
-    query = (
-        select(*groups, *sums)
-        .where(_events.time >= since, _events.time < until)
-        .group_by(*groups)
-        .order_by(*groups)
-    )
+) -> Sequence[Sequence[Any]]:
+    with store.snapshot() as connection:
+        blocks, times = [], [(since, until)]
+        if _SUMMED_BY.issuperset(group_by):
+            first, end = -(-since // DAY), min(until, summed_until(connection)) // DAY
+            if first < end:
+                blocks = blocks_between(first, end, (1,) if GroupBy.DAY in group_by else LENGTHS)
+                times = [(since, first * DAY), (end * DAY, until)]
+        parts = [_events_between(*time, tenants, group_by, models) for time in times]
+        if blocks:
+            parts.append(_sums_in(blocks, tenants, group_by, models))
+        return connection.execute(_added_up(parts, group_by)).all()
+
+
+def _events_between(
+    since: int,
+    until: int,
+    tenants: Collection[str] | None,
+    group_by: Sequence[GroupBy],
+    models: Collection[str] | None,
+) -> Select[Any]:
+    groups = [*(_column(g) for g in group_by), _events.model, _events.batch, is_free]
+    query = select(*groups, *(_events[name] for name in SUMMED))
+    query = query.where(_events.time >= since, _events.time < until)
     if tenants is not None:
         query = query.where(_events.tenant.in_(tenants))
+    return _of_models(query, _events.model, group_by, models)
+
+
+def _sums_in(
+    blocks: Sequence[DayBlocks],
+    tenants: Collection[str] | None,
+    group_by: Sequence[GroupBy],
+    models: Collection[str] | None,
+) -> Select[Any]:
+    groups = [*(_sums[g.value] for g in group_by), _sums.model, _sums.batch, _sums.is_free]
+    query = select(*groups, *(_sums[name] for name in SUMMED))
+    of_tenants = tenants is not None or GroupBy.TENANT not in group_by
+    query = query.where(or_(*(is_in(block, of_tenants=of_tenants) for block in blocks)))
+    if tenants is not None:
+        query = query.where(_sums.tenant.in_(tenants))
+    elif GroupBy.TENANT in group_by:
+        query = query.where(_sums.tenant != ALL_TENANTS)
+    else:
+        query = query.where(_sums.tenant == ALL_TENANTS)
+    return _of_models(query, _sums.model, group_by, models)
+
+
+def _of_models(
+    query: Select[Any],
+    model: ColumnElement[Any],
+    group_by: Sequence[GroupBy],
+    models: Collection[str] | None,
+) -> Select[Any]:
     if models is not None:
-        query = query.where(_events.model.in_(models))
-    if GroupBy.MODEL in group_by:
-        query = query.where(_events.model != "")
-    with store.reading() as connection:
-        return [tuple(row) for row in connection.execute(query)]
+        query = query.where(model.in_(models))
+    return query.where(model != "") if GroupBy.MODEL in group_by else query
+
+
+def _added_up(parts: Sequence[Select[Any]], group_by: Sequence[GroupBy]) -> Select[Any]:
+    # Columns are named by their place: a model stands twice where it is grouped by.
+    count = len(group_by) + 3
+    labels = [f"c{place}" for place in range(count + len(SUMMED))]
+    named = [
+        part.with_only_columns(
+            *(c.label(label) for c, label in zip(part.selected_columns, labels, strict=True))
+        )
+        for part in parts
+    ]
+    whole = (union_all(*named) if len(named) > 1 else named[0]).subquery()
+    groups = [whole.c[label] for label in labels[:count]]
+    sums = [func.coalesce(func.sum(whole.c[label]), 0) for label in labels[count:]]
+    return select(*groups, *sums).group_by(*groups).order_by(*groups)
 
 
 def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[GroupUsage]:
@@ -95,8 +206,11 @@ def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) ->
     sums: dict[tuple[tuple[str, ...], str], tuple[Units, int]] = {}
     for each in found:
         place = (each.group, each.price.entry.currency)
-        units, cost = sums.get(place, (Units(), 0))
-        sums[place] = (units + each.units, cost + amount(each.units, each.price.entry))
+        cost = amount(each.units, each.price.entry)
+        former = sums.get(place)
+        sums[place] = (
+            (each.units, cost) if former is None else (former[0] + each.units, former[1] + cost)
+        )
     rows = []
     for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0]):
         labels = {g.value: label for g, label in zip(group_by, group, strict=True)}
@@ -112,7 +226,7 @@ def _column(group: GroupBy) -> ColumnElement[Any]:
 
 def _label(group: GroupBy, value: Any) -> str:
     if group is GroupBy.DAY:
-        return to_datetime(int(value) * _DAY).date().isoformat()
+        return to_datetime(int(value) * DAY).date().isoformat()
     if group is GroupBy.HOUR:
         return to_datetime(int(value) * HOUR).strftime("%Y-%m-%dT%H:%M:%SZ")
     return str(value)

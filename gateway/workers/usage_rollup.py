@@ -29,6 +29,14 @@ class UsageStore(Protocol):
         """
         ...
 
+    def sum_day(self) -> bool:
+        """Sum a day whose rows were added up; return whether there may be another one.
+
+        Raises:
+            DependencyUnavailable: nothing changed; try again.
+        """
+        ...
+
 
 class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts rows added up since the start; `failures` are those in a row."""
@@ -70,11 +78,12 @@ class UsageRollup:
             await pause(stop, await self.run_once())
 
     async def run_once(self) -> float:
-        """Add up some rows; return the seconds to wait before the next call."""
+        """Add up some rows, or sum a day where there are none; return the seconds to wait then."""
         before = self._clock() - self._keep
         try:
             limit = self._limit.now
             rows = await asyncio.to_thread(self._store.add_up, before=before, limit=limit)
+            goes_on = rows > 0 or await asyncio.to_thread(self._store.sum_day)
         except GatewayError as error:
             if not self._backoff.failures:
                 _log.warning("the roll-up of usage is retried", extra={"reason": error.detail})
@@ -88,7 +97,7 @@ class UsageRollup:
         self._limit.succeeded()
         self._rows += rows
         self._report(self.statistics())
-        return self._rest if rows else self._every
+        return self._rest if goes_on else self._every
 
     def statistics(self) -> RollupStatistics:
         """Return the counts so far."""

@@ -10,7 +10,7 @@ from backends.protocol import Report, ServingState
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.endpoint_counts import OTHERS, EndpointCounts
-from gateway.routing.member import Member, ProbeFailure
+from gateway.routing.member import Health, Member, ProbeFailure
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.telemetry.instruments import Instruments
 from gateway.types import BackendId, Endpoint, RegionName
@@ -122,3 +122,23 @@ def test_endpoints_beyond_a_bound_are_counted_as_one() -> None:
     calls = counts.statistics().calls
     assert len(calls) == 4097
     assert calls["eu", OTHERS, "ok"] == 904
+
+
+def test_an_endpoint_is_compared_with_ready_ones_that_serve_a_model_of_it() -> None:
+    shown = [
+        msgspec.structs.replace(one, models=models, finish_time=finish, health=health)
+        for one, models, finish, health in zip(
+            statistics(4),
+            ({"a": "1", "b": "1"}, {"b": "1"}, {"c": "1"}, {"a": "1"}),
+            (2.0, 0.5, 0.02, 0.01),
+            (Health.READY, Health.READY, Health.READY, Health.NOT_READY),
+            strict=True,
+        )
+    ]
+    scene = Scene(shown)
+
+    scene.metrics.publish()
+    scene.metrics.publish()
+
+    fastest = [scene.value("fastest_finish_seconds", f"eu-{number}") for number in range(4)]
+    assert fastest == [0.5, 0.5, 0.02, 0.01]

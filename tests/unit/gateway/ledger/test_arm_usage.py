@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.rollup import HOUR
+from gateway.ledger.usage_marks import HOUR
 from gateway.types import ArmUsage, RequestEvent
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record

@@ -14,9 +14,9 @@ from gateway.config.document import PriceConfig
 from gateway.ledger import rollup, schema
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.rollup import HOUR
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Batch, GroupBy, GroupUsage
+from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 from loadtests.harness.postgresql import PostgreSQL
 from loadtests.harness.waiting import wait_until
@@ -201,7 +201,8 @@ def looked_at(database: str) -> int:
     engine = sqlalchemy.create_engine(database)
     try:
         with engine.begin() as connection:
-            return connection.scalar(select(schema.usage_rollups.c.until)) or 0
+            marks = schema.usage_rollups.c
+            return connection.scalar(select(marks.until).where(marks.subject == "usage.hours")) or 0
     finally:
         engine.dispose()
 

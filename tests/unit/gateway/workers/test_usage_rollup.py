@@ -16,10 +16,11 @@ NOW = 10**18
 
 
 class Store:
-    """Has `rows` to add up; fails while there is `trouble`, and beyond `most` at a time."""
+    """Has `rows` to add up, then `days` to sum; fails in `trouble`, and beyond `most` at a time."""
 
-    def __init__(self, rows: int, *, most: int = 1000) -> None:
+    def __init__(self, rows: int, *, days: int = 0, most: int = 1000) -> None:
         self.rows = rows
+        self.days = days
         self.most = most
         self.before: list[int] = []
         self.trouble: GatewayError | None = None
@@ -33,6 +34,11 @@ class Store:
         self.rows -= taken
         return taken
 
+    def sum_day(self) -> bool:
+        """Sum one of `days`."""
+        self.days = max(0, self.days - 1)
+        return self.days > 0
+
 
 async def test_it_goes_on_soon_while_there_is_more() -> None:
     store = Store(1500)
@@ -43,6 +49,15 @@ async def test_it_goes_on_soon_while_there_is_more() -> None:
     assert waits == [0.05, 0.05, 30.0]
     assert set(store.before) == {NOW - 100_000_000_000}
     assert rollup.statistics().rows == 1500
+
+
+async def test_days_are_summed_once_their_rows_are_added_up() -> None:
+    store = Store(1500, days=2)
+    rollup = UsageRollup(store, keep=100.0, every=30.0, rest=0.05, clock=lambda: NOW)
+
+    waits = [await rollup.run_once() for _ in range(4)]
+
+    assert waits == [0.05, 0.05, 0.05, 30.0]
 
 
 @pytest.mark.parametrize(
