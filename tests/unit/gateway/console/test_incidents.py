@@ -3,7 +3,12 @@
 import pytest
 
 from gateway.console.fleet import Backend, EndpointReport, FleetView
-from gateway.console.incidents import backend_incidents, state_incidents, traffic_incidents
+from gateway.console.incidents import (
+    backend_incidents,
+    state_incidents,
+    traffic_incidents,
+    worst_first,
+)
 from gateway.console.traffic import Reading, Samples, Traffic, traffic_between
 from gateway.telemetry.metric_reading import Series
 
@@ -67,14 +72,38 @@ def request(status: str, model: str = "m") -> Series:
     return "sluicegate_requests_total", (("model", model), ("status", status))
 
 
+def test_workers_whose_reports_do_not_arrive_are_not_said_to_be_gone_while_they_answer() -> None:
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), serves=True)
+
+    assert not incident.is_bad
+    assert "customers are answered" in incident.text
+
+
+def test_a_full_disk_comes_before_what_follows_from_it() -> None:
+    values: dict[Series, float] = {
+        ("sluicegate_breaker_open", (("dependency", "state_redis"),)): 1.0,
+        ("sluicegate_data_disk_free_bytes", ()): 0.0,
+        ("sluicegate_shipper_lag_seconds", ()): 90.0,
+    }
+
+    found = worst_first(state_incidents(Samples(values)))
+
+    assert [each.text for each in found] == [
+        "The disk of the data directory has 0 B left.",
+        "A circuit breaker to state_redis is open.",
+        "Usage events are shipped 90 s late.",
+    ]
+
+
 def test_errors_are_named_by_model() -> None:
-    found = list(traffic_incidents(traffic({request("200"): 90.0, request("502"): 10.0})))
+    found = list(traffic_incidents(traffic({request("200"): 90.0, request("502"): 10.0}), {}))
 
     assert [each.text for each in found] == [
         "10 % of all requests fail (10 per second).",
         "10 % of requests for m fail (10 per second).",
     ]
     assert all(each.is_bad for each in found)
+    assert [each.page for each in found] == ["", "/console/models/m"]
 
 
 def test_refused_requests_are_named_by_limit() -> None:
@@ -85,9 +114,20 @@ def test_refused_requests_are_named_by_limit() -> None:
         ("sluicegate_limit_decisions_total", refused): 50.0,
     }
 
-    (incident,) = traffic_incidents(traffic(values))
+    (incident,) = traffic_incidents(traffic(values), {})
 
     assert incident.text == "Limits refuse 50 % of all requests (tenant)."
+
+
+def test_refused_requests_are_named_by_tenant_with_its_page() -> None:
+    values = {request("200"): 50.0, request("429"): 50.0}
+
+    (incident,) = traffic_incidents(traffic(values), {"birch": 2.0, "a b": 48.0})
+
+    assert incident.text == (
+        "Limits refuse 50 % of all requests, of tenants: a b 48 per second, birch 2.0 per second."
+    )
+    assert incident.page == "/console/tenants/a%20b"
 
 
 @pytest.mark.parametrize(
