@@ -20,6 +20,7 @@ _ERROR_RATIO, _REFUSED_RATIO = 0.001, 0.01
 _LAG = 60.0
 _LOW_DISK = 1 << 30
 _MOST_NAMED = 3
+_SLOW, _TIMES_SLOWER = 0.25, 3.0
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,9 +101,23 @@ def backend_incidents(fleet: FleetView, *, serves: bool = False) -> Iterator[Inc
         drained = [each.id for each in backends if each.drained]
         if drained:
             yield Incident(text=f"Drained in {region}: {_names(drained)}.", is_bad=False, page=page)
+    yield from _slow_backends(fleet)
     for (model, text), places in _broken_models(fleet).items():
         shown = f"Model {model} is broken on {places} backends: {text}"
         yield Incident(text=shown, is_bad=False, page="/console/models")
+
+
+def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
+    """Yield backends that are much slower than the fastest, by the bounds of `EndpointSlow`."""
+    known = [(each.finish, each) for each in fleet.backends if each.finish and each.mood == "good"]
+    fastest = min((finish for finish, _ in known), default=0.0)
+    for finish, backend in known:
+        if finish > max(_SLOW, _TIMES_SLOWER * fastest):
+            text = (
+                f"Backend {backend.id} of {backend.region} is slow: an item sent now is answered"
+                f" in {seconds(finish)}, by the fastest in {seconds(fastest)}."
+            )
+            yield Incident(text=text, is_bad=False, page="/console/backends")
 
 
 def _no_reports(*, serves: bool) -> Incident:

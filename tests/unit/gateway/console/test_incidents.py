@@ -14,7 +14,12 @@ from gateway.telemetry.metric_reading import Series
 
 
 def backend(name: str, *, health: str = "ready", drained: bool = False, **more: float) -> Backend:
-    seen = EndpointReport(backend=name, health=health, ejected_for=more.get("ejected_for", 0.0))
+    seen = EndpointReport(
+        backend=name,
+        health=health,
+        ejected_for=more.get("ejected_for", 0.0),
+        finish_time=more.get("finish_time", 0.0),
+    )
     return Backend(
         id=name,
         region=name[:2],
@@ -55,6 +60,20 @@ def test_backends_are_named_by_what_is_the_matter() -> None:
     )
 
     assert found == ["1 of 3 backends in eu: ejected (eu-1).", "Drained in eu: eu-2."]
+
+
+def test_a_backend_much_slower_than_the_fastest_is_named() -> None:
+    slow, fast = backend("eu-0", finish_time=0.4), backend("us-0", finish_time=0.002)
+
+    assert texts(slow, fast) == [
+        (
+            "Backend eu-0 of eu is slow: an item sent now is answered in 400 ms,"
+            " by the fastest in 2 ms."
+        )
+    ]
+    assert texts(slow, backend("us-0", finish_time=0.2)) == []
+    assert texts(backend("eu-0", finish_time=0.2), fast) == []
+    assert texts(slow) == []
 
 
 def test_no_worker_is_the_worst() -> None:
