@@ -10,6 +10,7 @@ from gateway.console.formats import seconds
     [
         (None, "-"),
         (0.0, "0"),
+        (5e-83, "< 1 µs"),
         (0.00008, "80 µs"),
         (0.0009996, "1 ms"),
         (0.0123, "12.3 ms"),
