@@ -38,11 +38,7 @@ from gateway.api.slow_answers import SlowAnswers
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
-from gateway.errors import (
-    DeadlineExceeded,
-    GatewayError,
-    MethodNotAllowed,
-)
+from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
 from gateway.http.write_coalescing import CLOSE
@@ -284,13 +280,14 @@ class RequestProcessor:
     def _admitted(self, state: RequestState, decision: Decision) -> PreparedRequest:
         """Return the work of a request on whose limits `decision` is."""
         lines = state.limit_lines = rate_limit_lines(decision)
+        caller, parsed = state.caller_and_body()
         if not decision.allowed:
             state.admitted = self._now()
-            self._metrics.rate_limited(decision.violated.name if decision.violated else "unknown")
+            policy = decision.violated.name if decision.violated else "unknown"
+            self._metrics.rate_limited(policy, caller.tenant)
             raise beyond_limit(decision)
         for watched in decision.shadowed:
             self._metrics.shadowed(watched.name)
-        _, parsed = state.caller_and_body()
         self._repeated.add(parsed.charges)
         return self._prepared(state, lines)
 

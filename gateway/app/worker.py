@@ -306,7 +306,10 @@ class Worker:
                 "worker": partial(self._statistics, cache_watch),
                 **self._region_limits.figures,
             },
-            details={"fleet": self.backends.fleet.statistics},
+            details={
+                "fleet": self.backends.fleet.statistics,
+                "refused_tenants": self._metrics.refused_tenants.statistics,
+            },
             labelled={"endpoints": self.backends.dispatcher.endpoint_statistics},
             publish=(endpoints.publish, self._metrics.exemplars.publish),
         )

@@ -31,8 +31,16 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
 
 
+class RefusalReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How many requests of a tenant limits refused each second at one worker."""
+
+    tenant: str
+    per_second: float
+
+
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
     fleet: list[EndpointReport] = []
+    refused_tenants: list[RefusalReport] = []
 
 
 class Backend(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +133,8 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
     regions: dict[str, list[Backend]]
     workers: list[str]
+    refused: Mapping[str, float] = {}
+    """Requests that limits refused each second, by tenant; the tenants with the most of them."""
 
     @property
     def backends(self) -> Iterable[Backend]:
@@ -147,9 +157,13 @@ async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetVie
     document = await active.document()
     drained = await control.drained()
     seen: defaultdict[str, list[EndpointReport]] = defaultdict(list)
+    refused: defaultdict[str, float] = defaultdict(float)
     for worker in sorted(reports):
-        for view in msgspec.json.decode(reports[worker], type=_Report).fleet:
+        report = msgspec.json.decode(reports[worker], type=_Report)
+        for view in report.fleet:
             seen[view.backend].append(view)
+        for each in report.refused_tenants:
+            refused[each.tenant] += each.per_second
     regions = {
         region.name: [
             Backend(
@@ -167,7 +181,7 @@ async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetVie
         ]
         for region in document.regions
     }
-    return FleetView(regions=regions, workers=sorted(reports))
+    return FleetView(regions=regions, workers=sorted(reports), refused=refused)
 
 
 def _found(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 _STEPS = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 _TIMES = ((1.0, "s", 1.0), (1e-3, "ms", 1e3), (0.0, "µs", 1e6))
 _BYTES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+_SHORTEST, _THOUSAND = 1e-6, 1000
 NOTHING = "-"
 """What is shown of a figure that is not known."""
 
@@ -28,10 +29,12 @@ def seconds(value: float | None) -> str:
     """Return a duration in the unit that suits it: `1.25 s`, `12.3 ms`, `80 µs`."""
     if value is None:
         return NOTHING
-    if value == 0:
-        return "0"
-    _, unit, factor = next(each for each in _TIMES if value >= each[0])
-    return f"{value * factor:.3g} {unit}"
+    if value < _SHORTEST:
+        return "< 1 µs" if value else "0"
+    rounded = float(f"{value:.3g}")  # before the unit is chosen: 0.9996 ms is 1 ms
+    _, unit, factor = next(each for each in _TIMES if rounded >= each[0])
+    number = rounded * factor
+    return f"{number:.3g} {unit}" if number < _THOUSAND else f"{number:,.0f} {unit}"
 
 
 def percent(value: float | None) -> str:

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from urllib.parse import quote
 
 import msgspec
 
@@ -19,6 +20,7 @@ _ERROR_RATIO, _REFUSED_RATIO = 0.001, 0.01
 _LAG = 60.0
 _LOW_DISK = 1 << 30
 _MOST_NAMED = 3
+_SLOW, _TIMES_SLOWER = 0.25, 3.0
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     is_bad: bool
     page: str = ""
+    is_cause: bool = False
+    """Whether others of the list usually follow from it."""
 
 
 async def find_incidents(
@@ -40,11 +44,16 @@ async def find_incidents(
     """Return what is degraded now; `fleet` is `None` where it cannot be read."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
-        *(backend_incidents(fleet) if fleet is not None else ()),
-        *traffic_incidents(traffic),
+        *(backend_incidents(fleet, serves=_serves(traffic)) if fleet is not None else ()),
+        *traffic_incidents(traffic, fleet.refused if fleet is not None else {}),
         *state_incidents(traffic.values),
     ]
-    return sorted(found, key=lambda each: not each.is_bad)
+    return worst_first(found)
+
+
+def worst_first(found: Iterable[Incident]) -> list[Incident]:
+    """Return incidents in the order in which an operator should read them."""
+    return sorted(found, key=lambda each: (not each.is_bad, not each.is_cause))
 
 
 async def _dependencies(
@@ -70,11 +79,14 @@ async def _dependencies(
     return found
 
 
-def backend_incidents(fleet: FleetView) -> Iterator[Incident]:
-    """Yield what is wrong with regions, backends and their models."""
+def backend_incidents(fleet: FleetView, *, serves: bool = False) -> Iterator[Incident]:
+    """Yield what is wrong with regions, backends and their models.
+
+    `serves` says that requests are answered, by the metrics, which need no Redis.
+    """
     page = "/console/backends"
     if not fleet.workers:
-        yield Incident(text="No worker reports: nobody answers customers.", is_bad=True)
+        yield _no_reports(serves=serves)
         return
     for region, backends in fleet.regions.items():
         bad = [each for each in backends if each.mood == "bad"]
@@ -89,35 +101,68 @@ def backend_incidents(fleet: FleetView) -> Iterator[Incident]:
         drained = [each.id for each in backends if each.drained]
         if drained:
             yield Incident(text=f"Drained in {region}: {_names(drained)}.", is_bad=False, page=page)
+    yield from _slow_backends(fleet)
     for (model, text), places in _broken_models(fleet).items():
         shown = f"Model {model} is broken on {places} backends: {text}"
         yield Incident(text=shown, is_bad=False, page="/console/models")
 
 
-def traffic_incidents(traffic: Traffic) -> Iterator[Incident]:
-    """Yield what callers notice."""
+def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
+    """Yield backends that are much slower than the fastest, by the bounds of `EndpointSlow`."""
+    known = [(each.finish, each) for each in fleet.backends if each.finish and each.mood == "good"]
+    fastest = min((finish for finish, _ in known), default=0.0)
+    for finish, backend in known:
+        if finish > max(_SLOW, _TIMES_SLOWER * fastest):
+            text = (
+                f"Backend {backend.id} of {backend.region} is slow: an item sent now is answered"
+                f" in {seconds(finish)}, by the fastest in {seconds(fastest)}."
+            )
+            yield Incident(text=text, is_bad=False, page="/console/backends")
+
+
+def _no_reports(*, serves: bool) -> Incident:
+    if not serves:
+        return Incident(text="No worker reports: nobody answers customers.", is_bad=True)
+    text = (
+        "No report of a worker reaches the state Redis, which may take no writes; customers are"
+        " answered."
+    )
+    return Incident(text=text, is_bad=False)
+
+
+def _serves(traffic: Traffic) -> bool:
+    return traffic.total.requests > traffic.total.errors
+
+
+def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:
+    """Yield what callers notice; `tenants` is how many requests of each limits refuse a second."""
     for flow in (traffic.total, *traffic.models):
         what = f"requests for {flow.name}" if flow.name else "all requests"
         if flow.errors > _ERROR_RATIO * flow.requests:
             share = percent(flow.errors / flow.requests)
             text = f"{share} of {what} fail ({rate(flow.errors)} per second)."
-            yield Incident(text=text, is_bad=True)
-    total = traffic.total
-    if total.refused > _REFUSED_RATIO * total.requests:
-        decisions = traffic.rates.of("sluicegate_limit_decisions_total")
-        refused = {each["policy"]: value for each, value in decisions if _is_refusal(each)}
-        names = _names(
-            sorted(
-                (name for name in refused if refused[name]), key=refused.__getitem__, reverse=True
-            )
-        )
-        text = f"Limits refuse {percent(total.refused / total.requests)} of all requests" + (
-            f" ({names})." if names else "."
-        )
-        yield Incident(text=text, is_bad=False)
+            page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
+            yield Incident(text=text, is_bad=True, page=page)
+    if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:
+        yield _refusals(traffic, tenants)
     for each in traffic.restarts:
         text = f"A process ({each.role}) was started again in the last minutes: {each.reason}."
         yield Incident(text=text, is_bad=False)
+
+
+def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
+    """Say which limits refuse, and whose requests."""
+    decisions = traffic.rates.of("sluicegate_limit_decisions_total")
+    policies = Counter({each["policy"]: value for each, value in decisions if _is_refusal(each)})
+    names = _names([name for name, value in policies.most_common() if value])
+    share = percent(traffic.total.refused / traffic.total.requests)
+    text = f"Limits refuse {share} of all requests" + (f" ({names})" if names else "")
+    most = [name for name, _ in Counter(tenants).most_common()]
+    if not most:
+        return Incident(text=f"{text}.", is_bad=False)
+    shown = _names([f"{name} {rate(tenants[name])} per second" for name in most])
+    page = f"/console/tenants/{quote(most[0], safe='')}"
+    return Incident(text=f"{text}, of tenants: {shown}.", is_bad=False, page=page)
 
 
 class _Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +174,7 @@ class _Rule(msgspec.Struct, frozen=True, kw_only=True):
     is_bad: bool
     shown: Callable[[float], str] = str
     page: str = ""
+    is_cause: bool = False
 
 
 _RULES = (
@@ -149,6 +195,7 @@ _RULES = (
         applies=lambda value: value < _LOW_DISK,
         text="The disk of the data directory has {value} left.",
         is_bad=True,
+        is_cause=True,
         shown=size,
     ),
     _Rule(
@@ -194,7 +241,9 @@ def state_incidents(values: Samples) -> Iterator[Incident]:
         for labels, value in values.of(rule.metric):
             if rule.applies(value):
                 text = rule.text.format(value=rule.shown(value), **labels)
-                yield Incident(text=text, is_bad=rule.is_bad, page=rule.page)
+                yield Incident(
+                    text=text, is_bad=rule.is_bad, page=rule.page, is_cause=rule.is_cause
+                )
 
 
 def _is_refusal(labels: Mapping[str, str]) -> bool:

@@ -25,6 +25,7 @@ from gateway.telemetry.exemplars import ExemplarFile
 from gateway.telemetry.instruments import Instruments
 from gateway.telemetry.part_figures import PartPublisher
 from gateway.telemetry.phases import PhaseDurations
+from gateway.telemetry.refused_tenants import RefusedTenants
 from gateway.types import ArmUsage, Source
 
 OK: Final = "ok"
@@ -56,6 +57,7 @@ class GatewayMetrics:
         self.instruments = Instruments(registry)
         self.phases = PhaseDurations()
         self.exemplars = ExemplarFile()
+        self.refused_tenants = RefusedTenants()
         self._parts = PartPublisher(self.instruments)
         self._durations: dict[tuple[str, str, int, str], DurationCounts] = {}
         self._items: Tally[tuple[str, str, str]] = Tally()
@@ -136,8 +138,9 @@ class GatewayMetrics:
                 instruments.add(name, (label,), count)
             counted.clear()
 
-    def rate_limited(self, policy: str) -> None:
-        """Count a request that the limit `policy` refused."""
+    def rate_limited(self, policy: str, tenant: str) -> None:
+        """Count a request of a tenant that the limit `policy` refused."""
+        self.refused_tenants.add(tenant)
         self.instruments.add("limit_decisions_total", (policy, "refused"))
 
     def shed(self, reason: str) -> None:

@@ -42,6 +42,13 @@ class Prometheus:
         found: list[Result] = result
         return found
 
+    def query_range(self, expr: str, *, since: float, until: float, step: float) -> list[Result]:
+        """Return the series of a range query: `values` are pairs of a time and a text."""
+        times = {"start": str(since), "end": str(until), "step": str(step)}
+        answer = get(f"{self.url}/api/v1/query_range", params={"query": expr} | times)
+        found: list[Result] = answer.json()["data"]["result"]
+        return found
+
     def value(self, expr: str) -> float:
         """Return the only value of a query, 0 where there is none."""
         found = self.query(expr)

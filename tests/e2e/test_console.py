@@ -9,8 +9,8 @@ import pytest
 
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
+from loadtests.harness.browser import CHROMIUM, Page, open_page
 from loadtests.harness.system import ADMIN_KEY, ONE_REGION, System
-from tests.support.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
     pytest.mark.anyio,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.harness.browser import CHROMIUM, Page, open_page
 from loadtests.harness.system import ONE_REGION, System
-from tests.support.browser import CHROMIUM, Page, open_page
 
 pytestmark = [
     pytest.mark.anyio,

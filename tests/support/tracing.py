@@ -1,20 +1,12 @@
-"""Records spans in this process, and receives them over OTLP by HTTP and gRPC."""
+"""Records spans in this process, and receives them over OTLP by gRPC."""
 
-import gzip
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from typing import Any, Protocol
 
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -24,6 +16,7 @@ from typing_extensions import override
 
 from backends.otlp import SpanQueue
 from gateway.telemetry.otel_tracer import OtelTracer
+from loadtests.harness.otlp_sink import spans_of
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -79,54 +72,6 @@ class Sink(Protocol):
         ...
 
 
-class HttpSink(ThreadingHTTPServer):
-    """A `Sink` of OTLP over HTTP; `status` is what it answers with."""
-
-    def __init__(self, status: int = 200) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.status = status
-        self.spans: list[Span] = []
-        self.metrics: list[ExportMetricsServiceRequest] = []
-        self.headers: list[Mapping[str, str]] = []
-        self.answers = threading.Event()
-        self.answers.set()
-        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.server_address[1]}"}
-
-    def stop(self) -> None:
-        self.answers.set()
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        sink = self.server
-        assert isinstance(sink, HttpSink)
-        body = self.rfile.read(int(self.headers["content-length"]))
-        if self.headers["content-encoding"] == "gzip":
-            body = gzip.decompress(body)
-        sink.answers.wait(60.0)
-        if sink.status == 200:
-            sink.headers.append({"path": self.path} | dict(self.headers))
-            if self.path.endswith("/v1/metrics"):
-                sink.metrics.append(ExportMetricsServiceRequest.FromString(body))
-            else:
-                sink.spans += _spans(body)
-        self.send_response(sink.status)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    @override
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 class GrpcSink:
     """A `Sink` of OTLP over gRPC."""
 
@@ -155,15 +100,5 @@ class GrpcSink:
 
     def _export(self, body: bytes, context: Any) -> bytes:
         self.headers.append(dict(context.invocation_metadata()))
-        self.spans += _spans(body)
+        self.spans += spans_of(body)
         return bytes(ExportTraceServiceResponse().SerializeToString())
-
-
-def _spans(body: bytes) -> list[Span]:
-    request = ExportTraceServiceRequest.FromString(body)
-    return [
-        span
-        for resource in request.resource_spans
-        for scope in resource.scope_spans
-        for span in scope.spans
-    ]

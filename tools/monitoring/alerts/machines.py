@@ -109,7 +109,7 @@ MACHINES = Group(
             f"min by (instance) ({_FREE}) < 2e9 or"
             f" min by (instance) (predict_linear({_FREE}[1h], 4 * 3600)"
             f" and {_FREE} offset 45m) < 0",
-            lasts="1m",
+            lasts="30s",
             severity="page",
             summary="The disk of the data directory of {{ $labels.instance }} is nearly full, or"
             " will be within four hours",

@@ -72,7 +72,7 @@ INCIDENT = Dashboard(
                             "{{policy}}",
                         ),
                     ),
-                    description="A hot tenant: find it by `GET /admin/usage?group_by=tenant`.",
+                    description="A hot tenant: the overview of `/console` names it.",
                     may_be_empty=True,
                 ),
             ),

@@ -15,10 +15,11 @@ from backends.protocol import Task
 from backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
 from backends.telemetry.spans import NO_SPAN, NO_TRACING
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from loadtests.harness.otlp_sink import HttpSink
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
-from tests.support.tracing import GrpcSink, HttpSink
+from tests.support.tracing import GrpcSink
 
 pytestmark = pytest.mark.anyio
 TRACE = "0af7651916cd43dd8448eb211c80319c"

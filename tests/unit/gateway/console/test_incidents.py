@@ -3,13 +3,23 @@
 import pytest
 
 from gateway.console.fleet import Backend, EndpointReport, FleetView
-from gateway.console.incidents import backend_incidents, state_incidents, traffic_incidents
+from gateway.console.incidents import (
+    backend_incidents,
+    state_incidents,
+    traffic_incidents,
+    worst_first,
+)
 from gateway.console.traffic import Reading, Samples, Traffic, traffic_between
 from gateway.telemetry.metric_reading import Series
 
 
 def backend(name: str, *, health: str = "ready", drained: bool = False, **more: float) -> Backend:
-    seen = EndpointReport(backend=name, health=health, ejected_for=more.get("ejected_for", 0.0))
+    seen = EndpointReport(
+        backend=name,
+        health=health,
+        ejected_for=more.get("ejected_for", 0.0),
+        finish_time=more.get("finish_time", 0.0),
+    )
     return Backend(
         id=name,
         region=name[:2],
@@ -52,6 +62,20 @@ def test_backends_are_named_by_what_is_the_matter() -> None:
     assert found == ["1 of 3 backends in eu: ejected (eu-1).", "Drained in eu: eu-2."]
 
 
+def test_a_backend_much_slower_than_the_fastest_is_named() -> None:
+    slow, fast = backend("eu-0", finish_time=0.4), backend("us-0", finish_time=0.002)
+
+    assert texts(slow, fast) == [
+        (
+            "Backend eu-0 of eu is slow: an item sent now is answered in 400 ms,"
+            " by the fastest in 2 ms."
+        )
+    ]
+    assert texts(slow, backend("us-0", finish_time=0.2)) == []
+    assert texts(backend("eu-0", finish_time=0.2), fast) == []
+    assert texts(slow) == []
+
+
 def test_no_worker_is_the_worst() -> None:
     (incident,) = backend_incidents(FleetView(regions={}, workers=[]))
 
@@ -67,14 +91,38 @@ def request(status: str, model: str = "m") -> Series:
     return "sluicegate_requests_total", (("model", model), ("status", status))
 
 
+def test_workers_whose_reports_do_not_arrive_are_not_said_to_be_gone_while_they_answer() -> None:
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), serves=True)
+
+    assert not incident.is_bad
+    assert "customers are answered" in incident.text
+
+
+def test_a_full_disk_comes_before_what_follows_from_it() -> None:
+    values: dict[Series, float] = {
+        ("sluicegate_breaker_open", (("dependency", "state_redis"),)): 1.0,
+        ("sluicegate_data_disk_free_bytes", ()): 0.0,
+        ("sluicegate_shipper_lag_seconds", ()): 90.0,
+    }
+
+    found = worst_first(state_incidents(Samples(values)))
+
+    assert [each.text for each in found] == [
+        "The disk of the data directory has 0 B left.",
+        "A circuit breaker to state_redis is open.",
+        "Usage events are shipped 90 s late.",
+    ]
+
+
 def test_errors_are_named_by_model() -> None:
-    found = list(traffic_incidents(traffic({request("200"): 90.0, request("502"): 10.0})))
+    found = list(traffic_incidents(traffic({request("200"): 90.0, request("502"): 10.0}), {}))
 
     assert [each.text for each in found] == [
         "10 % of all requests fail (10 per second).",
         "10 % of requests for m fail (10 per second).",
     ]
     assert all(each.is_bad for each in found)
+    assert [each.page for each in found] == ["", "/console/models/m"]
 
 
 def test_refused_requests_are_named_by_limit() -> None:
@@ -85,9 +133,20 @@ def test_refused_requests_are_named_by_limit() -> None:
         ("sluicegate_limit_decisions_total", refused): 50.0,
     }
 
-    (incident,) = traffic_incidents(traffic(values))
+    (incident,) = traffic_incidents(traffic(values), {})
 
     assert incident.text == "Limits refuse 50 % of all requests (tenant)."
+
+
+def test_refused_requests_are_named_by_tenant_with_its_page() -> None:
+    values = {request("200"): 50.0, request("429"): 50.0}
+
+    (incident,) = traffic_incidents(traffic(values), {"birch": 2.0, "a b": 48.0})
+
+    assert incident.text == (
+        "Limits refuse 50 % of all requests, of tenants: a b 48 per second, birch 2.0 per second."
+    )
+    assert incident.page == "/console/tenants/a%20b"
 
 
 @pytest.mark.parametrize(
