@@ -9,10 +9,12 @@ import msgspec
 
 from gateway.cache.key import CacheKey
 
-_PLAIN = b"\x01"
+PLAIN = b"\x01"
+"""The first byte of an entry that is not compressed."""
 _PACKED = b"\x02"
-_CLAIM = b"\x03"
-_WORTH_PACKING = 1024
+CLAIM = b"\x03"
+"""The first byte of a claim."""
+WORTH_PACKING = 1024
 """Bytes from which a value is compressed: a vector is halved in 100 µs, and back in 20."""
 _LEAST_SAVING = 0.25
 _MUCH = 64 * 1024
@@ -70,24 +72,24 @@ _decoder = msgspec.msgpack.Decoder(CachedResult)
 
 def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
     """Return the value to store at `key.address`: format, tag, msgpack."""
-    return _PLAIN + key.tag + _encoder.encode(entry)
+    return PLAIN + key.tag + _encoder.encode(entry)
 
 
 def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
     """Return the value that says that `claimant` is computing `key`'s answer."""
-    return _CLAIM + key.tag + claimant
+    return CLAIM + key.tag + claimant
 
 
 def read_claim(key: CacheKey, value: bytes) -> bytes | None:
     """Return who is computing `key`'s answer, where `value` says that somebody is."""
-    if value[:1] != _CLAIM or value[1:_BODY] != key.tag:
+    if value[:1] != CLAIM or value[1:_BODY] != key.tag:
         return None
     return value[_BODY:]
 
 
 def pack(value: bytes) -> bytes:
     """Return `value` compressed after its tag where that saves a quarter, else as it is."""
-    if len(value) < _WORTH_PACKING or value[:1] != _PLAIN:
+    if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value
     packed = _PACKED + value[1:_BODY] + zlib.compress(memoryview(value)[_BODY:], 1)
     return packed if len(packed) <= len(value) * (1 - _LEAST_SAVING) else value
@@ -98,7 +100,7 @@ def unpack(value: _Value) -> _Value:
     if value is None or value[:1] != _PACKED:
         return value
     try:
-        return _PLAIN + value[1:_BODY] + zlib.decompress(memoryview(value)[_BODY:])
+        return PLAIN + value[1:_BODY] + zlib.decompress(memoryview(value)[_BODY:])
     except zlib.error:
         return value
 
@@ -111,7 +113,7 @@ def decode_entry(key: CacheKey, value: bytes) -> CachedResult | None:
     Raises:
         Exception: the tag is `key`'s and what follows is no entry; `msgspec` raises several kinds.
     """
-    if value[1:_BODY] != key.tag or value[:1] not in (_PLAIN, _PACKED):
+    if value[1:_BODY] != key.tag or value[:1] not in (PLAIN, _PACKED):
         return None
     return _decoder.decode(memoryview(value)[_BODY:])
 
