@@ -74,6 +74,8 @@ class Flights:
     ) -> list[Flight] | None:
         """Begin the flights of `keys`; begin none where one has a flight, or is there twice."""
         flights = self._flights
+        if len(keys) == 1:
+            return None if keys[0] in flights else [self.lead(keys[0], criticality)]
         led = [Flight(criticality) for _ in keys]
         new = dict(zip(keys, led, strict=True))
         if len(new) < len(led) or not flights.keys().isdisjoint(new):

@@ -32,6 +32,7 @@ from gateway.inference.outcomes import (
 from gateway.inference.planning import RequestPlans
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.tasks import CallbackBatch, log_failure
+from gateway.telemetry.spans import NO_SPAN
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
@@ -187,15 +188,17 @@ class Inference:
         """
         if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
             return False
-        missing = _missing(outcomes)
+        missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         is_whole = not prepared.request.continue_on_error
         waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
-        span = self._tracer.span("coalescing", parent=caller.traceparent)
+        parent = caller.traceparent
+        span = self._tracer.span("coalescing", parent=parent) if parent else NO_SPAN
 
         # It refers to what refers to it, until it is called: cycles cost more than the call.
         def ended(has_failed: bool) -> None:  # noqa: FBT001
-            waiting.describe(span)
-            span.end()
+            if span.is_recorded:
+                waiting.describe(span)
+                span.end()
             if waiting.fill(outcomes, has_failed=has_failed):
                 self.compute_nowait(prepared, caller, outcomes, on_done)
             else:
@@ -226,7 +229,6 @@ class Inference:
         is_whole: bool,
     ) -> ItemWaits:
         waits = ItemWaits(caller, is_whole=is_whole)
-        keys = prepared.flight_keys
         led = self._lead_all(prepared, caller, missing, waits)
         try:
             if led is None:
@@ -235,6 +237,7 @@ class Inference:
             if led and not self._gatherer.add(prepared, caller):
                 waits.work = self._compute(prepared, caller, led)
         except Exception:  # nobody may wait for the items without end
+            keys = prepared.flight_keys
             for index in waits.led:
                 self._flights.settle(keys[index], LOST)
             raise
@@ -250,7 +253,9 @@ class Inference:
         for address, _ in keys:
             if has(address):
                 return None
-        flights = self._flights.lead_all(prepared.flight_keys, caller.criticality)
+        if not prepared.request.truncate:
+            keys = prepared.flight_keys
+        flights = self._flights.lead_all(keys, caller.criticality)
         if flights is None:
             return None
         waits.led = dict(zip(missing, flights, strict=True))

@@ -126,10 +126,14 @@ class ItemWaits:
         ]
 
     def _end(self, has_failed: bool) -> None:  # noqa: FBT001
-        on_end = self._on_end
-        if on_end is not None:
-            self.cancel()
-            on_end(has_failed)
+        on_end, timer = self._on_end, self._timer
+        if on_end is None:
+            return
+        # As `cancel` does.
+        self._on_end = self._timer = None
+        if timer is not None:
+            timer.cancel()
+        on_end(has_failed)
 
     def _ends_the_request(self, flight: Flight) -> bool:
         """Tell whether an item has failed in a way that the whole request does."""
