@@ -9,20 +9,8 @@ Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`
 import asyncio
 from collections.abc import Callable, Mapping
 
-from gateway.api.answers import (
-    PRIVATE,
-    all_hits,
-    cache_lines,
-    count_arms,
-    count_hits,
-    count_refused,
-    count_usage,
-    failed_usage,
-    first_failure,
-    passing_failures,
-    row_lines,
-    timing_line,
-)
+from gateway.api.answer_summary import sum_up
+from gateway.api.answers import PRIVATE, all_hits, failed_usage, timing_line
 from gateway.api.body_reader import BodyReader
 from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import request_error
@@ -311,17 +299,7 @@ class RequestProcessor:
         _, parsed = state.caller_and_body()
         state.model = answer.model.info.name
         state.revision = answer.model.info.revision
-        failure = first_failure(answer, continue_on_error=parsed.request.continue_on_error)
-        if failure is not None:
-            state.arms = count_arms([one for one in answer.outcomes if one.failure is not None])
-            raise failure
-        state.usage = count_usage(answer.outcomes)
-        state.arms = count_arms(answer.outcomes)
-        if state.usage.hit:
-            state.hit_sources = count_hits(answer.outcomes)
-        if state.usage.failed:
-            state.fail_some(count_refused(answer.outcomes), passing_failures(answer))
-        lines = cache_lines(answer, state.options.directives) + row_lines(answer)
+        lines = sum_up(state, answer, continue_on_error=parsed.request.continue_on_error)
         content, body = state.rendered or parsed.route.encode(
             parsed.body, answer, state.usage, state.id
         )

@@ -140,10 +140,12 @@ class RemoteTier(Protocol):
     async def __aexit__(self, *exc_info: object) -> None: ...
 
 
-async def fetch(tier: RemoteTier, keys: Sequence[CacheKey]) -> list[CachedResult | None]:
+async def fetch(
+    tier: RemoteTier, keys: Sequence[CacheKey], *, claims: bool = False
+) -> list[CachedResult | None]:
     """Return what `tier` has of `keys`; the look-up ends with its caller."""
     future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
-    lookup = tier.fetch_nowait(keys, partial(_resolve, future))
+    lookup = tier.fetch_nowait(keys, partial(_resolve, future), claims=claims)
     try:
         return await future
     finally:

@@ -13,6 +13,7 @@ from hashlib import sha1
 from typing import Any, NamedTuple
 
 from gateway.cache.entry import (
+    CLAIM,
     CachedResult,
     decode_entry,
     encode_claim,
@@ -129,20 +130,24 @@ class Claims:
         if self._lease <= 0:
             return []
         prefix, name, life = self._prefix, self._name, self._life()
+        # Values as `encode_claim` makes them, without a call for each.
         return [
-            (b"SET", prefix + key.address, encode_claim(key, name), b"NX", b"PX", life)
-            for key in keys
+            (b"SET", prefix + address, CLAIM + tag + name, b"NX", b"PX", life)
+            for address, tag in keys
         ]
 
-    def read_replies(self, keys: Iterable[CacheKey], replies: Sequence[object]) -> None:
+    def read_replies(self, keys: Sequence[CacheKey], replies: Sequence[object]) -> None:
         """Remember which of `keys` were claimed by `commands`, that a look-up sent.
 
         What nobody takes or releases ends with its lease.
         """
         now, claimed = self._monotonic(), self._by_lookup
-        for key, reply in zip(keys, replies, strict=False):  # none where the lease is 0
-            if reply == b"OK":
-                claimed[key] = now
+        if replies.count(b"OK") == len(keys):
+            claimed.update(dict.fromkeys(keys, now))
+        else:
+            for key, reply in zip(keys, replies, strict=False):  # none where the lease is 0
+                if reply == b"OK":
+                    claimed[key] = now
         while len(claimed) > _MOST_REMEMBERED:
             del claimed[next(iter(claimed))]
 

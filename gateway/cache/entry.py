@@ -9,12 +9,14 @@ import msgspec
 
 from gateway.cache.key import CacheKey
 
-_PLAIN = b"\x01"
+PLAIN = b"\x01"
+"""The first byte of an entry that is not compressed."""
 PACKED = b"\x02"
+"""The first byte of one that is."""
 CLAIM = b"\x03"
-"""What stored values begin with: an entry, a compressed one, or a claim."""
-_ENTRIES = (_PLAIN, PACKED)
-_WORTH_PACKING = 1024
+"""The first byte of a claim."""
+_ENTRIES = (PLAIN, PACKED)
+WORTH_PACKING = 1024
 """Bytes from which a value is compressed: a vector is halved in 100 µs, and back in 20."""
 _LEAST_SAVING = 0.25
 _MUCH = 64 * 1024
@@ -72,7 +74,7 @@ _decoder = msgspec.msgpack.Decoder(CachedResult)
 
 def encode_entry(key: CacheKey, entry: CachedResult) -> bytes:
     """Return the value to store at `key.address`: format, tag, msgpack."""
-    return _PLAIN + key.tag + _encoder.encode(entry)
+    return PLAIN + key.tag + _encoder.encode(entry)
 
 
 def encode_claim(key: CacheKey, claimant: bytes) -> bytes:
@@ -89,7 +91,7 @@ def read_claim(key: CacheKey, value: bytes) -> bytes | None:
 
 def pack(value: bytes) -> bytes:
     """Return `value` compressed after its tag where that saves a quarter, else as it is."""
-    if len(value) < _WORTH_PACKING or value[:1] != _PLAIN:
+    if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value
     packed = PACKED + value[1:_BODY] + zlib.compress(memoryview(value)[_BODY:], 1)
     return packed if len(packed) <= len(value) * (1 - _LEAST_SAVING) else value
@@ -100,7 +102,7 @@ def unpack(value: _Value) -> _Value:
     if value is None or value[:1] != PACKED:
         return value
     try:
-        return _PLAIN + value[1:_BODY] + zlib.decompress(memoryview(value)[_BODY:])
+        return PLAIN + value[1:_BODY] + zlib.decompress(memoryview(value)[_BODY:])
     except zlib.error:
         return value
 

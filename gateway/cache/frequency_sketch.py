@@ -1,12 +1,9 @@
 """Estimates how often an address was seen lately, in a fixed number of bytes."""
 
 import struct
-from collections.abc import Sequence
 
 _COUNTER_MAXIMUM = 15
 _HALVES = bytes(value >> 1 for value in range(256))
-_NEXT = bytes([*range(1, _COUNTER_MAXIMUM + 1), _COUNTER_MAXIMUM])
-"""The counter after each counter."""
 _WORDS = struct.Struct("<4I")
 
 
@@ -26,33 +23,27 @@ class FrequencySketch:
         self._counted = 0
         self._halve_at = 10 * entries
 
-    def add_each(self, addresses: Sequence[bytes]) -> None:
-        """Count each of `addresses` once, as `add` does in twice the time."""
-        mask, after, unpack = self._mask, _NEXT, _WORDS.unpack
+    def add(self, address: bytes, times: int) -> int:
+        """Count `address` so many `times`, and return about how often it was counted."""
+        mask = self._mask
         first, second, third, fourth = self._rows
         a: int
         b: int
         c: int
         d: int
-        for address in addresses:
-            a, b, c, d = unpack(address)
-            first[a & mask] = after[first[a & mask]]
-            second[b & mask] = after[second[b & mask]]
-            third[c & mask] = after[third[c & mask]]
-            fourth[d & mask] = after[fourth[d & mask]]
-        self._counted += len(addresses)
-        if self._counted >= self._halve_at:
-            self._halve()
-
-    def add(self, address: bytes, times: int) -> None:
-        """Count `address` so many `times`."""
-        mask = self._mask
-        for row, word in zip(self._rows, _WORDS.unpack(address), strict=True):
-            place = word & mask
-            row[place] = min(row[place] + times, _COUNTER_MAXIMUM)
+        a, b, c, d = _WORDS.unpack(address)
+        a, b, c, d = a & mask, b & mask, c & mask, d & mask
+        most = _COUNTER_MAXIMUM
+        counts = (first[a] + times, second[b] + times, third[c] + times, fourth[d] + times)
+        least = min(counts)
+        first[a], second[b], third[c], fourth[d] = (
+            counts if max(counts) <= most else [min(count, most) for count in counts]
+        )
         self._counted += times
         if self._counted >= self._halve_at:
             self._halve()
+            return self.estimate(address)
+        return min(least, most)
 
     def estimate(self, address: bytes) -> int:
         """Return about how often `address` was counted."""

@@ -2,8 +2,9 @@
 
 It is W-TinyLFU as a clock: new entries pass through a window of 1 %; one that leaves it takes a
 place in the main part only if it was seen more often than those it would push out. A read just
-counts in the entry's own node; the counts reach the frequency sketch when the clock's hand comes
-by. Decision 0004 says why it is no library.
+counts in the entry's own node, and so does that it was put; the counts reach the frequency sketch
+when the clock's hand comes by, or the entry leaves the window for a main part without room: what
+has a place for all is asked nothing. Decision 0004 says why it is no library.
 """
 
 from collections import deque
@@ -23,7 +24,10 @@ _MOST_SECOND_CHANCES = 16
 
 
 class _Node(msgspec.Struct, gc=False):
-    """A place in the cache. `hits` were counted since the hand last came by."""
+    """A place in the cache. `hits` were counted since the hand last came by.
+
+    `is_new` until the sketch has counted that it was put: nobody needs to know before.
+    """
 
     address: bytes
     tag: bytes
@@ -31,6 +35,7 @@ class _Node(msgspec.Struct, gc=False):
     cost: int
     hits: int = 0
     in_main: bool = False
+    is_new: bool = True
 
 
 class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +107,6 @@ class MemoryTier:
             self._refused += len(entries)
             return
         nodes, largest = self._nodes, self._main_capacity
-        self._sketch.add_each([address for (address, _), _ in entries])
         for key, entry in entries:
             cost = ENTRY_OVERHEAD_BYTES + len(entry.payload) + len(entry.detail)
             if cost > largest:
@@ -125,8 +129,10 @@ class MemoryTier:
             self._window_bytes -= candidate.cost
             if self._main_bytes + candidate.cost > self._main_capacity:
                 self._contest(candidate, now)
-            else:
-                self._admit(candidate)
+            else:  # as `_admit` does, without a call for each
+                candidate.in_main = True
+                self._main.append(candidate)
+                self._main_bytes += candidate.cost
         if self._main_bytes > self._main_capacity:
             self._make_room(now)
 
@@ -173,6 +179,7 @@ class MemoryTier:
         else:
             self._window_bytes += cost - node.cost
         node.tag, node.entry, node.cost = key.tag, entry, cost
+        self._sketch.add(key.address, 1)
 
     def _contest(self, candidate: _Node, now: float) -> None:
         """Give `candidate` a place in the main part, or drop it."""
@@ -217,11 +224,12 @@ class MemoryTier:
         return main.popleft()
 
     def _frequency(self, node: _Node) -> int:
-        """Return how often `node` was seen lately, its reads since the last time included."""
-        if node.hits:
-            self._sketch.add(node.address, node.hits)
-            node.hits = 0
-        return self._sketch.estimate(node.address)
+        """Return how often `node` was seen lately, what the sketch does not know yet included."""
+        unknown = node.hits + node.is_new
+        if not unknown:
+            return self._sketch.estimate(node.address)
+        node.hits, node.is_new = 0, False
+        return self._sketch.add(node.address, unknown)
 
     def _evict(self, node: _Node) -> None:
         self._main_bytes -= node.cost

@@ -13,14 +13,13 @@ from gateway.cache.claims import Claims
 from gateway.cache.entry import (
     PACKED,
     CachedResult,
-    encode_entry,
     is_large,
     map_values,
-    pack,
     read_values,
     unpack,
 )
 from gateway.cache.key import CacheKey
+from gateway.cache.redis_writer import RedisWriter
 from gateway.cache.value_reader import ValueReader
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
@@ -31,8 +30,6 @@ KEY_PREFIX = b"sg:r:"
 _MOST_READS = 1
 """Round trips in flight. Look-ups that come meanwhile go with the next: under load fewer and
 larger reads, and the time to wait is at most half a round trip."""
-_GATHERING = 0.005
-"""Seconds for which writes are gathered; nobody waits for them."""
 _DRAIN = 2.0
 """Seconds that queued writes are given at shutdown."""
 _GRACE = 0.001
@@ -42,12 +39,6 @@ _PER_KEY = 20e-6
 """Seconds that each key adds to the time a call may take: 2,048 vectors are no slow Redis."""
 _MANY_KEYS = 64  # a look-up of more has its own timer: others are not late with it
 _MOST_KEYS = 2048
-_MOST_WRITES = 256
-_QUEUE_ENTRIES = 8192
-_QUEUE_BYTES = 16 * 1024 * 1024
-
-_Write = tuple[bytes, bytes, int]
-"""The name, the value and the milliseconds that it lives."""
 
 
 class RedisTier:
@@ -78,9 +69,7 @@ class RedisTier:
         self._read_client = reads
         self._write_client = writes
         self._timeout = timeout
-        self._ttl_jitter = ttl_jitter
         self._monotonic = monotonic
-        self._random = random
         self._breaker = breaker or CircuitBreaker(slow=timeout)
         self.batch = CallbackBatch()
         """What one read found is told within it."""
@@ -90,8 +79,6 @@ class RedisTier:
         self._timed: deque[tuple[float, list[PendingLookup]]] = deque()
         """Look-ups by the time when they are late, ended ones included."""
         self._timer: asyncio.TimerHandle | None = None
-        self._writes: deque[_Write] = deque()
-        self._write_bytes = 0
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
             prefix=KEY_PREFIX,
@@ -105,9 +92,19 @@ class RedisTier:
         self._finds_little = False
         """Whether the last read found less than half of its keys."""
         self._reading = 0
-        self._writing = False
         self._counts = RemoteStatistics()
         self._reader = ValueReader(claims=self._claims, counts=self._counts)
+        self._writer = RedisWriter(
+            client=writes,
+            prefix=KEY_PREFIX,
+            ttl_jitter=ttl_jitter,
+            random=random,
+            monotonic=monotonic,
+            tasks=self._tasks,
+            counts=self._counts,
+            is_usable=self._is_usable,
+            on_call=self._note_write,
+        )
 
     async def __aenter__(self) -> Self:
         # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
@@ -144,20 +141,7 @@ class RedisTier:
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Queue entries to be written with what is left of their lives, less the jitter."""
-        writes, jitter = self._writes, 1000.0 * self._ttl_jitter
-        for key, entry in entries:
-            milliseconds = int((entry.expires_at - now) * (1000.0 - jitter * self._random()))
-            if milliseconds < 1:
-                continue
-            value = encode_entry(key, entry)
-            if len(writes) >= _QUEUE_ENTRIES or self._write_bytes + len(value) > _QUEUE_BYTES:
-                self._counts.dropped += 1
-                continue
-            writes.append((KEY_PREFIX + key[0], value, milliseconds))
-            self._write_bytes += len(value)
-        if writes and not self._writing:
-            self._writing = True
-            self._tasks.start(self._write())
+        self._writer.add(entries, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Tell, once, whether look-ups have claimed all of `keys`."""
@@ -192,7 +176,7 @@ class RedisTier:
         return replace(
             self._counts,
             claimed=self._claims.seen,
-            queued=len(self._writes),
+            queued=len(self._writer),
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
         )
@@ -220,6 +204,12 @@ class RedisTier:
         """Let the breaker know of a call that was answered."""
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
+
+    def _note_write(self, started: float, commands: int | None) -> None:
+        if commands is None:
+            self._breaker.failed(now=self._monotonic())
+        else:
+            self._note_call(started, commands=commands)
 
     def _schedule(self) -> None:
         if not self._scheduled:
@@ -343,37 +333,3 @@ class RedisTier:
                     found = values and values[place:end]
                     lookup.end(self._reader.entries(lookup.keys, found))
                 place = end
-
-    async def _write(self) -> None:
-        """Write until the queue is empty; errors cost the entries, and are counted."""
-        try:
-            while self._writes:
-                if len(self._writes) < _MOST_WRITES:
-                    await asyncio.sleep(_GATHERING)
-                count = min(len(self._writes), _MOST_WRITES)
-                batch = [self._writes.popleft() for _ in range(count)]
-                self._write_bytes -= sum([len(value) for _, value, _ in batch])
-                if not self._is_usable():
-                    self._counts.skipped += len(batch)
-                    continue
-                await self._write_batch(batch)
-        finally:
-            self._writing = False
-
-    async def _write_batch(self, batch: list[_Write]) -> None:
-        values = await map_values(pack, [value for _, value, _ in batch])
-        started = self._monotonic()
-        try:
-            replies = await self._write_client.execute(
-                [
-                    (b"SET", name, value, b"PX", milliseconds)
-                    for (name, _, milliseconds), value in zip(batch, values, strict=True)
-                ]
-            )
-        except OSError:
-            self._counts.write_errors += len(batch)
-            self._breaker.failed(now=self._monotonic())
-            return
-        self._note_call(started, commands=len(batch))
-        self._counts.write_errors += (refused := sum([isinstance(r, Exception) for r in replies]))
-        self._counts.written += len(batch) - refused

@@ -67,13 +67,13 @@ class ResultCache:
             self._tasks.start(self._replace_remote(entry))
 
     async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
         """Return what memory and, for the rest, the remote tier have of `keys`."""
         found, missing = self._in_memory(keys, is_valid)
         if missing:
             remote = self._remote
-            fetched = await fetch(remote, [keys[index] for index in missing])
+            fetched = await fetch(remote, [keys[index] for index in missing], claims=claims)
             self._add(keys, found, missing, fetched, remote.name)
         return found
 

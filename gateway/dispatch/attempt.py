@@ -80,20 +80,19 @@ class Attempt:
         """
         ended: list[tuple[int, ItemOutcome]] = []
         items, waiting, duplicated = self.items, self.waiting, self.duplicated
-        count, answered = len(items), self.answered
+        count, answered, rows = len(items), self.answered, self.rows
         for frame in frames:
             place = frame.index
             if not 0 <= place < count:
                 continue
-            item = items[place]
-            index = item.index
-            is_waited_for = waiting.pop(index, None) is not None
-            is_duplicated = bool(duplicated) and duplicated.pop(index, None) is not None
-            if not is_waited_for and not is_duplicated:
+            index = items[place].index
+            if waiting.pop(index, None) is None and not (
+                duplicated and duplicated.pop(index, None) is not None
+            ):
                 continue
             if isinstance(frame, Done):
                 answered += 1
-                self.rows += frame.rows
+                rows += frame.rows
                 outcome = ItemOutcome(
                     source=_COMPUTED,
                     result=frame.result,
@@ -108,12 +107,12 @@ class Attempt:
                 ended.append((index, outcome))
             elif frame.retryable:
                 self._faults += failures.blames_backend(frame)
-                self.failed.append((item, failures.of_item(frame)))
+                self.failed.append((items[place], failures.of_item(frame)))
             else:
                 failure = failures.of_item(frame)
                 failed = ItemOutcome(source=Source.FAILED, failure=failure, arm=frame.arm)
                 ended.append((index, failed))
-        self.answered = answered
+        self.answered, self.rows = answered, rows
         self._is_useful = self._is_useful or bool(ended)
         return ended
 

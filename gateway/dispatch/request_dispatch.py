@@ -385,15 +385,12 @@ class RequestDispatch:
         new: Outcomes = [one for one in outcomes if one[0] in still_open]
         if not new:
             return
-        has_failed = False
-        for index, outcome in new:
-            still_open.discard(index)
-            if outcome.failure is None:
-                counters.computed += 1
-            else:
-                has_failed = True
-                counters.count_failure(outcome.failure.code)
-        if has_failed and self._attempts:
+        still_open.difference_update([index for index, _ in new])
+        failed = [outcome.failure for _, outcome in new if outcome.failure is not None]
+        counters.computed += len(new) - len(failed)
+        for failure in failed:
+            counters.count_failure(failure.code)
+        if failed and self._attempts:
             explain = self._context.overload.explain
             new = explain(new, self._work, self._attempts, self._deadline)
         self._on_settled(new)

@@ -49,7 +49,7 @@ class _HeldClaims:
     stays.
     """
 
-    __slots__ = ("_on_end", "_release", "_settle", "since", "unsettled")
+    __slots__ = ("_on_end", "_open", "_release", "_settle", "since", "unsettled")
 
     def __init__(
         self,
@@ -63,17 +63,21 @@ class _HeldClaims:
         self._settle = settle
         self._release = release
         self._on_end = on_end
+        self._open = len(items)
         self.unsettled = {item.index: item.key for item in items if item.key is not None}
         self.since = since
 
     def settle(self, outcomes: Outcomes) -> None:
         """Settle items, whose claims have ended."""
-        end = self.unsettled.pop
-        unanswered: list[CacheKey] = []
-        for index, outcome in outcomes:
-            key = end(index, None)
-            if outcome.failure is not None and key is not None:
-                unanswered.append(key)
+        unsettled = self.unsettled
+        failed = [index for index, outcome in outcomes if outcome.failure is not None]
+        unanswered = [unsettled[index] for index in failed if index in unsettled]
+        self._open -= len(outcomes)
+        if self._open:
+            for index, _ in outcomes:
+                unsettled.pop(index, None)
+        else:
+            unsettled.clear()
         if unanswered:
             self._release(unanswered)
         if not self.unsettled:
@@ -123,27 +127,30 @@ class ClaimingRunner:
             return self._start_claimed(work, deadline, traceparent, settle)
         if work.is_gathered and len(work.items) > 1:
             return self._start_each(work, deadline, traceparent, settle)
-        task = WorkTask(work, settle)
-        return task.run(self._tasks, self._claim_and_run(work, deadline, task.settle, traceparent))
+        return self._start_unclaimed(work, deadline, traceparent, settle)
 
     def _start_each(
         self, work: Work, deadline: float, traceparent: str, settle: Settle
     ) -> StartedWork:
-        """Start what look-ups have claimed; each of the others may have to wait on its own."""
-        parts: list[StartedWork] = []
+        """Start what look-ups have claimed; the others are claimed first, all by one command."""
         ours: list[WorkItem] = []
+        others: list[WorkItem] = []
         for item in work.items:
-            if self._cache.has_claimed(_keys([item])):
-                ours.append(item)
-                continue
-            alone = _part(work, [item])
-            parts.append(
-                self.start(alone, deadline=deadline, settle=settle, traceparent=traceparent)
-            )
+            (ours if self._cache.has_claimed(_keys([item])) else others).append(item)
+        parts: list[StartedWork] = []
+        if others:
+            part = _part(work, others)
+            parts.append(self._start_unclaimed(part, deadline, traceparent, settle))
         if ours:
             part = _part(work, ours)
             parts.append(self._start_claimed(part, deadline, traceparent, settle))
         return StartedParts(parts)
+
+    def _start_unclaimed(
+        self, work: Work, deadline: float, traceparent: str, settle: Settle
+    ) -> StartedWork:
+        task = WorkTask(work, settle)
+        return task.run(self._tasks, self._claim_and_run(work, deadline, task.settle, traceparent))
 
     async def _claim_and_run(
         self, work: Work, deadline: float, settle: Settle, traceparent: str

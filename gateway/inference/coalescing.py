@@ -69,6 +69,21 @@ class Flights:
         self._led += 1
         return flight
 
+    def lead_all(
+        self, keys: Sequence[CacheKey], criticality: Criticality = Criticality.DEFAULT
+    ) -> list[Flight] | None:
+        """Begin the flights of `keys`; begin none where one has a flight, or is there twice."""
+        flights = self._flights
+        if len(keys) == 1:
+            return None if keys[0] in flights else [self.lead(keys[0], criticality)]
+        led = [Flight(criticality) for _ in keys]
+        new = dict(zip(keys, led, strict=True))
+        if len(new) < len(led) or not flights.keys().isdisjoint(new):
+            return None
+        flights.update(new)
+        self._led += len(led)
+        return led
+
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
         self.settle_all([(key, outcome)])
@@ -76,6 +91,9 @@ class Flights:
     def settle_all(self, outcomes: Iterable[tuple[CacheKey, ItemOutcome]]) -> None:
         """Settle keys whose outcomes became known together, and tell each waiter once."""
         ended: dict[FlightWaiter, list[Flight]] = {}
+        # Most are of one waiter, item after item.
+        last: FlightWaiter | None = None
+        its: list[Flight] = []
         end = self._flights.pop
         for key, outcome in outcomes:
             flight = end(key, None)
@@ -83,8 +101,10 @@ class Flights:
                 continue
             flight.outcome = outcome
             for waiter in flight.waiters:
-                ended.setdefault(waiter, []).append(flight)
-            flight.waiters = []
+                if waiter is not last:
+                    last, its = waiter, ended.setdefault(waiter, [])
+                its.append(flight)
+            flight.waiters.clear()
         for waiter, flights in ended.items():
             try:
                 waiter.flights_ended(flights)

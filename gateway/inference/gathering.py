@@ -67,7 +67,7 @@ class MissGatherer:
         """
         if len(prepared.keys) > 1 or caller.directives != _PLAIN:
             return False
-        if self._records(caller.traceparent):
+        if caller.traceparent and self._records(caller.traceparent):
             return False
         if not self._led:
             self._batch.defer(self._start)

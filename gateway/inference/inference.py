@@ -11,14 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-
-from backends.protocol import TOKEN_TASKS, ModelInfo, Task
 from gateway.cache.entry import CachedResult, CacheHit
-from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from gateway.config.document import ModelConfig
+from gateway.cache.key import CacheKey, KeyMaker
 from gateway.dispatch.work import Outcomes, StartedWork, WorkRunner
-from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
+from gateway.errors import NotCached
 from gateway.inference.coalescing import Flights
 from gateway.inference.gathering import MissGatherer
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
@@ -27,31 +23,24 @@ from gateway.inference.last_answers import (
     LastAnswers,
     StaleAnswersByIndex,
     at_answering_revision,
-    keeps_last,
 )
 from gateway.inference.outcomes import (
     LOST,
     describe_lookup,
     ending,
 )
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
-from gateway.runtime.runtime import Runtime
+from gateway.inference.planning import RequestPlans
+from gateway.inference.prepared_request import PreparedRequest
 from gateway.tasks import CallbackBatch, log_failure
+from gateway.telemetry.spans import NO_SPAN
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
-    InferenceRequest,
     ItemOutcome,
-    Principal,
     ServedModel,
 )
-
-_DEFAULT_ENTRY = ModelConfig()
-# Few models and parameters make up most requests; what is long is rarely seen again.
-_LONGEST_REMEMBERED = 1024
-_MOST_REMEMBERED = 1024
 
 
 class Inference:
@@ -70,8 +59,8 @@ class Inference:
         batch: CallbackBatch | None = None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
-        self._models = models
-        self._keys = keys
+        plans = RequestPlans(models=models, keys=keys)
+        self.prepare, self.is_current = plans.prepare, plans.is_current
         self._cache, self.entry_of = cache, cache.entry_of
         self._last_answers = last_answers
         self._flights = flights
@@ -85,32 +74,6 @@ class Inference:
             records=tracer.records,
             batch=self._batch,
         )
-        self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
-
-    def prepare(
-        self, request: InferenceRequest, principal: Principal, runtime: Runtime
-    ) -> PreparedRequest:
-        """Return the request with everything decided about it.
-
-        Raises:
-            ModelNotFound: no backend serves the model, or the document switched it off.
-            UpstreamUnavailable: no backend has been reached since the start.
-            TaskNotSupported: the model answers other tasks.
-        """
-        name = (request.model, request.task, principal.tenant, request.parameters)
-        plan = self._plans.get(name)
-        if plan is None or not self.is_current(plan, runtime):
-            plan = self._plan(request, principal, runtime)
-            if len(request.parameters) <= _LONGEST_REMEMBERED:
-                if len(self._plans) >= _MOST_REMEMBERED:
-                    self._plans.clear()
-                self._plans[name] = plan
-        keys = plan.prefix.keys(request.items)
-        return PreparedRequest(request=request, plan=plan, keys=keys)
-
-    def is_current(self, plan: RequestPlan, runtime: Runtime) -> bool:
-        """Tell whether `prepare` would plan in the same way under `runtime`."""
-        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
 
     def read_hit(
         self, prepared: PreparedRequest, key: CacheKey, now: float, directives: CacheDirectives
@@ -160,6 +123,8 @@ class Inference:
         directives: CacheDirectives,
     ) -> list[ItemOutcome | None]:
         """Return what was found as outcomes, without those that are too old for the caller."""
+        if not any(found):
+            return [None] * len(found)
         now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
         return [
             prepared.outcome(hit.entry, hit.tier, now)
@@ -223,15 +188,17 @@ class Inference:
         """
         if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
             return False
-        missing = _missing(outcomes)
+        missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         is_whole = not prepared.request.continue_on_error
         waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
-        span = self._tracer.span("coalescing", parent=caller.traceparent)
+        parent = caller.traceparent
+        span = self._tracer.span("coalescing", parent=parent) if parent else NO_SPAN
 
         # It refers to what refers to it, until it is called: cycles cost more than the call.
         def ended(has_failed: bool) -> None:  # noqa: FBT001
-            waiting.describe(span)
-            span.end()
+            if span.is_recorded:
+                waiting.describe(span)
+                span.end()
             if waiting.fill(outcomes, has_failed=has_failed):
                 self.compute_nowait(prepared, caller, outcomes, on_done)
             else:
@@ -240,59 +207,16 @@ class Inference:
         waiting.on_end(ended)
         return True
 
-    def _plan(
-        self, request: InferenceRequest, principal: Principal, runtime: Runtime
-    ) -> RequestPlan:
-        entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
-        model = self._models.model(request.model) if entry.enabled else None
-        if model is None:
-            if not self._models.knows_models():
-                raise UpstreamUnavailable(
-                    "No backend has been reached yet; try again shortly.", retry_after=1.0
-                )
-            raise ModelNotFound(
-                f"No model `{request.model}` is served; GET /v1/models lists those that are."
-            )
-        info = model.info
-        shows_tokens = info.shows_tokens and request.task in TOKEN_TASKS
-        if not shows_tokens and request.task not in info.tasks:
-            tasks = ", ".join(f"`{task}`" for task in info.tasks)
-            raise TaskNotSupported(f"`{request.model}` answers {tasks}, not `{request.task}`.")
-        scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
-        return RequestPlan(
-            runtime=runtime,
-            model=model,
-            scope=scope,
-            prefix=self._prefix(request, runtime, scope, info),
-            entry=entry,
-            unrevised=(
-                self._prefix(request, runtime, scope, msgspec.structs.replace(info, revision=""))
-                if keeps_last(entry)
-                else None
-            ),
-            owner=f"tenant:{principal.tenant}" if scope == "shared" else "",
-        )
-
-    def _prefix(
-        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo
-    ) -> Prefix:
-        """Return what keys of answers by the model begin with."""
-        epochs, name = runtime.epochs, request.model
-        return self._keys.prefix(
-            scope=scope,
-            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.lineage}",
-            model=name,
-            info=info,
-            task=request.task,
-            parameters=request.parameters,
-        )
-
     async def _look_up(self, prepared: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
         directives = caller.directives
         if not prepared.may_read(directives):
             return [None] * len(prepared.keys)
         with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            found = await self._cache.lookup(prepared.keys, prepared.plan.validity(directives))
+            found = await self._cache.lookup(
+                prepared.keys,
+                prepared.plan.validity(directives),
+                claims=prepared.is_shared(directives),
+            )
             describe_lookup(span, found)
         return self.hits(prepared, found, directives)
 
@@ -305,33 +229,61 @@ class Inference:
         is_whole: bool,
     ) -> ItemWaits:
         waits = ItemWaits(caller, is_whole=is_whole)
-        keys, flights, now = prepared.flight_keys, self._flights, self.wall()
-        has = self._cache.has
-        led: list[int] = []
+        led = self._lead_all(prepared, caller, missing, waits)
         try:
-            for index in missing:
-                key = keys[index]
-                flight = flights.join(key)
-                if flight is not None:
-                    waits.joined[index] = flight
-                    continue
-                waits.led[index] = flights.lead(key, caller.criticality)
-                # Its flight may have ended during the look-up in Redis.
-                entry = None
-                if has(key[0]):
-                    entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
-                if entry is None:
-                    led.append(index)
-                else:
-                    flights.settle(key, prepared.outcome(entry, "memory", now))
-            self._give_back(prepared, set(missing).difference(led))
+            if led is None:
+                led = self._lead_each(prepared, caller, missing, waits)
+                self._give_back(prepared, set(missing).difference(led))
             if led and not self._gatherer.add(prepared, caller):
                 waits.work = self._compute(prepared, caller, led)
         except Exception:  # nobody may wait for the items without end
+            keys = prepared.flight_keys
             for index in waits.led:
-                flights.settle(keys[index], LOST)
+                self._flights.settle(keys[index], LOST)
             raise
         return waits
+
+    def _lead_all(
+        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
+    ) -> Sequence[int] | None:
+        """Lead all items of a request, `None` where some are found now, or in flight already."""
+        keys, has = prepared.keys, self._cache.has
+        if len(missing) < len(keys):
+            return None
+        for address, _ in keys:
+            if has(address):
+                return None
+        if not prepared.request.truncate:
+            keys = prepared.flight_keys
+        flights = self._flights.lead_all(keys, caller.criticality)
+        if flights is None:
+            return None
+        waits.led = dict(zip(missing, flights, strict=True))
+        return missing
+
+    def _lead_each(
+        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
+    ) -> Sequence[int]:
+        """Join items that are in flight, and lead the others; return those to compute."""
+        keys, flights, now = prepared.flight_keys, self._flights, self.wall()
+        has = self._cache.has
+        led: list[int] = []
+        for index in missing:
+            key = keys[index]
+            flight = flights.join(key)
+            if flight is not None:
+                waits.joined[index] = flight
+                continue
+            waits.led[index] = flights.lead(key, caller.criticality)
+            # Its flight may have ended during the look-up in Redis.
+            entry = None
+            if has(key[0]):
+                entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
+            if entry is None:
+                led.append(index)
+            else:
+                flights.settle(key, prepared.outcome(entry, "memory", now))
+        return led
 
     def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
         """End claims that the look-up made on items which others compute, or have computed."""

@@ -12,11 +12,12 @@ LookupCallback = Callable[[list[CacheHit | None]], object]
 
 class _Lookup(Protocol):
     async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
         """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
 
         Entries in memory that are not valid are looked up in Redis too, whose own may not be valid.
+        With `claims`, it may claim what it does not find: see `SharedCache.has_claimed`.
         """
         ...
 
@@ -49,8 +50,7 @@ class ResultStore(_Lookup, Protocol):
     ) -> None:
         """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
 
-        For callers without a task, which costs more than a hit in Redis does otherwise. With
-        `claims`, the look-up may claim what it does not find: see `SharedCache.has_claimed`.
+        For callers without a task, which costs more than a hit in Redis does otherwise.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gateway.dispatch.work import StartedWork
 from gateway.inference.coalescing import Flight
@@ -32,7 +32,6 @@ class ItemWaits:
         self._is_whole = is_whole
         self._loop = asyncio.get_running_loop()
         self._open = 0
-        self._own: set[Flight] = set()
         self._is_failing = False
         self._on_end: Callable[[bool], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -44,9 +43,10 @@ class ItemWaits:
         good: the callback is then given `True`. It may be called at once.
         """
         self._on_end = callback
-        flights = dict.fromkeys((*self.led.values(), *self.joined.values()))
+        flights: Collection[Flight] = self.led.values()
+        if self.joined:  # an item may be there twice
+            flights = dict.fromkeys((*flights, *self.joined.values()))
         self._open = len(flights)
-        self._own = set(self.led.values())
         self._timer = self._loop.call_at(self._caller.deadline + _GRACE, self._end, False)
         ended: list[Flight] = []
         for flight in flights:
@@ -118,21 +118,26 @@ class ItemWaits:
         """
         if self._loop.time() >= self._caller.deadline:
             return []
+        own = set(self.led.values())
         return [
             index
             for index, flight in self.joined.items()
-            if self._is_leaders_own(flight) and flight not in self._own
+            if self._is_leaders_own(flight) and flight not in own
         ]
 
     def _end(self, has_failed: bool) -> None:  # noqa: FBT001
-        on_end = self._on_end
-        if on_end is not None:
-            self.cancel()
-            on_end(has_failed)
+        on_end, timer = self._on_end, self._timer
+        if on_end is None:
+            return
+        # As `cancel` does.
+        self._on_end = self._timer = None
+        if timer is not None:
+            timer.cancel()
+        on_end(has_failed)
 
     def _ends_the_request(self, flight: Flight) -> bool:
         """Tell whether an item has failed in a way that the whole request does."""
-        return flight in self._own or not self._is_leaders_own(flight)
+        return flight in self.led.values() or not self._is_leaders_own(flight)
 
     def _is_leaders_own(self, flight: Flight) -> bool:
         """Tell whether the leader's failure has reasons that do not hold for who joined it."""

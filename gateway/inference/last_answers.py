@@ -28,9 +28,8 @@ from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Sta
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
 _MOST_JITTER = 0.5
-_OK = 200
 # A member of an enumeration is looked up by a method in Python 3.11.
-_COLLAPSED = Source.COLLAPSED
+_COMPUTED = Source.COMPUTED
 
 
 class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,20 +86,44 @@ class LastAnswers:
         now = self._wall()
         owner, epoch = plan.owner, plan.runtime.epochs.get(plan.owner, 0)
         kept: list[tuple[CacheKey, CachedResult]] = []
+        unrevised = plan.unrevised
         for index, outcome in outcomes:
-            if outcome.tier or outcome.source is _COLLAPSED:
-                # What another worker computed is stored by it.
-                continue
-            life = ttl
-            if (failure := outcome.failure) is not None:
-                if not (would_repeat(failure) and prepared.request.truncate):
-                    # Others may be answered by a part of the text.
+            if (failure := outcome.failure) is None:
+                if outcome.source is not _COMPUTED:
+                    # What another worker computed is stored by it.
                     continue
-                life = plan.runtime.document.cache.refusal_ttl
-            entry = _kept_entry(outcome, owner, epoch, now=now, ttl=life)
+                entry = CachedResult(
+                    payload=outcome.result,
+                    rows=outcome.rows,
+                    tokens=outcome.tokens,
+                    stored_at=now,
+                    expires_at=now + ttl,
+                    owner=owner,
+                    owner_epoch=epoch,
+                    truncated_from=outcome.truncated_from,
+                    arm=outcome.arm,
+                    input_tokens=outcome.input_tokens,
+                )
+            elif would_repeat(failure) and prepared.request.truncate and not outcome.tier:
+                entry = CachedResult(
+                    payload=b"",
+                    status=failure.status,
+                    code=failure.code,
+                    detail=failure.detail,
+                    rows=outcome.rows,
+                    tokens=outcome.tokens,
+                    stored_at=now,
+                    expires_at=now + plan.runtime.document.cache.refusal_ttl,
+                    owner=owner,
+                    owner_epoch=epoch,
+                    arm=outcome.arm,
+                )
+            else:
+                # Others may be answered by a part of the text.
+                continue
             kept.append((keys[index], entry))
-            if plan.unrevised is not None:
-                (key,) = plan.unrevised.keys([prepared.request.items[index]])
+            if unrevised is not None:
+                (key,) = unrevised.keys([prepared.request.items[index]])
                 kept.append((key, _last(prepared, entry)))
         self._cache.store_all(kept)
 
@@ -217,28 +240,6 @@ def _may_stand_in(
         and prepared.plan.is_kept(entry)
         and (prepared.request.truncate or not entry.truncated_from)
         and (max_age is None or now - entry.stored_at <= max_age)
-    )
-
-
-def _kept_entry(
-    outcome: ItemOutcome, owner: str, owner_epoch: int, *, now: float, ttl: float
-) -> CachedResult:
-    """Return what the cache keeps of an outcome for `ttl` seconds: an answer or a refusal."""
-    failure = outcome.failure
-    return CachedResult(
-        payload=outcome.result,
-        status=_OK if failure is None else failure.status,
-        code="" if failure is None else failure.code,
-        detail="" if failure is None else failure.detail,
-        rows=outcome.rows,
-        tokens=outcome.tokens,
-        stored_at=now,
-        expires_at=now + ttl,
-        owner=owner,
-        owner_epoch=owner_epoch,
-        truncated_from=outcome.truncated_from,
-        arm=outcome.arm,
-        input_tokens=outcome.input_tokens,
     )
 
 

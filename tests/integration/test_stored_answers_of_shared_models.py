@@ -57,7 +57,7 @@ class ClaimedByNobody:
         """Do nothing."""
 
     async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
         """Find nothing."""
         return [None] * len(keys)
@@ -76,7 +76,7 @@ class ClaimedByAnother(ClaimedByNobody):
 
     @override
     async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
         self.looked += 1
         return [None] * len(keys)

@@ -104,7 +104,7 @@ class DictCache:
         return self.entries.get(key) if self.has_memory else None
 
     async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
         """Return the entries that are there, as if from Redis."""
         await asyncio.sleep(0)

@@ -21,11 +21,21 @@ def test_counting_one_by_one_is_the_same_as_counting_at_once() -> None:
     single, together = FrequencySketch(1024), FrequencySketch(1024)
     for name in range(20):
         together.add(address(name), name)
-        single.add_each([address(name)] * name)
+        for _ in range(name):
+            single.add(address(name), 1)
 
     assert [single.estimate(address(name)) for name in range(20)] == [
         together.estimate(address(name)) for name in range(20)
     ]
+
+
+def test_counting_tells_how_often_an_address_was_counted() -> None:
+    sketch = FrequencySketch(16)
+
+    told = [sketch.add(address(1), times) for times in (1, 3, 20)]
+
+    assert told == [1, 4, 15]
+    assert sketch.estimate(address(1)) == 15
 
 
 def test_counts_stop_at_fifteen_and_halve_with_time() -> None:
