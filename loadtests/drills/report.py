@@ -33,6 +33,9 @@ the key of a viewer, the panels of all dashboards, the [runbooks](runbooks/READM
 traces; not the log. Seconds to the cause count from the first alert.
 A language model reads pages as text, and faster than a person: the pages that it looked at, which
 the section of each fault names, say as much as the seconds.
+Of 2026-11-28 two plays are left out: in one the operator saw the fault's name in a list of
+processes, in the other it was occupied elsewhere when the alert fired. Both faults were played
+again.
 
 | fault | operator | date, load | first alert after | cause named after | what was said | right |
 |---|---|---|---|---|---|---|
