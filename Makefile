@@ -188,7 +188,7 @@ check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what
 check-dashboards: install-dev ## Ask a Prometheus that scrapes a running system every panel's and rule's query
 	$(BIN)/python -m loadtests dashboards $(ARGS)
 
-drills: install-dev ## Inject six faults into a scraped system; which alerts fire when (15 minutes; root)
+drills: install-dev ## Inject six faults into a scraped system; which alerts fire when; ARGS=--screenshots writes docs/drills.md, ARGS=--blind asks for the cause (25 minutes; root)
 	$(BIN)/python -m loadtests drills $(ARGS)
 
 check-kubernetes: install-dev ## Run the pods of an overlay under podman, kill some under load (5 minutes; root, podman, kubectl)

@@ -4,8 +4,8 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -20,6 +20,8 @@ ALGORITHM = "judge"
 """The model that a broken revision breaks."""
 _STOPPED, _RUNNING = 0.9, 0.1
 _HOT_RATE = 60.0
+_SMALL_TENANTS = ("acme", "birch", "cedar")
+_HOT = "birch"
 _CODE = """
 async def run(item, ask):
     {line}
@@ -33,22 +35,8 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     system: System
     models: Path
     disk: Disk
-
-
-Inject = Callable[[Scene], AbstractContextManager[None]]
-
-
-class Drill(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault, the alerts that should name it, and the panels that an operator looks at."""
-
-    name: str
-    what: str
-    inject: Inject
-    alerts: tuple[str, ...]
-    panels: tuple[tuple[str, str], ...]
-    """Dashboard and title of each."""
-    cause: str
-    """What the operator names in the end."""
+    keys: Mapping[str, str]
+    """The keys of the small tenants."""
 
 
 @contextmanager
@@ -114,14 +102,8 @@ def lost_redis(scene: Scene) -> Iterator[None]:
 @contextmanager
 def hot_tenant(scene: Scene) -> Iterator[None]:
     """Let a tenant with 300 requests a minute send twelve times as many."""
-    limits = [{"name": "minute", "unit": "requests", "capacity": 300, "window": 60.0}]
-    with scene.system.admin() as admin:
-        made = admin.post("/admin/tenants", json={"id": "hot", "limits": limits})
-        key = admin.post("/admin/keys", json={"tenant": "hot", "name": "hot"})
-        made.raise_for_status()
-        text = key.raise_for_status().json()["key"]
     port, content = scene.system.port, bodies("mood")
-    with Traffic(port, text, "/v1/classify", content, rate=_HOT_RATE):
+    with Traffic(port, scene.keys[_HOT], "/v1/classify", content, rate=_HOT_RATE):
         yield
 
 
@@ -140,6 +122,22 @@ def full_disk(scene: Scene) -> Iterator[None]:
     scene.disk.fill()
     yield
     scene.disk.empty()
+
+
+def add_tenants(system: System, stack: ExitStack) -> dict[str, str]:
+    """Create small tenants, which send a request a second each until `stack` ends; their keys."""
+    limits = [{"name": "minute", "unit": "requests", "capacity": 300, "window": 60.0}]
+    keys: dict[str, str] = {}
+    with system.admin() as admin:
+        for tenant in _SMALL_TENANTS:
+            made = admin.post("/admin/tenants", json={"id": tenant, "limits": limits})
+            made.raise_for_status()
+            made = admin.post("/admin/keys", json={"tenant": tenant, "name": tenant})
+            keys[tenant] = made.raise_for_status().json()["key"]
+    for key in keys.values():
+        content = bodies("mood")
+        stack.enter_context(Traffic(system.port, key, "/v1/classify", content, rate=1.0))
+    return keys
 
 
 def items() -> Iterator[bytes]:
@@ -166,91 +164,3 @@ def _signal(scene: Scene, role: str, number: signal.Signals, *, region: str | No
         if region in (None, process.region):
             with suppress(ProcessLookupError):
                 os.kill(process.pid, number)
-
-
-DRILLS = (
-    Drill(
-        name="slow backend",
-        what="the backend of the preferred region gets a tenth of its processor time",
-        inject=slow_backend,
-        alerts=(
-            "EndpointSlow",
-            "LatencyBudgetBurnsFast",
-            "EndpointFailsCalls",
-            "WorkLeavesItsRegion",
-        ),
-        panels=(
-            ("incident", "99th percentile by model"),
-            ("incident", "Predicted finish"),
-            ("region", "Share of its work that it is given"),
-            ("region", "Hedges, retries and items that went to another region"),
-            ("region", "Failures by cause"),
-        ),
-        cause="one backend's predicted finish is far above the other's, which works as before",
-    ),
-    Drill(
-        name="lost region",
-        what="every backend of the preferred region is killed whenever it starts",
-        inject=lost_region,
-        alerts=("RegionLost",),
-        panels=(
-            ("incident", "Share of backends ready, by region"),
-            ("incident", "Requests that failed, by model and outcome"),
-            ("incident", "Items that went to another region"),
-            ("region", "Failures by cause"),
-        ),
-        cause="no backend of `eu` is ready, and its items go to `us`",
-    ),
-    Drill(
-        name="hot tenant",
-        what="a tenant with 300 requests a minute sends 3,600",
-        inject=hot_tenant,
-        alerts=("LimitRefusesMany",),
-        panels=(
-            ("incident", "Refused by limits"),
-            ("money", "Decisions of limits"),
-            ("overview", "Requests by outcome"),
-        ),
-        cause="one limit refuses; `GET /admin/usage?group_by=tenant` names `hot`",
-    ),
-    Drill(
-        name="broken revision",
-        what="a new revision of one model raises an error for every item",
-        inject=broken_revision,
-        alerts=("RevisionFails",),
-        panels=(
-            ("incident", "Requests that failed, by model and outcome"),
-            ("incident", "Failed items by revision"),
-            ("model", "Items by revision"),
-            ("model", "Share of requests that failed"),
-        ),
-        cause="one model fails, and only its new revision",
-    ),
-    Drill(
-        name="full disk",
-        what="the disk of the data directory is filled to its last block",
-        inject=full_disk,
-        alerts=("DataDiskNearlyFull", "EventLogNotWritable"),
-        panels=(
-            ("incident", "Free space of data directories"),
-            ("incident", "Requests that failed, by model and outcome"),
-            ("money", "Bytes that are not shipped"),
-        ),
-        cause="no space is left: the state Redis cannot write either, and requests fail with"
-        " `event_log_unavailable` once the room that event logs reserve is used",
-    ),
-    Drill(
-        name="lost Redis",
-        what="both Redis are stopped: they answer nothing and keep their connections",
-        inject=lost_redis,
-        alerts=("CacheRedisDown", "StateRedisDown"),
-        panels=(
-            ("incident", "Reached"),
-            ("incident", "Limits decided without Redis"),
-            ("incident", "Lag of events"),
-            ("cache", "Look-ups that failed"),
-            ("incident", "99th percentile by model"),
-        ),
-        cause="`cache_redis` and `state_redis` are at 0, everything else follows from that",
-    ),
-)
