@@ -12,6 +12,7 @@ from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
+from backends.batching.queue_delay import QueueDelay
 from backends.batching.runner import Runner
 from backends.batching.submission import QueueLimits, SubmissionQueue
 from backends.batching.workers import WorkerThreads
@@ -51,7 +52,13 @@ class Batcher:
     ) -> None:
         threads = min(executor.worker_threads, options.worker_threads or executor.worker_threads)
         device = device or Device(slots=threads, clock=clock)
-        queue = RowQueue(limits=options.batch, cost=executor.cost, clock=clock, bulk=device.bulk)
+        queue = RowQueue(
+            limits=options.batch,
+            cost=executor.cost,
+            clock=clock,
+            bulk=device.bulk,
+            delay=QueueDelay(threads=threads) if executor.shares_cores and threads > 1 else None,
+        )
         share = device.share()
         self.name = name
         self.executor, self.limits = executor, options.batch

@@ -9,6 +9,7 @@ import msgspec
 from backends.batching.bulk_pause import BulkPause
 from backends.batching.fair_queue import BULK, FairQueue, FlowKey
 from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
+from backends.batching.queue_delay import Load, QueueDelay, longest_delay
 from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
 
@@ -68,7 +69,8 @@ class RowQueue:
 
     Rows without callers are withdrawn, or else dropped when a batch is taken. `bulk` is that of the
     device, which other queues may share.
-    `seconds` is what the waiting rows will take, by the cost model.
+    `seconds` is what the waiting rows will take, by the cost model. With `delay` threads wait a
+    little for the rows of callers that come back.
     """
 
     def __init__(
@@ -78,11 +80,18 @@ class RowQueue:
         cost: CostModel,
         clock: Callable[[], float],
         bulk: BulkPause | None = None,
+        delay: QueueDelay | None = None,
     ) -> None:
         self._limits = limits
         self._cost = cost
         self._clock = clock
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        self._delay = delay
+        self._share_ready = threading.Condition(lock)
+        self.awaited = 0
+        """How many rows a thread waits for; 0 where none waits for more than there are."""
+        self._running = 0
         self._flows = FairQueue()
         # By output and traffic class: only rows equal in both share batches, in either order.
         self._classes: defaultdict[tuple[str, str], _LengthIndex] = defaultdict(_LengthIndex)
@@ -127,6 +136,10 @@ class RowQueue:
                 self.tokens += row.length
                 self.seconds += row.work
             self.rows += len(rows)
+            if self.awaited:
+                if self.rows >= self.awaited:
+                    self._share_ready.notify()
+                return
             # One thread is enough: it wakes another where its batch leaves rows.
             self._changed.notify()
 
@@ -139,12 +152,45 @@ class RowQueue:
         with self._changed:
             return self._flows.ahead(flow, work)
 
-    def wait(self) -> bool:
-        """Wait until rows may run; return whether the queue is still open."""
+    def wait(self, ended: int = 0) -> bool:
+        """Wait until rows may run; return whether the queue is still open.
+
+        The thread's last batch had `ended` rows, and has ended.
+        """
         with self._changed:
-            while not (self.is_closed or self.runnable):
+            self._running -= ended
+            if self.awaited and not self._running:
+                self._share_ready.notify()
+            # Rows that come from now on may be of callers whose rows have just ended.
+            load = Load(waiting=self.rows, running=self._running, ended=ended)
+            since = self._clock()
+            while not (self.is_closed or (self.runnable and not self.awaited)):
                 self._changed.wait(self._bulk.until - self._clock() if self.rows else None)
+            if ended and self._delay is not None and not self.is_closed:
+                self._wait_for_share(self._delay, load, since)
             return not self.is_closed
+
+    def _wait_for_share(self, delay: QueueDelay, load: Load, since: float) -> None:
+        """Wait until the callers of a batch that ended at `since` are back, or that is too long."""
+        if not self._running:
+            return
+        wanted = delay.rows(load, most=self._limits.rows)
+        lead = self._flows.lead(with_bulk=False)
+        if wanted <= self.rows or lead is None:
+            return
+        now = self._clock()
+        seconds = (self._cost.base + self.seconds / self.rows * wanted) * self.slowness
+        left = since + longest_delay(seconds) - now
+        if left <= 0.0 or lead.due - now < seconds + left:
+            return
+        self.awaited = wanted
+        in_time = self._share_ready.wait_for(self._has_share, left)
+        self.awaited = 0
+        if self._running:
+            delay.learn(came_back=in_time)
+
+    def _has_share(self) -> bool:
+        return self.is_closed or self.rows >= self.awaited or not self._running
 
     def take(self) -> DequeuedBatch | None:
         """Take the next batch; `None` when another thread took the rows or the queue is closed.
@@ -194,6 +240,7 @@ class RowQueue:
             self.rows = self.tokens = 0
             self.seconds = 0.0
             self._changed.notify_all()
+            self._share_ready.notify_all()
             return rows
 
     def partition_runnable(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -271,6 +318,7 @@ class RowQueue:
         self, rows: list[Row], dropped: list[Row], release: Release, seconds: float
     ) -> DequeuedBatch:
         more = self.runnable > 0
+        self._running += len(rows)
         if self.rows:
             self._changed.notify()
         return DequeuedBatch(

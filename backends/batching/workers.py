@@ -67,11 +67,13 @@ class WorkerThreads:
         await asyncio.sleep(0)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        ended = 0
         try:
-            while self._queue.wait():
+            while self._queue.wait(ended):
                 # The batch is chosen when it can run, among all that waits by then.
                 with self._share.slot() as use:
                     batch = self._queue.take()
+                    ended = len(batch.rows) if batch is not None else 0
                     if batch is not None:
                         use.seconds = batch.seconds * self._queue.slowness
                         self._run_batch(batch, loop, alone=use.alone)

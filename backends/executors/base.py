@@ -24,6 +24,8 @@ class ModelExecutor(Protocol):
     dimensions: int
     cost: CostModel
     """Predicts a batch in one of the worker threads."""
+    shares_cores: bool = False
+    """Whether its runs take the cores that the event loop needs, and not a device of their own."""
     most_rows: int | None = None
     """The most rows of a batch; `None` where memory alone bounds them."""
     wide_cost: CostModel | None = None

@@ -33,6 +33,8 @@ class OnnxExecutor(ModelExecutor):
     cannot be kept on disk there is none.
     """
 
+    shares_cores = True
+
     def __init__(self, source: GraphSource, *, worker_threads: int, wide: bool = True) -> None:
         self._source = source
         self.worker_threads = worker_threads

@@ -30,6 +30,7 @@ class OpenVinoExecutor(ModelExecutor):
     """
 
     provider = "OpenVINOExecutionProvider"
+    shares_cores = True
 
     def __init__(self, source: GraphSource, *, worker_threads: int) -> None:
         self._source = source

@@ -23,6 +23,7 @@ class PoolingExecutor(ModelExecutor):
         self.dimensions = inner.dimensions
         self.cost, self.wide_cost = inner.cost, inner.wide_cost
         self.most_rows = inner.most_rows
+        self.shares_cores = inner.shares_cores
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:

@@ -1,0 +1,147 @@
+"""How long a free worker thread waits for the rows of callers that come back."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from backends.batching.policy import BatchLimits
+from backends.batching.queue import RowQueue
+from backends.batching.queue_delay import Load, QueueDelay, expected_rows
+from backends.batching.row import Row, RowWaiter
+from backends.executors.cost import CostModel
+from backends.telemetry.spans import NO_SPAN
+from backends.types import Encoding, OutputKind
+from tests.support.clock import Clock
+
+# A batch takes so long that no wait ends by its time.
+SLOW = CostModel(base=10_000.0)
+COUNTS = st.integers(min_value=0, max_value=64)
+
+
+def make_row(*, deadline: float = 1e9, lane: str = "interactive") -> Row:
+    ids = np.ones(10, dtype=np.int32)
+    row = Row(
+        encoding=Encoding(ids=ids, type_ids=None, key=ids.tobytes()),
+        key=("tenant", "graph", OutputKind.POOLED, ids.tobytes()),
+        deadline=deadline,
+        span=NO_SPAN,
+        settle=lambda _row, _value: None,
+        lane=lane,
+    )
+    row.join(RowWaiter(1, deadline=deadline, on_end=lambda *_: None), 0)
+    return row
+
+
+def make_queue(cost: CostModel = SLOW) -> RowQueue:
+    return RowQueue(limits=BatchLimits(), cost=cost, clock=Clock(), delay=QueueDelay(threads=2))
+
+
+def run_batch(queue: RowQueue, rows: int) -> int:
+    """Take a batch of so many rows, as a thread does that then runs it; return its rows."""
+    queue.put([make_row() for _ in range(rows)])
+    batch = queue.take()
+    assert batch is not None
+    return len(batch.rows)
+
+
+def test_threads_share_the_rows_of_all_callers_alike() -> None:
+    assert expected_rows(Load(waiting=4, running=16, ended=12), threads=2, most=16) == 16
+    assert expected_rows(Load(waiting=1, running=2, ended=1), threads=2, most=16) == 2
+
+
+@given(waiting=COUNTS, running=COUNTS, ended=COUNTS, most=st.integers(min_value=1, max_value=32))
+def test_no_more_rows_are_expected_than_a_batch_may_have(
+    waiting: int, running: int, ended: int, most: int
+) -> None:
+    load = Load(waiting=waiting, running=running, ended=ended)
+
+    assert expected_rows(load, threads=2, most=most) <= max(most, waiting)
+
+
+@given(waiting=COUNTS, ended=COUNTS)
+def test_an_idle_device_waits_for_nothing(waiting: int, ended: int) -> None:
+    load = Load(waiting=waiting, running=0, ended=ended)
+
+    assert expected_rows(load, threads=2, most=16) == waiting
+
+
+def test_waits_in_vain_become_few_and_waits_that_pay_come_back() -> None:
+    delay = QueueDelay(threads=2)
+    load = Load(waiting=1, running=8, ended=8)
+    for _ in range(20):
+        delay.learn(came_back=False)
+
+    waits = [delay.rows(load, most=16) for _ in range(64)]
+    assert waits.count(1) == 60
+    assert waits.count(8) == 4
+
+    for _ in range(8):
+        delay.learn(came_back=True)
+    assert delay.rows(load, most=16) == 8
+
+
+def test_a_free_thread_waits_for_its_share_of_the_rows() -> None:
+    """Eight rows in flight and two threads: it takes four."""
+    queue = make_queue()
+    ended, _ = run_batch(queue, 4), run_batch(queue, 4)
+    queue.put([make_row()])
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(queue.wait, ended)
+        while not queue.awaited:
+            pass
+        for _ in range(3):
+            assert not waiting.done()
+            queue.put([make_row()])
+        assert waiting.result()
+
+    assert queue.rows == 4
+
+
+def test_a_thread_waits_no_longer_once_the_other_has_ended() -> None:
+    queue = make_queue()
+    first, second = run_batch(queue, 4), run_batch(queue, 4)
+
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(queue.wait, ended) for ended in (first, second)]
+        queue.put([make_row()])
+        # Whichever of them gets the row; the other waits on.
+        batch = None
+        while batch is None:
+            batch = queue.take() if any(each.done() for each in waiting) else None
+        queue.close()
+
+    assert len(batch.rows) == 1
+
+
+def test_a_closed_queue_ends_the_wait() -> None:
+    queue = make_queue()
+    ended, _ = run_batch(queue, 4), run_batch(queue, 4)
+    queue.put([make_row()])
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(queue.wait, ended)
+        queue.close()
+
+    assert not waiting.result()
+
+
+def test_urgent_and_bulk_rows_wait_for_no_other() -> None:
+    for row in (make_row(deadline=10.0), make_row(lane="bulk")):
+        queue = make_queue()
+        ended, _ = run_batch(queue, 4), run_batch(queue, 4)
+        queue.put([row])
+
+        assert queue.wait(ended)
+        assert queue.rows == 1
+
+
+def test_no_wait_is_longer_than_a_share_of_the_batch() -> None:
+    """Here no time at all."""
+    queue = make_queue(CostModel(base=0.0, padded=0.0, square=0.0))
+    ended, _ = run_batch(queue, 4), run_batch(queue, 4)
+    queue.put([make_row()])
+
+    assert queue.wait(ended)
+    assert queue.rows == 1
