@@ -144,7 +144,7 @@ bench-dispatch: install-dev ## Measure the gateway's processor time for each mis
 bench-bulk: install-dev ## Measure a bulk job beside bare sessions on the same batches; ARGS="--rows 1000000"
 	$(BIN)/python -m loadtests bulk $(ARGS)
 
-bench-bulk-ray: .venv-ray/.installed ## Measure a bulk job on a Ray cluster of one node beside the plain command (12 minutes)
+bench-bulk-ray: .venv-ray/.installed ## Measure a bulk job on a Ray cluster of one node beside the plain command (15 minutes)
 	.venv-ray/bin/python -P -m loadtests.bulk_ray $(ARGS)
 
 bench-pipeline: install-dev ## Measure each process's processor time for each missed item, with a model that takes none

@@ -51,7 +51,8 @@ class JobRate(msgspec.Struct, frozen=True, kw_only=True):
 def main(*, rows: int, part_rows: int, rounds: int, model: str, task: str, provider: str) -> None:
     """Run jobs of both kinds in turns, and print their rates."""
     if provider == "paced":
-        os.environ |= {f"SLUICEGATE_BACKEND_PACED_{name}": "0" for name in ("BASE", "TOKEN")}
+        for name in ("BASE", "TOKEN"):
+            os.environ.setdefault(f"SLUICEGATE_BACKEND_PACED_{name}", "0")
     # Ray gives way to all else on a machine where the plain command does not.
     os.environ.setdefault("RAY_worker_niceness", "0")
     rates: dict[str, list[JobRate]] = {"plain": [], "ray": []}
