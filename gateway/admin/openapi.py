@@ -5,6 +5,7 @@ from importlib.metadata import version
 
 from litestar.types import ControllerRouterHandler
 
+from gateway.api.code_samples import OPERATORS
 from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.openapi_parts import Content, Json
 from gateway.errors import AuthenticationFailed, DependencyUnavailable, PermissionDenied
@@ -35,5 +36,6 @@ def operators_document(
         description="Configuration, tenants and keys, usage and invoices, caches and regions.",
         key="The key of an operator, or a token of the identity provider.",
         tags=TAGS,
+        samples=OPERATORS,
         of_keys=(AuthenticationFailed, PermissionDenied, DependencyUnavailable),
     )

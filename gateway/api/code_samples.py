@@ -1,7 +1,7 @@
 """Writes programs that send an operation's example: with curl, Python and JavaScript.
 
-Each runs as it stands, with the gateway's address in `SLUICEGATE_URL` and a key in
-`SLUICEGATE_KEY`. Tests run them.
+Each runs as it stands, with an address and a key in the environment: for customers
+`SLUICEGATE_URL` and `SLUICEGATE_KEY`. Tests run them.
 """
 
 import shlex
@@ -23,6 +23,21 @@ _PLACES = ("model", "input", "query", "documents", "inputs")
 _RENAMED = {"from": "since", "to": "until"}
 
 
+class SampleEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+    """Names the environment variables of programs, and what they may use."""
+
+    url: str
+    key: str
+    has_client: bool
+    """Whether the client `sluicegate` has methods for operations of `OWN_TAGS`."""
+
+
+CUSTOMERS = SampleEnvironment(url="SLUICEGATE_URL", key="SLUICEGATE_KEY", has_client=True)
+OPERATORS = SampleEnvironment(
+    url="SLUICEGATE_ADMIN_URL", key="SLUICEGATE_ADMIN_KEY", has_client=False
+)
+
+
 class _Example(msgspec.Struct, frozen=True, kw_only=True):
     """An operation's example: what to send where."""
 
@@ -34,9 +49,12 @@ class _Example(msgspec.Struct, frozen=True, kw_only=True):
     """Of parameters and body, by name."""
     body: Any
     is_form: bool
+    environment: SampleEnvironment
 
 
-def code_samples(method: str, path: str, operation: Json) -> list[Json]:
+def code_samples(
+    method: str, path: str, operation: Json, environment: SampleEnvironment = CUSTOMERS
+) -> list[Json]:
     """Return the value of `x-codeSamples`; empty where the body is neither JSON nor a form."""
     content = operation.get("requestBody", {}).get("content", {_JSON: {}})
     media = next((each for each in (_JSON, _FORM) if each in content), "")
@@ -47,12 +65,12 @@ def code_samples(method: str, path: str, operation: Json) -> list[Json]:
         {
             one["name"]: one["example"]
             for one in parameters
-            if one["in"] == place and one["name"] != _CURSOR
+            if one["in"] == place and one["name"] != _CURSOR and "example" in one
         }
         for place in ("path", "query")
     )
     (body, *_) = [e["value"] for e in content[media].get("examples", {}).values()] or [None]
-    target = path.format(**{name: quote(value, safe="") for name, value in places.items()})
+    target = path.format(**{name: quote(str(value), safe="") for name, value in places.items()})
     example = _Example(
         id=operation["operationId"],
         method=method.upper(),
@@ -61,8 +79,10 @@ def code_samples(method: str, path: str, operation: Json) -> list[Json]:
         values=places | query | (body if isinstance(body, dict) else {}),
         body=body,
         is_form=media == _FORM,
+        environment=environment,
     )
-    python = _own_client if OWN_TAGS & set(operation["tags"]) else _httpx
+    has_method = environment.has_client and OWN_TAGS & set(operation["tags"])
+    python = _own_client if has_method else _httpx
     return [
         {"lang": "shell", "label": "curl", "source": _curl(example)},
         {"lang": "python", "label": "Python", "source": python(example)},
@@ -71,10 +91,12 @@ def code_samples(method: str, path: str, operation: Json) -> list[Json]:
 
 
 def _curl(example: _Example) -> str:
-    lines = [f'curl -s "$SLUICEGATE_URL{example.target}"']
+    lines = [f'curl -s "${example.environment.url}{example.target}"']
     if example.method != ("GET" if example.body is None else "POST"):
         lines.append(f"-X {example.method}")
-    lines += [f'-H "{name}: {value}"' for name, value in _headers(example, "$SLUICEGATE_KEY")]
+    lines += [
+        f'-H "{name}: {value}"' for name, value in _headers(example, f"${example.environment.key}")
+    ]
     if example.is_form:
         lines += [f"-F {shlex.quote(f'{name}={value}')}" for name, value in _fields(example)]
         lines.append(f"-F 'file=@-;filename=lines.jsonl' <<'END'\n{example.body[_FILE]}\nEND")
@@ -101,7 +123,7 @@ def _own_client(example: _Example) -> str:
 def _httpx(example: _Example) -> str:
     headers = "".join(
         f"    {name!r}: {'f' * ('{' in value)}{value!r},\n"
-        for name, value in _headers(example, "{os.environ['SLUICEGATE_KEY']}")
+        for name, value in _headers(example, f"{{os.environ[{example.environment.key!r}]}}")
     )
     body = "" if example.body is None else f"    json={example.body!r},\n"
     if example.is_form:
@@ -112,7 +134,7 @@ def _httpx(example: _Example) -> str:
         f"headers = {{\n{headers}}}\n"
         "response = httpx.request(\n"
         f"    {example.method!r},\n"
-        f"    os.environ['SLUICEGATE_URL'] + {example.target!r},\n"
+        f"    os.environ[{example.environment.url!r}] + {example.target!r},\n"
         f"    headers=headers,\n{body}"
         ")\n"
         "response.raise_for_status()\nprint(response.text)\n"
@@ -122,7 +144,7 @@ def _httpx(example: _Example) -> str:
 def _fetch(example: _Example) -> str:
     headers = "".join(
         f"\n    {_json(name)}: `{value}`,"
-        for name, value in _headers(example, "${process.env.SLUICEGATE_KEY}")
+        for name, value in _headers(example, f"${{process.env.{example.environment.key}}}")
     )
     headers += "\n  " if headers else ""
     form, body = "", ""
@@ -136,7 +158,8 @@ def _fetch(example: _Example) -> str:
     elif example.body is not None:
         body = f"  body: JSON.stringify({_json(example.body)}),\n"
     return form + (
-        f"const response = await fetch(`${{process.env.SLUICEGATE_URL}}{example.target}`, {{\n"
+        f"const response = await fetch(`${{process.env.{example.environment.url}}}"
+        f"{example.target}`, {{\n"
         f"  method: {_json(example.method)},\n"
         f"  headers: {{{headers}}},\n{body}"
         "});\n"

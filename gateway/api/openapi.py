@@ -18,7 +18,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.application import Application
-from gateway.api.code_samples import code_samples
+from gateway.api.code_samples import SampleEnvironment, code_samples
 from gateway.api.openapi_parts import (
     IDEMPOTENCY_HEADER,
     ON_EVERY_ROUTE,
@@ -56,14 +56,14 @@ def build_document(
     description: str,
     key: str,
     tags: Mapping[str, str],
-    has_samples: bool = False,
+    samples: SampleEnvironment,
     takes_idempotency_keys: bool = False,
     of_keys: Sequence[type[GatewayError]] = (AuthenticationFailed,),
 ) -> bytes:
     """Return the document as JSON.
 
     `application` has the handlers, and Litestar's own description of them; `key` describes the
-    bearer token. With `has_samples` each operation has programs that send its example. With
+    bearer token. `samples` says how the programs that send examples find the listener. With
     `takes_idempotency_keys` every request that changes something may carry one. `of_keys` are the
     errors of every route that needs a key.
     """
@@ -77,8 +77,8 @@ def build_document(
     for route in routes:
         method, path = route.name
         operation = _operation(route, schemas, responses, of_keys)
-        if has_samples and (samples := code_samples(method, path, operation)):
-            operation["x-codeSamples"] = samples
+        if programs := code_samples(method, path, operation, samples):
+            operation["x-codeSamples"] = programs
         paths.setdefault(path, {})[method] = operation
     document = {
         "openapi": "3.1.0",

@@ -15,6 +15,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import HTTPScope, Receive, Scope, Send
 
 from gateway.api.application import Application
+from gateway.api.code_samples import CUSTOMERS
 from gateway.api.dialect import Dialect, error_format
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import NO_ROUTE, problem_response
@@ -195,7 +196,7 @@ def customers_document(
         description="Labels, choices, rankings, entities and vectors from small transformers.",
         key="An API key, which an operator creates.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
-        has_samples=True,
+        samples=CUSTOMERS,
         takes_idempotency_keys=True,
     )
 

@@ -22,7 +22,10 @@ ROUTES = {
     f"{method.upper()} {path}": operation
     for method, path, operation in operations(DOCUMENTS["customers"])
 }
-OPERATORS = {f"{method.upper()} {path}" for method, path, _ in operations(DOCUMENTS["operators"])}
+OPERATORS = {
+    f"{method.upper()} {path}": operation
+    for method, path, operation in operations(DOCUMENTS["operators"])
+}
 
 
 @pytest.mark.parametrize("name", sorted(GENERATED))
@@ -96,5 +99,13 @@ def test_every_route_is_on_one_page_with_the_programs_that_a_test_runs(route: st
 
 
 @pytest.mark.parametrize("route", sorted(OPERATORS))
-def test_every_route_of_operators_is_on_their_page(route: str) -> None:
-    assert f"\n## {route}\n" in GENERATED["reference/api/operators.md"]
+def test_every_route_of_operators_is_on_their_page_with_its_programs(route: str) -> None:
+    text = GENERATED["reference/api/operators.md"]
+
+    (section,) = re.findall(
+        rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
+    )
+
+    samples = OPERATORS[route]["x-codeSamples"]
+    assert [sample["label"] for sample in samples] == ["curl", "Python", "JavaScript"]
+    assert all(f"\n{sample['source'].rstrip()}\n```" in section for sample in samples)

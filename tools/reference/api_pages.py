@@ -1,4 +1,4 @@
-"""Writes the reference of both listeners: every route, with programs that call those of customers.
+"""Writes the reference of both listeners: every route, with programs that call it.
 
 It is what the OpenAPI documents say, and the programs are those that a test runs.
 """
@@ -28,6 +28,8 @@ in [the catalogue](../errors.md).
 _OPERATORS = """\
 Every route but health and documentation needs the operators' key: \
 `curl -H "Authorization: Bearer $(cat .sluicegate/admin-key)" http://127.0.0.1:8081/admin/config`.
+Programs run as they stand, with the listener's address in `SLUICEGATE_ADMIN_URL` and that key in
+`SLUICEGATE_ADMIN_KEY`; those in Python need `httpx`.
 [Operations](../../operations.md#the-operators-listener) says what they are for.
 """
 _MEDIA = ("application/json", "multipart/form-data", "application/octet-stream")

@@ -23,6 +23,9 @@
     return `${Number((value / by).toPrecision(3))}${unit}`;
   };
 
+  // As wide as the longest label: amounts may be small fractions.
+  const width = (_, labels) => 28 + 7 * Math.max(4, ...(labels ?? []).map(each => each.length));
+
   const draw = element => {
     const chart = JSON.parse(element.dataset.chart);
     drawn.get(element)?.destroy();
@@ -42,7 +45,7 @@
       height: 190,
       tzDate: seconds => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"),
       series: [{ label: "UTC", value: (_, value) => value == null ? "-" : utc(value).slice(0, 16).replace("T", " ") }, ...series],
-      axes: [{ ...axis, values: times }, { ...axis, size: 56, values: (_, values) => values.map(short) }],
+      axes: [{ ...axis, values: times }, { ...axis, size: width, values: (_, values) => values.map(short) }],
       scales: { y: { range: (_, low, high) => [Math.min(0, low ?? 0), high > 0 ? high * 1.05 : 1] } },
     };
     drawn.set(element, new uPlot(options, [chart.times, ...chart.series.map(each => each.values)], element));

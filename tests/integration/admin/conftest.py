@@ -1,6 +1,6 @@
 """The operators' listener on a real Valkey and a SQLite ledger, and a worker that follows."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -9,19 +9,16 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
+from tests.support import operators_listener
 from tests.support.admin import KEY, client_of
 
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with Valkey() as running:
-        yield running
+valkey, redis = operators_listener.valkey, operators_listener.redis
+ledger = operators_listener.ledger
 
 
 @pytest.fixture
@@ -39,19 +36,6 @@ def settings(tmp_path: Path, valkey: Valkey) -> Settings:
         cache_url=valkey.url,
         admin_port=free_port(),
     )
-
-
-@pytest.fixture
-async def redis(settings: Settings) -> AsyncIterator[Redis]:
-    client = connect(settings.state_url, timeout=60.0)
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
-def ledger(settings: Settings) -> Iterator[Ledger]:
-    with Ledger(settings.ledger) as opened:
-        yield opened
 
 
 @pytest.fixture

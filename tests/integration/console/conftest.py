@@ -1,6 +1,6 @@
 """The console on the operators' listener, on a real Valkey and a SQLite ledger."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -10,18 +10,15 @@ from redis.asyncio import Redis
 from gateway.admin.operator_directory import OperatorDirectory
 from gateway.console.console import Console
 from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
 from gateway.settings import Settings
 from loadtests.harness.valkey import Valkey
+from tests.support import operators_listener
 from tests.support.admin import KEY, client_of
 from tests.support.clock import Clock
 from tests.support.console import ModelStates, Viewers, log_in
 
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Valkey]:
-    with Valkey() as running:
-        yield running
+valkey, redis = operators_listener.valkey, operators_listener.redis
+ledger = operators_listener.ledger
 
 
 @pytest.fixture
@@ -48,19 +45,6 @@ def repository() -> ModelStates:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-async def redis(settings: Settings) -> AsyncIterator[Redis]:
-    client = connect(settings.state_url, timeout=60.0)
-    yield client
-    await client.aclose()
-
-
-@pytest.fixture
-def ledger(settings: Settings) -> Iterator[Ledger]:
-    with Ledger(settings.ledger) as opened:
-        yield opened
 
 
 @pytest.fixture
