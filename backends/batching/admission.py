@@ -180,7 +180,7 @@ class Admission:
             return
         if factor is None:
             factor = self._margin.factor
-        late = self._predict(waiting + work) * factor - time_left
+        late = self._lateness(waiting + work, factor, time_left)
         if late > 0.0:
             own = self._reserved.get(flow, 0.0)
             others = sum(min(each, own + work) for each in self._reserved.values()) - min(
@@ -188,21 +188,24 @@ class Admission:
             )
             waiting += self._queue.ahead(flow, work) - self._queue.seconds
             waiting += own + others - reserved
-            late = self._predict(waiting + work) * factor - time_left
+            late = self._lateness(waiting + work, factor, time_left)
         if late > 0.0:
             raise Overloaded(
                 f"`{self.name}` is too busy to answer in the time left; try again later",
                 retry_after=max(MIN_RETRY_AFTER, late),
             )
 
-    def _predict(self, work: float) -> float:
-        """Return the seconds until so much work is done.
+    def _lateness(self, work: float, factor: float, time_left: float) -> float:
+        """Return by how many seconds so much work would be late; below 0: it is in time.
 
         The pace of late knows what other models take of the device, but only of the past; what
         they have admitted already tells of an overload that begins.
         """
+        late = work * factor / self._meter.pace - time_left
+        if late > 0.0:
+            return late
         alone = work / self._meter.own_pace
-        return max(work / self._meter.pace, alone + self._competing(alone))
+        return max(late, (alone + self._competing(alone)) * factor - time_left)
 
 
 # Sums that differ from zero by rounding only.

@@ -158,7 +158,11 @@ async def test_outcomes_are_sent_when_they_are_ready(
     assert len(direct) == 2
 
 
-async def test_outcomes_of_one_request_are_sent_together(server: Server) -> None:
+async def test_outcomes_of_one_request_are_sent_together(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine that halts would end the wait of 50 ms.
+    monkeypatch.setattr("backends.api.direct_calls._LONGEST_HOLD", 3600.0)
     async with Connection(server.port) as connection:
         await begun(server, connection)
         await connection.send(server.classify("the first", "good", atomic=True))
