@@ -58,7 +58,8 @@ class MemoryHits:
         self.events = events
         self._runtimes = runtimes
         self._inference = inference
-        self._wall = inference.wall
+        self._wall, self._peek, self._served = inference.wall, inference.peek, inference.served
+        self._read_hit = inference.read_hit
         self._limiter = limiter
         self._phases = phases
         self._until_measured = MEASURED_ONE_OF
@@ -91,11 +92,13 @@ class MemoryHits:
             self.events.commit()  # the run may have been joined for nothing
             return None
         age, limit_lines = hit
+        number = run.first + run.count
+        run.count += 1  # as `HitRun.add`, which would be another call
         return b"%b%d\r\nx-request-id: %b%010x%b%b%b" % (
             head,
             age,
             self._id_prefix,
-            run.add(),
+            number,
             PRIVATE,
             limit_lines,
             replay.tail,
@@ -178,12 +181,18 @@ class MemoryHits:
             return
         if answer.outcomes[0].source is not Source.HIT:
             return
-        entry = self._inference.entry_of(prepared.keys[0])  # each replay checks it
+        entry = self._inference.entry_of(prepared.keys[0])
+        # A plan is of one runtime, under which only time and the cache change what is valid.
+        if entry is None or not prepared.plan.is_valid(entry, self._wall()):
+            return
         run = self._run(state)
-        if entry is None or run is None:
+        if run is None:
             return
         parsed.replay = HitReplay(
+            plan=prepared.plan,
+            key=prepared.keys[0],
             entry=entry,
+            valid_until=entry.stored_at + prepared.plan.entry.cache_ttl,
             model=state.model,
             revision=state.revision,
             usage=state.usage,
@@ -203,14 +212,16 @@ class MemoryHits:
         times: list[int] | None = None,
     ) -> tuple[float, bytes] | None:
         """Charge a request that `replay` answers; return the entry's age and the limits' lines."""
-        prepared = parsed.prepared
-        if prepared is None or not self._inference.is_current(prepared.plan, runtime):
+        plan, entry = replay.plan, replay.entry
+        # As `is_current` and `read_hit`, which would be four more calls for each hit.
+        if plan.runtime is not runtime or plan.model is not self._served(plan.model.info.name):
             return None
         now = self._wall()
-        entry = self._inference.read_hit(prepared, prepared.keys[0], now, directives)
-        if entry is None or entry is not replay.entry:
-            if directives is _NO_DIRECTIVES:
-                parsed.replay = None  # the entry has gone or was replaced
+        if directives is _NO_DIRECTIVES:
+            if self._peek(replay.key, now) is not entry or now > replay.valid_until:
+                parsed.replay = None  # the entry has gone, is too old, or was replaced
+                return None
+        elif self._read_hit(plan, replay.key, now, directives) is not entry:
             return None
         if times is not None:
             times.append(time_ns())

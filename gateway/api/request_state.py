@@ -10,11 +10,12 @@ from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
 from gateway.cache.entry import CachedResult
+from gateway.cache.key import CacheKey
 from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
 from gateway.http.client_id import echo_line
 from gateway.inference.outcomes import PASSING_REFUSALS
-from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.spans import NO_SPAN
@@ -36,10 +37,14 @@ _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, toke
 class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request of one item that was a memory hit, for equal requests to replay.
 
-    Valid only while the cache returns this very `entry`.
+    Valid only while `plan` is current and the cache returns this very `entry`, and for callers
+    without directives until `valid_until`, a time of the wall clock.
     """
 
+    plan: RequestPlan
+    key: CacheKey
     entry: CachedResult
+    valid_until: float
     model: str
     revision: str
     usage: Usage

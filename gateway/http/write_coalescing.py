@@ -30,17 +30,12 @@ class WriteCoalescer:
 
     def __init__(self, *, before: Callable[[], None] = lambda: None) -> None:
         self._before = before
-        self._held: list[WriteCoalescingTransport] = []
-
-    def hold(self, transport: "WriteCoalescingTransport", loop: asyncio.AbstractEventLoop) -> None:
-        """Note that `transport` has something to write."""
-        if not self._held:
-            loop.call_soon(self.release)
-        self._held.append(transport)
+        self.held: list[WriteCoalescingTransport] = []
+        """Those that have something to write; `release` is to be called soon after the first."""
 
     def release(self) -> None:
         """Write everything; without what must have happened before, end the connections."""
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         try:
             self._before()
         except BaseException:  # whatever it was, nobody must wait for what will not come
@@ -72,7 +67,10 @@ class WriteCoalescingTransport(asyncio.Transport):
     @override
     def write(self, data: Any) -> None:
         if not self._parts:
-            self._coalescer.hold(self, self._loop)
+            held = self._coalescer.held
+            if not held:
+                self._loop.call_soon(self._coalescer.release)
+            held.append(self)
         self._parts.append(data)
 
     @override

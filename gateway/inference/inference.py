@@ -61,7 +61,8 @@ class Inference:
     ) -> None:
         plans = RequestPlans(models=models, keys=keys)
         self.prepare, self.is_current = plans.prepare, plans.is_current
-        self._cache, self.entry_of = cache, cache.entry_of
+        self.served = models.model
+        self._cache, self.peek, self.entry_of = cache, cache.peek, cache.entry_of
         self._last_answers = last_answers
         self._flights = flights
         self._runner = runner
@@ -76,10 +77,9 @@ class Inference:
         )
 
     def read_hit(
-        self, prepared: PreparedRequest, key: CacheKey, now: float, directives: CacheDirectives
+        self, plan: RequestPlan, key: CacheKey, now: float, directives: CacheDirectives
     ) -> CachedResult | None:
         """Return the entry that memory has for `key` if it answers a caller with `directives`."""
-        plan = prepared.plan
         if directives.no_cache or plan.entry.cache_ttl <= 0:
             return None
         entry = self._cache.peek(key, now)
@@ -96,7 +96,7 @@ class Inference:
         now = self.wall()
         outcomes = []
         for key in prepared.keys:
-            entry = self.read_hit(prepared, key, now, directives)
+            entry = self.read_hit(prepared.plan, key, now, directives)
             if entry is None:
                 return None
             outcomes.append(prepared.outcome(entry, "memory", now))
@@ -278,7 +278,7 @@ class Inference:
             # Its flight may have ended during the look-up in Redis.
             entry = None
             if has(key[0]):
-                entry = self.read_hit(prepared, prepared.keys[index], now, caller.directives)
+                entry = self.read_hit(prepared.plan, prepared.keys[index], now, caller.directives)
             if entry is None:
                 led.append(index)
             else:

@@ -7,13 +7,15 @@ unit, the policy with the least remaining; times are Go durations, as OpenAI's c
 
 from functools import lru_cache
 from math import ceil
+from typing import Final
 
 from gateway.errors import MAX_RETRY_AFTER
 from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
 _MONTH = 30 * 86_400  # the draft requires seconds
-_MILLISECONDS = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
+MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
+"""Durations of less than a second as Go writes them, by their milliseconds."""
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -61,7 +63,7 @@ def go_duration(seconds: float) -> bytes:
     """Return `seconds` as Go writes them, rounded up to milliseconds: `250ms`, `6.4s`, `6m0s`."""
     milliseconds = ceil(seconds * 1000)
     if milliseconds < 1000:  # noqa: PLR2004 - a second
-        return _MILLISECONDS[milliseconds] if milliseconds > 0 else b"0s"
+        return MILLISECONDS[milliseconds] if milliseconds > 0 else b"0s"
     return _go_duration(milliseconds)
 
 

@@ -120,7 +120,12 @@ class RedisRateLimiter:
         if shown and not lines:
             return DelegatedCharge(charges, try_admit=self._admit_leased)
         return LeasedCharge(
-            charges, leases, lines=lines, monotonic=self._monotonic, on_charged=self._on_charged
+            charges,
+            leases,
+            lines=lines,
+            monotonic=self._monotonic,
+            counts=self._counts,
+            renew=self._renew,
         )
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
@@ -246,7 +251,9 @@ class RedisRateLimiter:
                 is_low = True
             if not charge.rule.shadow:
                 policies.append(PolicyState(lease.rule, remaining, reset))
-        self._on_charged(charges, leases, now, is_low)
+        self._counts.admitted_by_lease += 1
+        if is_low:
+            self._renew(charges, leases, now)
         self._counts.shadowed += len(over)
         return Decision(
             allowed=True,
@@ -254,17 +261,6 @@ class RedisRateLimiter:
             shadowed=tuple([charge.rule for charge in over]) if over else (),
             holds=self._holds(charges, leases, over),
         )
-
-    def _on_charged(
-        self,
-        charges: Sequence[Charge],
-        leases: Sequence[Lease],
-        now: float,
-        is_low: bool,  # noqa: FBT001 - positional, as this is part of every answer
-    ) -> None:
-        self._counts.admitted_by_lease += 1
-        if is_low:
-            self._renew(charges, leases, now)
 
     def _refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
         """Refuse what exceeds a limit, and what Redis would refuse again; else return `None`."""

@@ -3,13 +3,15 @@
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from gateway.rate_limit.base import Charge, Decision, RepeatedCharge
+from gateway.rate_limit.base import Charge, Decision, LimiterStatistics, RepeatedCharge
 from gateway.rate_limit.bucket import rate
-from gateway.rate_limit.headers import go_duration, rate_limit_lines
+from gateway.rate_limit.headers import MILLISECONDS, go_duration, rate_limit_lines
 from gateway.rate_limit.lease import Lease
 from gateway.types import CONCURRENT
 
 _MOST = 4096
+_SECOND = 1000
+"""In milliseconds."""
 _UNKNOWN: tuple[Sequence[Charge], None] = ((), None)
 
 
@@ -44,10 +46,10 @@ class DelegatedCharge:
 class LeasedCharge:
     """Implements `RepeatedCharge` over leases, at a fraction of the cost of `try_admit`.
 
-    `on_charged` is called each time, and told whether to renew the leases. `lines` are the header
-    lines, to be filled with the state of each lease; rules in shadow mode are not shown. A lease
-    that its limiter has dropped holds nothing and is granted nothing, so this object then returns
-    `None` for ever.
+    It counts in `counts`, and calls `renew` where the leases are low. `lines` are the header lines,
+    to be filled with the state of each lease; rules in shadow mode are not shown. A lease that its
+    limiter has dropped holds nothing and is granted nothing, so this object then returns `None` for
+    ever.
     """
 
     def __init__(
@@ -57,7 +59,8 @@ class LeasedCharge:
         *,
         lines: bytes,
         monotonic: Callable[[], float],
-        on_charged: Callable[[Sequence[Charge], Sequence[Lease], float, bool], None],
+        counts: LimiterStatistics,
+        renew: Callable[[Sequence[Charge], Sequence[Lease], float], None],
     ) -> None:
         self._charges = charges
         self._leases = leases
@@ -70,7 +73,8 @@ class LeasedCharge:
         self._values: list[bytes | int] = [0] * (4 * len(shown))
         self._lines = lines
         self._monotonic = monotonic
-        self._on_charged = on_charged
+        self._counts = counts
+        self._renew = renew
 
     def charge(self) -> bytes | None:
         """Take the charges, and return the header lines; see `RepeatedCharge`."""
@@ -89,8 +93,14 @@ class LeasedCharge:
                 is_low = True
             values[at] = values[half + at] = remaining
             values[at + 1] = ceil(reset)
-            values[half + at + 1] = go_duration(reset)
-        self._on_charged(self._charges, self._leases, now, is_low)
+            # As `go_duration`, which would be another call.
+            milliseconds = ceil(reset * 1000)
+            values[half + at + 1] = (
+                MILLISECONDS[milliseconds] if 0 <= milliseconds < _SECOND else go_duration(reset)
+            )
+        self._counts.admitted_by_lease += 1
+        if is_low:
+            self._renew(self._charges, self._leases, now)
         return self._lines % tuple(values)
 
 
