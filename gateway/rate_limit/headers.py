@@ -16,6 +16,8 @@ from gateway.types import Rule
 _MONTH = 30 * 86_400  # the draft requires seconds
 MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 """Durations of less than a second as Go writes them, by their milliseconds."""
+_FRACTIONS = (b"s", *[f".{number:03d}".rstrip("0").encode() + b"s" for number in range(1, 1000)])
+"""What follows whole seconds, by the milliseconds of a fraction."""
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -64,6 +66,8 @@ def go_duration(seconds: float) -> bytes:
     milliseconds = ceil(seconds * 1000)
     if milliseconds < 1000:  # noqa: PLR2004 - a second
         return MILLISECONDS[milliseconds] if milliseconds > 0 else b"0s"
+    if milliseconds < 60_000:  # noqa: PLR2004 - a minute
+        return b"%d%b" % (milliseconds // 1000, _FRACTIONS[milliseconds % 1000])
     return _go_duration(milliseconds)
 
 
