@@ -30,7 +30,7 @@ from gateway.inference.outcomes import (
     ending,
 )
 from gateway.inference.planning import RequestPlans
-from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.tasks import CallbackBatch, log_failure
 from gateway.telemetry.spans import NO_SPAN
 from gateway.telemetry.tracing import Tracer
