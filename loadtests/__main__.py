@@ -85,9 +85,18 @@ def hit_command(
 @click.option("--count", default=3000, show_default=True, help="Sentences of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 @click.option("--one-core", is_flag=True, help="The model has a core, the rest another.")
-def miss_command(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
+@click.option("--one-backend", is_flag=True, help="Serve one region instead of two.")
+def miss_command(
+    *, connections: int, count: int, rounds: int, one_core: bool, one_backend: bool
+) -> None:
     """Measure requests that run the model."""
-    miss.measure(connections=connections, count=count, rounds=rounds, one_core=one_core)
+    miss.measure(
+        connections=connections,
+        count=count,
+        rounds=rounds,
+        one_core=one_core,
+        one_backend=one_backend,
+    )
 
 
 @main.command("bulk")

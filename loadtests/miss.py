@@ -25,7 +25,7 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.system import System
+from loadtests.harness.system import ONE_REGION, System
 from loadtests.machine import pin, resident_mib, this_machine
 from loadtests.padded import write_padded
 from loadtests.report import rows, show
@@ -37,11 +37,14 @@ _MODEL = "sentiment"
 _MODEL_CORE, _OTHER_CORE = 0, 1
 
 
-def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> None:
+def measure(
+    *, connections: int, count: int, rounds: int, one_core: bool, one_backend: bool
+) -> None:
     """Measure the bare session, a backend over HTTP and the gateway in turns; print the table.
 
     The bare session runs the served graph and the padded one; the quicker is the baseline.
-    With `one_core` the model has a core to itself, and everything else the other.
+    With `one_core` the model has a core to itself, and everything else the other. The gateway has a
+    backend in each of two regions, which share the cores, or `one_backend`.
     """
     texts = sentences(count * rounds * 2, seed=2)
     measured: dict[str, list[Outcome]] = {}
@@ -49,7 +52,8 @@ def measure(*, connections: int, count: int, rounds: int, one_core: bool) -> Non
         root = Path(folder)
         padded = write_padded(root / "padded.onnx")
         build_demo_models(root / "models", print)
-        with System(root / "data", models=root / "models") as system:
+        arguments = ONE_REGION if one_backend else ()
+        with System(root / "data", models=root / "models", arguments=arguments) as system:
             served = root / "models" / "minilm" / "1" / "model.onnx"
             backend = system.processes("backend")[0].address or ""
             info = asyncio.run(_model(backend))

@@ -12,7 +12,7 @@ from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
-from backends.batching.queue_delay import QueueDelay
+from backends.batching.queue_delay import QueueDelayPolicy
 from backends.batching.runner import Runner
 from backends.batching.submission import QueueLimits, SubmissionQueue
 from backends.batching.workers import WorkerThreads
@@ -57,7 +57,9 @@ class Batcher:
             cost=executor.cost,
             clock=clock,
             bulk=device.bulk,
-            delay=QueueDelay(threads=threads) if executor.shares_cores and threads > 1 else None,
+            delay=QueueDelayPolicy(threads=threads)
+            if executor.shares_cores and threads > 1
+            else None,
         )
         share = device.share()
         self.name = name

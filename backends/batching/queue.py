@@ -9,7 +9,7 @@ import msgspec
 from backends.batching.bulk_pause import BulkPause
 from backends.batching.fair_queue import BULK, FairQueue, FlowKey
 from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
-from backends.batching.queue_delay import Load, QueueDelay, longest_delay
+from backends.batching.queue_delay import FlightCounts, QueueDelayPolicy, longest_delay
 from backends.batching.row import RequestWork, Row
 from backends.executors.cost import CostModel
 
@@ -80,7 +80,7 @@ class RowQueue:
         cost: CostModel,
         clock: Callable[[], float],
         bulk: BulkPause | None = None,
-        delay: QueueDelay | None = None,
+        delay: QueueDelayPolicy | None = None,
     ) -> None:
         self._limits = limits
         self._cost = cost
@@ -162,7 +162,7 @@ class RowQueue:
             if self.awaited and not self._running:
                 self._share_ready.notify()
             # Rows that come from now on may be of callers whose rows have just ended.
-            load = Load(waiting=self.rows, running=self._running, ended=ended)
+            load = FlightCounts(waiting=self.rows, running=self._running, ended=ended)
             since = self._clock()
             while not (self.is_closed or (self.runnable and not self.awaited)):
                 self._changed.wait(self._bulk.until - self._clock() if self.rows else None)
@@ -170,7 +170,7 @@ class RowQueue:
                 self._wait_for_share(self._delay, load, since)
             return not self.is_closed
 
-    def _wait_for_share(self, delay: QueueDelay, load: Load, since: float) -> None:
+    def _wait_for_share(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
         """Wait until the callers of a batch that ended at `since` are back, or that is too long."""
         if not self._running:
             return

@@ -16,7 +16,7 @@ _PROBE = 16
 _WORTH = 0.5
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class FlightCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how many rows waited, ran in other threads and were in the batch, when that ended."""
 
     waiting: int
@@ -24,7 +24,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     ended: int
 
 
-def expected_rows(load: Load, *, threads: int, most: int) -> int:
+def expected_rows(load: FlightCounts, *, threads: int, most: int) -> int:
     """Return the rows of the next batch if all callers come back and threads share them alike.
 
     With no other batch in flight it is what waits: the device is idle then.
@@ -39,7 +39,7 @@ def longest_delay(seconds: float) -> float:
     return _MAX_SHARE * seconds
 
 
-class QueueDelay:
+class QueueDelayPolicy:
     """Bounds the waits of a batcher's threads, and learns whether rows come back in that time.
 
     Callers that do not wait for answers do not come back: after a few waits in vain only one in
@@ -51,7 +51,7 @@ class QueueDelay:
         self._worth = 1.0
         self._skipped = 0
 
-    def rows(self, load: Load, *, most: int) -> int:
+    def rows(self, load: FlightCounts, *, most: int) -> int:
         """Return how many rows are worth waiting for; as many as wait where none are."""
         wanted = expected_rows(load, threads=self._threads, most=most)
         if wanted <= load.waiting:

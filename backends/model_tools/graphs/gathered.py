@@ -3,7 +3,7 @@
 The tokens of all rows stand below each other, `[tokens, hidden]`, without padding. Attention wants
 rows of one length, so query, key and value are laid out on a grid, `[batch, sequence, hidden]`,
 whose free places repeat the last token of their row: on one for each class of lengths
-(`LengthClasses`), or on one for all rows where something is added to the scores.
+(`LengthGrids`), or on one for all rows where something is added to the scores.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from backends.model_tools.graphs.graph_builder import GraphBuilder
-from backends.model_tools.graphs.length_classes import LengthClasses
+from backends.model_tools.graphs.length_classes import LengthGrids
 from backends.model_tools.graphs.padded import PaddedGrid
 
 # What is added to the score of a free place. It repeats a real token of its row, so its weight is
@@ -48,7 +48,7 @@ class Grid:
         self.filled = graph.plain("Reshape", ["grid.token", "grid.shape"], "grid.filled")
         self._first = first
         self._mask = mask
-        self._classes: LengthClasses | None = None
+        self._classes: LengthGrids | None = None
 
     def take(self, padded: str, output: str) -> str:
         """Add the tokens of `padded` [batch, sequence, ...]: `[tokens, ...]`."""
@@ -82,7 +82,7 @@ class Grid:
     def attend_by_length(self, prefix: str, inputs: Sequence[str], *, heads: int) -> str:
         """Add attention on query, key and value [tokens, hidden], without a bias."""
         if self._classes is None:
-            self._classes = LengthClasses(
+            self._classes = LengthGrids(
                 self._graph, mask=self._mask, lengths=self.lengths, places=self.places
             )
         return self._classes.attend(prefix, inputs, heads=heads, mask_value=_FREE)

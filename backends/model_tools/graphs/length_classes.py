@@ -17,7 +17,7 @@ from backends.model_tools.graphs.graph_builder import GraphBuilder
 WIDTHS = (12, 20)
 
 
-class _LengthClass(msgspec.Struct, frozen=True, kw_only=True):
+class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
     """Names the tensors of one class.
 
     `rows` [rows of the class] are their numbers, `lengths` their tokens, `widths` that of the class
@@ -30,7 +30,7 @@ class _LengthClass(msgspec.Struct, frozen=True, kw_only=True):
     filled: str
 
 
-class LengthClasses:
+class LengthGrids:
     """Names the tensors that lay out rows by classes of lengths.
 
     The tokens of all rows stand below each other, `[tokens, hidden]`, in the order of the rows.
@@ -78,7 +78,7 @@ class LengthClasses:
         graph.plain("Concat", parts, f"{prefix}.classes", axis=0)
         return graph.plain("Gather", [f"{prefix}.classes", self._places], prefix)
 
-    def _add_class(self, number: int, mask: str) -> _LengthClass:
+    def _add_class(self, number: int, mask: str) -> _LengthGrid:
         graph, prefix = self._graph, f"class.{number}"
         rows = graph.plain("Reshape", [self._find(number), self._flat], f"{prefix}.rows")
         lengths = graph.plain("Gather", [self._lengths, rows], f"{prefix}.lengths")
@@ -94,7 +94,7 @@ class LengthClasses:
         filled = graph.plain("Max", [f"{prefix}.place", self._zero], f"{prefix}.filled")
         graph.plain("Mul", [lengths, self._zero], f"{prefix}.zeros")
         widths = graph.plain("Add", [f"{prefix}.zeros", width], f"{prefix}.widths")
-        return _LengthClass(rows=rows, lengths=lengths, widths=widths, filled=filled)
+        return _LengthGrid(rows=rows, lengths=lengths, widths=widths, filled=filled)
 
     def _find(self, number: int) -> str:
         """Add the numbers of the rows of a class: `[1, rows of the class]`."""

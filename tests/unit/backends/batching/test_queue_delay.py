@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
-from backends.batching.queue_delay import Load, QueueDelay, expected_rows
+from backends.batching.queue_delay import FlightCounts, QueueDelayPolicy, expected_rows
 from backends.batching.row import Row, RowWaiter
 from backends.executors.cost import CostModel
 from backends.telemetry.spans import NO_SPAN
@@ -34,7 +34,9 @@ def make_row(*, deadline: float = 1e9, lane: str = "interactive") -> Row:
 
 
 def make_queue(cost: CostModel = SLOW) -> RowQueue:
-    return RowQueue(limits=BatchLimits(), cost=cost, clock=Clock(), delay=QueueDelay(threads=2))
+    return RowQueue(
+        limits=BatchLimits(), cost=cost, clock=Clock(), delay=QueueDelayPolicy(threads=2)
+    )
 
 
 def run_batch(queue: RowQueue, rows: int) -> int:
@@ -46,29 +48,29 @@ def run_batch(queue: RowQueue, rows: int) -> int:
 
 
 def test_threads_share_the_rows_of_all_callers_alike() -> None:
-    assert expected_rows(Load(waiting=4, running=16, ended=12), threads=2, most=16) == 16
-    assert expected_rows(Load(waiting=1, running=2, ended=1), threads=2, most=16) == 2
+    assert expected_rows(FlightCounts(waiting=4, running=16, ended=12), threads=2, most=16) == 16
+    assert expected_rows(FlightCounts(waiting=1, running=2, ended=1), threads=2, most=16) == 2
 
 
 @given(waiting=COUNTS, running=COUNTS, ended=COUNTS, most=st.integers(min_value=1, max_value=32))
 def test_no_more_rows_are_expected_than_a_batch_may_have(
     waiting: int, running: int, ended: int, most: int
 ) -> None:
-    load = Load(waiting=waiting, running=running, ended=ended)
+    load = FlightCounts(waiting=waiting, running=running, ended=ended)
 
     assert expected_rows(load, threads=2, most=most) <= max(most, waiting)
 
 
 @given(waiting=COUNTS, ended=COUNTS)
 def test_an_idle_device_waits_for_nothing(waiting: int, ended: int) -> None:
-    load = Load(waiting=waiting, running=0, ended=ended)
+    load = FlightCounts(waiting=waiting, running=0, ended=ended)
 
     assert expected_rows(load, threads=2, most=16) == waiting
 
 
 def test_waits_in_vain_become_few_and_waits_that_pay_come_back() -> None:
-    delay = QueueDelay(threads=2)
-    load = Load(waiting=1, running=8, ended=8)
+    delay = QueueDelayPolicy(threads=2)
+    load = FlightCounts(waiting=1, running=8, ended=8)
     for _ in range(20):
         delay.learn(came_back=False)
 
