@@ -23,7 +23,7 @@ _PLACES = ("model", "input", "query", "documents", "inputs")
 _RENAMED = {"from": "since", "to": "until"}
 
 
-class SampleEnvironment(msgspec.Struct, frozen=True, kw_only=True):
+class SampleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Names the environment variables of programs, and what they may use."""
 
     url: str
@@ -32,10 +32,8 @@ class SampleEnvironment(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client `sluicegate` has methods for operations of `OWN_TAGS`."""
 
 
-CUSTOMERS = SampleEnvironment(url="SLUICEGATE_URL", key="SLUICEGATE_KEY", has_client=True)
-OPERATORS = SampleEnvironment(
-    url="SLUICEGATE_ADMIN_URL", key="SLUICEGATE_ADMIN_KEY", has_client=False
-)
+CUSTOMERS = SampleSettings(url="SLUICEGATE_URL", key="SLUICEGATE_KEY", has_client=True)
+OPERATORS = SampleSettings(url="SLUICEGATE_ADMIN_URL", key="SLUICEGATE_ADMIN_KEY", has_client=False)
 
 
 class _Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +47,11 @@ class _Example(msgspec.Struct, frozen=True, kw_only=True):
     """Of parameters and body, by name."""
     body: Any
     is_form: bool
-    environment: SampleEnvironment
+    environment: SampleSettings
 
 
 def code_samples(
-    method: str, path: str, operation: Json, environment: SampleEnvironment = CUSTOMERS
+    method: str, path: str, operation: Json, environment: SampleSettings = CUSTOMERS
 ) -> list[Json]:
     """Return the value of `x-codeSamples`; empty where the body is neither JSON nor a form."""
     content = operation.get("requestBody", {}).get("content", {_JSON: {}})

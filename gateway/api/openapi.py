@@ -18,7 +18,7 @@ from litestar.routes import HTTPRoute
 from litestar.types import ControllerRouterHandler
 
 from gateway.api.application import Application
-from gateway.api.code_samples import SampleEnvironment, code_samples
+from gateway.api.code_samples import SampleSettings, code_samples
 from gateway.api.openapi_parts import (
     IDEMPOTENCY_HEADER,
     ON_EVERY_ROUTE,
@@ -56,7 +56,7 @@ def build_document(
     description: str,
     key: str,
     tags: Mapping[str, str],
-    samples: SampleEnvironment,
+    samples: SampleSettings,
     takes_idempotency_keys: bool = False,
     of_keys: Sequence[type[GatewayError]] = (AuthenticationFailed,),
 ) -> bytes:
