@@ -36,6 +36,7 @@ class LoopIterations:
     def __init__(self, *, most: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
         self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._is_measured = False
         self._started = 0.0
         self._requests = 0
@@ -52,7 +53,10 @@ class LoopIterations:
         if not self._is_measured and self._most:
             self._is_measured = True
             self._started = self._clock()
-            asyncio.get_running_loop().call_soon(self._end)
+            if self._loop is None:
+                # Kept: to ask for it is a system call in Python 3.11.
+                self._loop = asyncio.get_running_loop()
+            self._loop.call_soon(self._end)
         return self._is_overloaded
 
     def refuses(self, criticality: Criticality, allowed: float) -> str | None:
@@ -84,8 +88,9 @@ class LoopIterations:
         self._is_overloaded = now < self._overload.sheds_until
         self._requests = self._refused = 0
         self._started = now
-        if requests >= FEWEST or latest.length > _SHORT:
+        is_busy = requests >= FEWEST or latest.length > _SHORT
+        if is_busy and self._loop is not None:
             # With this handle due the loop polls without waiting: the time is all work.
-            asyncio.get_running_loop().call_soon(self._end)
+            self._loop.call_soon(self._end)
         else:
             self._is_measured = False
