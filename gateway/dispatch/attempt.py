@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import attrgetter
 
 from backends.protocol import Call, CallItem, Done, Failed
 from gateway.dispatch import failures
@@ -13,6 +14,7 @@ from gateway.upstream.base import CallFailed, Cause, StartedCall
 
 # A member of an enumeration is looked up by a method in Python 3.11.
 _COMPUTED = Source.COMPUTED
+_context = attrgetter("traceparent")
 
 
 class Attempt:
@@ -62,7 +64,7 @@ class Attempt:
             items=[
                 _call_item(item, remaining, traceparent or item.traceparent) for item in self.items
             ]
-            if traceparent or work.is_gathered
+            if traceparent or (work.is_gathered and any(map(_context, self.items)))
             else [
                 CallItem(body=item.body, remaining=remaining, scope=item.scope)
                 for item in self.items

@@ -56,6 +56,20 @@ def test_one_who_fails_costs_no_other_its_outcome(caplog: pytest.LogCaptureFixtu
     assert "a background task failed" in caplog.text
 
 
+def test_the_items_of_a_request_are_led_together_or_none_of_them() -> None:
+    flights = Flights()
+    keys = [cache_key(text) for text in "abc"]
+
+    led = flights.lead_all(keys)
+    others = [flights.lead_all([cache_key(text) for text in texts]) for texts in ("da", "dd", "a")]
+
+    assert led is not None
+    assert [flights.join(key) for key in keys] == led
+    assert others == [None, None, None]
+    assert flights.join(cache_key("d")) is None
+    assert flights.statistics().led == 3
+
+
 def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
     flights = Flights()
     led = flights.lead(cache_key("a"))

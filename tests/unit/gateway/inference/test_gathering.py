@@ -210,6 +210,30 @@ async def test_of_gathered_items_those_that_are_claimed_wait_for_no_other() -> N
     assert sorted(ended) == [0, 1, 2]
 
 
+async def test_gathered_items_that_nobody_has_claimed_are_claimed_and_computed_together() -> None:
+    scene = Scene()
+    deadline = scene.loop_time() + 60.0
+    await asyncio.gather(*(scene.ask(text, deadline=deadline) for text in "abc"))
+    (work,) = scene.runner.works
+    keys = [item.key for item in work.items if item.key is not None]
+    runner = GatedRunner()
+    cache: SharedCache = (claims := SomeClaimed(keys[:1]))
+    tasks = RecordedTasks()
+    claiming = ClaimingRunner(runner, cache=cache, tasks=tasks, lease=1.0, tracer=Tracer())
+    ended: list[int] = []
+
+    await dispatch(
+        claiming,
+        replace(work, principal=None),
+        deadline=deadline,
+        settle=lambda outcomes: ended.extend(index for index, _ in outcomes),
+    )
+
+    assert [_bodies(each) for each in runner.works] == [[b"a"], [b"b", b"c"]]
+    assert claims.asked == keys[1:]
+    assert sorted(ended) == [0, 1, 2]
+
+
 class Released(SomeClaimed):
     """A cache that notes which claims are ended."""
 
