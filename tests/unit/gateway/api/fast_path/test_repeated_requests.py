@@ -95,6 +95,29 @@ async def test_repeats_are_forgotten_with_the_document(entry_point: EntryPoint) 
     assert b"x-ratelimit" not in await entry_point.send(ask())
 
 
+async def test_repeats_end_with_their_key(entry_point: EntryPoint) -> None:
+    await repeat(entry_point, ask())
+
+    entry_point.api.keys.replace({})
+
+    assert b"HTTP/1.1 401 " in await entry_point.send(ask())
+
+
+async def test_a_repeat_is_answered_by_the_revision_that_is_served_now(
+    entry_point: EntryPoint,
+) -> None:
+    await repeat(entry_point, ask())
+    info = entry_point.api.scene.models.infos["sentiment"]
+    newer = msgspec.structs.replace(info, revision="bbbbbbbbbbbb")
+    entry_point.api.scene.models.infos["sentiment"] = newer
+
+    computed, hit = [await entry_point.send(ask()) for _ in range(2)]
+
+    assert b"cache-status: sluicegate; fwd=uri-miss" in computed
+    assert b"cache-status: sluicegate; hit; detail=redis\r\n" in hit
+    assert b'"revision":"bbbbbbbbbbbb"' in hit
+
+
 async def test_phases_of_one_repeat_stand_for_those_of_others(entry_point: EntryPoint) -> None:
     await repeat(entry_point, ask())
     metrics, registry = entry_point.api.metrics, entry_point.api.registry
