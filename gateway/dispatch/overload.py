@@ -40,10 +40,11 @@ class OverloadCauses:
     ) -> None:
         """Note that work of a model failed at a backend."""
         if any(failure.code == Overloaded.code for _, failure in failed):
+            key = (endpoint.backend, model.info.name)
+            self._refused.pop(key, None)
             if len(self._refused) >= _MOST:
-                self._refused.clear()
-            now = asyncio.get_running_loop().time()
-            self._refused[endpoint.backend, model.info.name] = now
+                del self._refused[next(iter(self._refused))]
+            self._refused[key] = asyncio.get_running_loop().time()
 
     def explain(
         self, outcomes: Outcomes, work: Work, attempts: Sequence[Attempt], deadline: float
