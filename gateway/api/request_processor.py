@@ -219,6 +219,7 @@ class RequestProcessor:
 
     async def reply_later(self, state: RequestState) -> HttpReply:
         """Return the whole answer to a request that `reply_now` could not answer."""
+        state.phase_weight = 1  # what is waited for is not like the repeats before it
         try:
             prepared = state.prepared
             if prepared is None:

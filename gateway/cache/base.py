@@ -18,20 +18,23 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 class PendingLookup:
     """The keys of a look-up and its callback: `None` once it was called or cancelled.
 
-    `claims` tells that its caller computes what is not found, and shares that.
+    `claims` tells that its caller computes what is not found, and shares that: not one that has
+    cancelled it (`is_cancelled`).
     """
 
-    __slots__ = ("claims", "keys", "on_done")
+    __slots__ = ("claims", "is_cancelled", "keys", "on_done")
 
     def __init__(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> None:
         self.keys = keys
         self.claims = claims
+        self.is_cancelled = False
         self.on_done: LookupCallback | None = on_done
 
     def cancel(self) -> None:
         """Drop the callback."""
+        self.is_cancelled = self.on_done is not None
         self.on_done = None
 
     def end(self, entries: list[CachedResult | None]) -> None:
@@ -143,11 +146,15 @@ class RemoteTier(Protocol):
 async def fetch(
     tier: RemoteTier, keys: Sequence[CacheKey], *, claims: bool = False
 ) -> list[CachedResult | None]:
-    """Return what `tier` has of `keys`; the look-up ends with its caller."""
+    """Return what `tier` has of `keys`; the look-up, and its claims, end with its caller."""
     future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
     lookup = tier.fetch_nowait(keys, partial(_resolve, future), claims=claims)
     try:
         return await future
+    except asyncio.CancelledError:
+        if claims:
+            tier.release_unused(keys)
+        raise
     finally:
         lookup.cancel()
 

@@ -302,6 +302,9 @@ class RedisTier:
             self._finds_little = 2 * read.count(None) > count
             if claimed:
                 self._claims.read_replies(claimed, replies[1:])
+                for lookup in batch:
+                    if lookup.is_cancelled and lookup.claims:
+                        self.release_unused(lookup.keys)
             if is_large(read):
                 self._tasks.start(self._unpack(batch, read))
                 return

@@ -40,10 +40,11 @@ class OverloadCauses:
     ) -> None:
         """Note that work of a model failed at a backend."""
         if any(failure.code == Overloaded.code for _, failure in failed):
+            key = (endpoint.backend, model.info.name)
+            self._refused.pop(key, None)
             if len(self._refused) >= _MOST:
-                self._refused.clear()
-            now = asyncio.get_running_loop().time()
-            self._refused[endpoint.backend, model.info.name] = now
+                del self._refused[next(iter(self._refused))]
+            self._refused[key] = asyncio.get_running_loop().time()
 
     def explain(
         self, outcomes: Outcomes, work: Work, attempts: Sequence[Attempt], deadline: float
@@ -51,7 +52,7 @@ class OverloadCauses:
         """Return the outcomes; those that are late because of others' work say so.
 
         That is the most seconds of it that an attempt found, or finds now, before its own; or all
-        of its time, where the backend refused other work of the model meanwhile.
+        of its time, where a backend that it was sent to refused other work of the model meanwhile.
         """
         # Gathered items are of requests that know nothing of each other.
         own = 1 if work.is_gathered else len(work.items)
@@ -60,9 +61,16 @@ class OverloadCauses:
             for attempt in attempts
         )
         given = deadline - min(attempt.started for attempt in attempts)
-        if any(self._has_refused(attempt, work.model) for attempt in attempts):
-            queueing = max(queueing, given)
-        return failures.with_overload(outcomes, queueing=queueing, given=given)
+        refused = [attempt for attempt in attempts if self._has_refused(attempt, work.model)]
+        if not refused:
+            return failures.with_overload(outcomes, queueing=queueing, given=given)
+        sent = {item.index for attempt in refused for item in attempt.items}
+        theirs = [one for one in outcomes if one[0] in sent]
+        others = [one for one in outcomes if one[0] not in sent]
+        return [
+            *failures.with_overload(theirs, queueing=max(queueing, given), given=given),
+            *failures.with_overload(others, queueing=queueing, given=given),
+        ]
 
     def _has_refused(self, attempt: Attempt, model: ServedModel) -> bool:
         """Tell whether the backend of an attempt has refused work since the attempt began."""

@@ -151,7 +151,7 @@ class Inference:
         plan, missing = prepared.plan, _missing(outcomes)
         stale: StaleAnswersByIndex = {}
         if missing and plan.unrevised is not None:
-            stale = await self._last_answers.find(prepared, missing, caller.directives)
+            stale = await self._find_stale(prepared, missing, caller.directives)
             self._last_answers.serve(prepared, stale, caller.directives, outcomes)
             missing = _missing(outcomes)
             if stale:  # those that are refreshed were taken
@@ -219,6 +219,15 @@ class Inference:
             )
             describe_lookup(span, found)
         return self.hits(prepared, found, directives)
+
+    async def _find_stale(
+        self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
+    ) -> StaleAnswersByIndex:
+        try:
+            return await self._last_answers.find(prepared, missing, directives)
+        except BaseException:  # nobody else ends the claims on what is missing
+            self._give_back(prepared, set(missing))
+            raise
 
     def _join_or_lead(
         self,

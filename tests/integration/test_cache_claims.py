@@ -118,6 +118,29 @@ async def test_a_claim_by_a_look_up_that_nobody_takes_ends_when_it_is_released(
         assert not cache.has_claimed(keys[:1])
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_look_up_whose_caller_is_cancelled_leaves_no_claim(
+    valkey: str, *, is_read: bool
+) -> None:
+    key = cache_key("a")
+    async with cache_at(valkey) as cache, cache_at(valkey) as other:
+        await cache.lookup([cache_key("x")])  # from now on look-ups claim
+        tier = cache._remote
+        assert isinstance(tier, RedisTier)
+        caller = asyncio.create_task(cache.lookup([key], claims=True))
+        await asyncio.sleep(0)  # it is sent at the end of this iteration
+        if is_read:  # the reply is told to the caller before it ends
+            cache.lookup_nowait([cache_key("b")], lambda _: caller.cancel())
+        else:
+            asyncio.get_running_loop().call_soon(caller.cancel)
+        await asyncio.wait([caller])
+        await until(lambda: tier._reading == 0 and len(tier._tasks) == 0, what="it is released")
+
+        assert tier.statistics().reads == 2
+        assert caller.cancelled()
+        assert await other.claim([key]) == [False]
+
+
 class RenewalsOf(StandaloneClient):
     """Keeps how many claims each round trip renewed."""
 

@@ -314,3 +314,17 @@ async def test_items_of_several_revisions_are_answered_under_the_present_one(sce
     assert kinds(answer) == [Stale.REVALIDATING, Stale.NO]
     assert sources(answer) == [_HIT, _COMPUTED]
     assert answer.model.info.revision == "bbbbbbbbbbbb"
+
+
+async def test_who_is_cancelled_while_it_looks_for_stale_answers_leaves_no_claim() -> None:
+    scene = Scene()
+    scene.configure(cache_ttl=100.0, stale_while_revalidate=50.0)
+    prepared, caller = scene.prepared("a", "b")
+    caller_task = asyncio.create_task(scene.inference.infer(prepared, caller, [None, None]))
+    await asyncio.sleep(0)
+
+    caller_task.cancel()
+    await until(lambda: scene.cache.released != [], what="the claims are given back")
+
+    assert sorted(scene.cache.released) == sorted(prepared.keys)
+    assert caller_task.cancelled()

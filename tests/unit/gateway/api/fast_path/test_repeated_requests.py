@@ -1,13 +1,20 @@
 """Whole requests that Redis has answered are looked up there again, without being read again."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.api.fast_path.head_cache import RepeatedRequest
 from gateway.config.document import LimitsConfig
+from gateway.rate_limit.base import Charge, Decision
+from gateway.rate_limit.repeated_charges import RepeatedCharges
 from gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY
 from tests.support.entry_points import EntryPoint
+from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
 _RULE = Rule(name="minute", unit="requests", capacity=200, window=60.0)
@@ -95,6 +102,29 @@ async def test_repeats_are_forgotten_with_the_document(entry_point: EntryPoint) 
     assert b"x-ratelimit" not in await entry_point.send(ask())
 
 
+async def test_repeats_end_with_their_key(entry_point: EntryPoint) -> None:
+    await repeat(entry_point, ask())
+
+    entry_point.api.keys.replace({})
+
+    assert b"HTTP/1.1 401 " in await entry_point.send(ask())
+
+
+async def test_a_repeat_is_answered_by_the_revision_that_is_served_now(
+    entry_point: EntryPoint,
+) -> None:
+    await repeat(entry_point, ask())
+    info = entry_point.api.scene.models.infos["sentiment"]
+    newer = msgspec.structs.replace(info, revision="bbbbbbbbbbbb")
+    entry_point.api.scene.models.infos["sentiment"] = newer
+
+    computed, hit = [await entry_point.send(ask()) for _ in range(2)]
+
+    assert b"cache-status: sluicegate; fwd=uri-miss" in computed
+    assert b"cache-status: sluicegate; hit; detail=redis\r\n" in hit
+    assert b'"revision":"bbbbbbbbbbbb"' in hit
+
+
 async def test_phases_of_one_repeat_stand_for_those_of_others(entry_point: EntryPoint) -> None:
     await repeat(entry_point, ask())
     metrics, registry = entry_point.api.metrics, entry_point.api.registry
@@ -110,6 +140,44 @@ async def test_phases_of_one_repeat_stand_for_those_of_others(entry_point: Entry
     metrics.flush()
 
     assert registry.get_sample_value(name, {"phase": "cache"}) == before + 64
+
+
+class AskedLimiter(LocalRateLimiter):
+    """Decides nothing at once."""
+
+    @override
+    def try_admit(self, charges: Sequence[Charge]) -> Any:
+        return None
+
+    @override
+    async def admit(self, charges: Sequence[Charge]) -> Decision:
+        return super().try_admit(charges)
+
+
+async def test_a_repeat_whose_limits_are_waited_for_has_phases_of_its_own(
+    entry_point: EntryPoint,
+) -> None:
+    await repeat(entry_point, ask())
+    metrics, registry, processor = (
+        entry_point.api.metrics,
+        entry_point.api.registry,
+        entry_point.api.processor,
+    )
+    limiter = AskedLimiter(monotonic=entry_point.api.clock)
+    processor._limiter = limiter
+    processor._repeated = RepeatedCharges(limiter.repeated_charge)
+    name = "sluicegate_phase_duration_seconds_count"
+
+    def counts() -> list[float]:
+        metrics.flush()
+        phases = ("admission", "cache")
+        return [registry.get_sample_value(name, {"phase": phase}) or 0 for phase in phases]
+
+    before = counts()
+    answer = await entry_point.send(ask())
+
+    assert b"cache-status: sluicegate; hit; detail=redis\r\n" in answer
+    assert counts() == [count + 1 for count in before]
 
 
 async def test_an_answer_of_memory_takes_the_place_of_repeats(entry_point: EntryPoint) -> None:
