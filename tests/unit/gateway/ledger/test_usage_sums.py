@@ -153,6 +153,14 @@ def test_summed_days_are_read_from_sums_alone(ledger: Ledger, database: str) -> 
     assert after == before
 
 
+def test_the_name_of_all_tenants_together_is_no_tenant(ledger: Ledger) -> None:
+    record(ledger, "w0-1", 600, events())
+    add_up(ledger)
+
+    assert ledger.usage("*", BEGIN, END) == []
+    assert ledger.usage(None, BEGIN, END, [GroupBy.TENANT], tenants=["*"]) == []
+
+
 def test_a_late_event_counts_at_once_and_after_its_day_is_summed_anew(ledger: Ledger) -> None:
     found = events(620)
     record(ledger, "w0-1", len(found) - 20, found[:-20])
