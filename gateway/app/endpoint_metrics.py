@@ -1,6 +1,5 @@
 """Publishes what a worker finds of each endpoint: health, share, predicted finish, items."""
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -32,9 +31,9 @@ class EndpointMetrics:
         self._read = read
         self._known: set[tuple[str, ...]] = set()
         self._left: list[EndpointStatistics] = []
-        self._fastest: dict[str, float] = {}
-        """By model, the least predicted finish of the last pass over all endpoints."""
-        self._faster: dict[str, float] = {}
+        self._fastest: dict[str, EndpointStatistics] = {}
+        """By model, the endpoint with the least predicted finish of the last pass over all."""
+        self._faster: dict[str, EndpointStatistics] = {}
         """The same of this pass so far."""
 
     def publish(self) -> None:
@@ -55,14 +54,18 @@ class EndpointMetrics:
             self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
 
     def _fastest_finish(self, one: EndpointStatistics) -> float:
-        """Return the least predicted finish of ready endpoints that serve a model of `one`."""
-        fastest, faster, finish = self._fastest, self._faster, one.finish_time
-        least = finish
-        is_ready = one.health is Health.READY
+        """Return the least predicted finish of those in use that serve a model of `one`.
+
+        What it was itself in the last pass does not count: it may have been idle.
+        """
+        least = one.finish_time
+        is_used = one.health is Health.READY and not one.drained and one.ejected_for <= 0
         for model in one.models:
-            least = min(least, fastest.get(model, finish))
-            if is_ready and finish < faster.get(model, math.inf):
-                faster[model] = finish
+            fastest = self._fastest.get(model, one)
+            if (fastest.region, fastest.backend) != (one.region, one.backend):
+                least = min(least, fastest.finish_time)
+            if is_used and one.finish_time < self._faster.setdefault(model, one).finish_time:
+                self._faster[model] = one
         return least
 
     def _forget(self, found: set[tuple[str, ...]]) -> None:

@@ -108,14 +108,18 @@ def backend_incidents(fleet: FleetView, *, serves: bool = False) -> Iterator[Inc
 
 
 def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
-    """Yield backends that are much slower than the fastest, by the bounds of `EndpointSlow`."""
+    """Yield those much slower than the fastest of their models, by the bounds of `EndpointSlow`."""
     known = [(each.finish, each) for each in fleet.backends if each.finish and each.mood == "good"]
-    fastest = min((finish for finish, _ in known), default=0.0)
+    fastest: dict[str, float] = {}
     for finish, backend in known:
-        if finish > max(_SLOW, _TIMES_SLOWER * fastest):
+        for model in backend.models:
+            fastest[model] = min(finish, fastest.get(model, finish))
+    for finish, backend in known:
+        least = min((fastest[model] for model in backend.models), default=finish)
+        if finish > max(_SLOW, _TIMES_SLOWER * least):
             text = (
                 f"Backend {backend.id} of {backend.region} is slow: an item sent now is answered"
-                f" in {seconds(finish)}, by the fastest in {seconds(fastest)}."
+                f" in {seconds(finish)}, by the fastest of its models in {seconds(least)}."
             )
             yield Incident(text=text, is_bad=False, page="/console/backends")
 

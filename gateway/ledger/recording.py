@@ -13,7 +13,7 @@ from gateway.ledger.arm_usage import add_arms
 from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
 from gateway.ledger.store import Store
 from gateway.ledger.types import Batch, Recorded
-from gateway.ledger.usage_marks import reopen
+from gateway.ledger.usage_marks import hold_marks, reopen
 from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
@@ -115,6 +115,10 @@ class EventRecorder:
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0
+        # Before any log is locked: else one that holds the marks could wait for the log of another.
+        now = self._store.clock()
+        oldest = min((e.time for batch in batches for e in batch.events), default=now)
+        hold_marks(connection, oldest, now=now)
         # In one order, so that workers that record the same logs cannot deadlock.
         for batch in sorted(batches, key=lambda each: each.log_id):
             recorded = self._recorded(connection, batch.log_id)

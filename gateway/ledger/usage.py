@@ -166,7 +166,7 @@ def _sums_in(
     of_tenants = tenants is not None or GroupBy.TENANT not in group_by
     query = query.where(or_(*(is_in(block, of_tenants=of_tenants) for block in blocks)))
     if tenants is not None:
-        query = query.where(_sums.tenant.in_(tenants))
+        query = query.where(_sums.tenant.in_({*tenants} - {ALL_TENANTS}))
     elif GroupBy.TENANT in group_by:
         query = query.where(_sums.tenant != ALL_TENANTS)
     else:

@@ -44,14 +44,19 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     days: int
 
 
-def reopen(connection: Connection, oldest: int, *, now: int) -> None:
-    """Schedule the hours from `oldest` on for another scan, before a late event of that time.
+def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
+    """Lock the marks before an event of the time `oldest` that may miss one that moves meanwhile.
 
     A day is summed two days after its end at the earliest. So only an event that is a day late can
-    miss a mark that moves meanwhile, and only such a one waits for it.
+    miss a mark, and only such a one waits for it.
     """
     if oldest < now - DAY:
         connection.execute(_locked)
+
+
+def reopen(connection: Connection, oldest: int, *, now: int) -> None:
+    """Schedule the hours from `oldest` on for another scan, before a late event of that time."""
+    hold_marks(connection, oldest, now=now)
     connection.execute(_set_back, {"hour": oldest - oldest % HOUR})
 
 

@@ -161,8 +161,8 @@ _ROUTING: Final = (
            *_ENDPOINT),
     _most("endpoint_predicted_finish_seconds", "Predicted time until an item sent now is answered.",
           *_ENDPOINT),
-    _most("endpoint_fastest_finish_seconds", "The least predicted time of the ready endpoints that "
-          "serve a model of this one.", *_ENDPOINT),
+    _most("endpoint_fastest_finish_seconds", "The least predicted time of the endpoints that serve "
+          "a model of this one and are ready, not drained and not ejected.", *_ENDPOINT),
     _gauge("endpoint_in_flight_items", "Items that wait for the endpoint.", *_ENDPOINT),
     _gauge("endpoint_limit_items", "Items in flight above which sheddable work is refused.",
            *_ENDPOINT),

@@ -142,3 +142,39 @@ def test_an_endpoint_is_compared_with_ready_ones_that_serve_a_model_of_it() -> N
 
     fastest = [scene.value("fastest_finish_seconds", f"eu-{number}") for number in range(4)]
     assert fastest == [0.5, 0.5, 0.02, 0.01]
+
+
+def serving(finish_times: Sequence[float], *, drained: Sequence[int] = ()) -> Scene:
+    """Return endpoints of one model that have published once."""
+    shown = [
+        msgspec.structs.replace(
+            one,
+            models={"a": "1"},
+            finish_time=finish,
+            health=Health.READY,
+            drained=number in drained,
+        )
+        for number, (one, finish) in enumerate(
+            zip(statistics(len(finish_times)), finish_times, strict=True)
+        )
+    ]
+    scene = Scene(shown)
+    scene.metrics.publish()
+    return scene
+
+
+def test_an_endpoint_is_not_compared_with_what_it_was_itself() -> None:
+    scene = serving([0.02])
+
+    scene.shown = [msgspec.structs.replace(one, finish_time=2.0) for one in scene.shown]
+    scene.metrics.publish()
+
+    assert scene.value("fastest_finish_seconds", "eu-0") == 2.0
+
+
+def test_a_drained_endpoint_which_has_no_work_is_not_the_fastest() -> None:
+    scene = serving([2.0, 0.02], drained=[1])
+
+    scene.metrics.publish()
+
+    assert scene.value("fastest_finish_seconds", "eu-0") == 2.0

@@ -13,12 +13,20 @@ from gateway.console.traffic import Reading, Samples, Traffic, traffic_between
 from gateway.telemetry.metric_reading import Series
 
 
-def backend(name: str, *, health: str = "ready", drained: bool = False, **more: float) -> Backend:
+def backend(
+    name: str,
+    *,
+    health: str = "ready",
+    drained: bool = False,
+    model: str = "sentiment",
+    **more: float,
+) -> Backend:
     seen = EndpointReport(
         backend=name,
         health=health,
         ejected_for=more.get("ejected_for", 0.0),
         finish_time=more.get("finish_time", 0.0),
+        models={model: "abc"},
     )
     return Backend(
         id=name,
@@ -68,12 +76,19 @@ def test_a_backend_much_slower_than_the_fastest_is_named() -> None:
     assert texts(slow, fast) == [
         (
             "Backend eu-0 of eu is slow: an item sent now is answered in 400 ms,"
-            " by the fastest in 2 ms."
+            " by the fastest of its models in 2 ms."
         )
     ]
     assert texts(slow, backend("us-0", finish_time=0.2)) == []
     assert texts(backend("eu-0", finish_time=0.2), fast) == []
     assert texts(slow) == []
+
+
+def test_a_backend_is_not_compared_with_those_of_quicker_models() -> None:
+    slow = backend("eu-0", model="long", finish_time=0.4)
+    fast = backend("us-0", model="short", finish_time=0.002)
+
+    assert texts(slow, fast) == []
 
 
 def test_no_worker_is_the_worst() -> None:

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -18,6 +19,7 @@ from gateway.ledger.types import GroupBy, GroupUsage
 from gateway.ledger.usage_marks import DAY, HOUR
 from gateway.ledger.usage_sums import DayBlocks, blocks_between
 from gateway.types import RequestEvent
+from loadtests.harness.postgresql import PostgreSQL
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import Clock, record
 
@@ -151,6 +153,14 @@ def test_summed_days_are_read_from_sums_alone(ledger: Ledger, database: str) -> 
     assert after == before
 
 
+def test_the_name_of_all_tenants_together_is_no_tenant(ledger: Ledger) -> None:
+    record(ledger, "w0-1", 600, events())
+    add_up(ledger)
+
+    assert ledger.usage("*", BEGIN, END) == []
+    assert ledger.usage(None, BEGIN, END, [GroupBy.TENANT], tenants=["*"]) == []
+
+
 def test_a_late_event_counts_at_once_and_after_its_day_is_summed_anew(ledger: Ledger) -> None:
     found = events(620)
     record(ledger, "w0-1", len(found) - 20, found[:-20])
@@ -236,6 +246,34 @@ def test_a_ledger_of_schema_8_is_summed_in_steps(database: str) -> None:
     engine.dispose()
     assert (at_first, afterwards) == (before, before)
     assert steps > DAYS / 2
+
+
+@pytest.mark.system
+def test_who_waits_for_the_marks_holds_no_log_that_another_may_wait_for(
+    postgresql: PostgreSQL,
+) -> None:
+    database = postgresql.database()
+    log = "SELECT * FROM high_water WHERE log_id = 'w0-1' FOR UPDATE NOWAIT"
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE wait_event_type = 'Lock' AND query LIKE '%%usage_rollups%%'"
+    )
+    clock = Clock(to_nanoseconds(END) + 10 * DAY)
+    found = events(2)
+    engine = sqlalchemy.create_engine(database)
+    with Ledger(database, clock=clock) as ledger, ThreadPoolExecutor(1) as threads:
+        record(ledger, "w0-1", 1, found[:1])
+        with engine.begin() as other:
+            other.execute(select(schema.usage_rollups).with_for_update())
+            late = threads.submit(record, ledger, "w0-1", 2, found[1:])
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as third:
+                while not third.exec_driver_sql(waiting).scalar():
+                    assert not late.done()
+
+            assert other.exec_driver_sql(log).one().sequence == 1
+
+        assert late.result().counted == 1
+    engine.dispose()
 
 
 @pytest.mark.parametrize("seed", range(20))
