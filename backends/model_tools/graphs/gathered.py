@@ -58,6 +58,25 @@ class Grid:
         """Add the grid of `tokens` [tokens, hidden]: `[batch, sequence, hidden]`."""
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
+    def fill_in_fours(self, tokens: str, output: str) -> tuple[str, str]:
+        """Add the grid of `tokens` at a width that is a multiple of 4, and the mask of its places.
+
+        The kernel that multiplies one row adds four products at a time, and those that are left
+        over in another order: a sum at the width of the batch would have other bits for a row that
+        is exactly as wide.
+        """
+        graph = self._graph
+        four = graph.constant("fours.four", np.array([4], dtype=np.int64))
+        none = graph.constant("fours.none", np.zeros(3, dtype=np.int64))
+        graph.plain("Shape", [self._mask], "fours.width", start=1, end=2)
+        graph.plain("Neg", ["fours.width"], "fours.less")
+        graph.plain("Mod", ["fours.less", four], "fours.missing")
+        graph.plain("Concat", [none, "fours.missing"], "fours.pads", axis=0)
+        graph.plain("Pad", [self._mask, "fours.pads"], "fours.mask")
+        # A place of its own row: the first token may be of another, and no number.
+        graph.plain("Pad", [self.filled, "fours.pads"], "fours.filled", mode="edge")
+        return graph.plain("Gather", [tokens, "fours.filled"], output), "fours.mask"
+
     def first(self, tokens: str, output: str) -> str:
         """Add the first token of every row of `tokens`: `[batch, hidden]`."""
         rows = self._graph.plain("Gather", [self.filled, self._first], f"{output}.rows", axis=1)

@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -39,8 +40,8 @@ def weights() -> Weights:
     return seeded_weights(SHAPE, seed=3)
 
 
-def write(path: Path, weights: Weights, form: GraphForm) -> Path:
-    path.write_bytes(build_bert(SHAPE, weights, form).SerializeToString())
+def write(path: Path, weights: Weights, form: GraphForm, shape: BertShape = SHAPE) -> Path:
+    path.write_bytes(build_bert(shape, weights, form).SerializeToString())
     return path
 
 
@@ -113,10 +114,7 @@ def test_gathered_rows_keep_their_bits_wherever_they_stand(
 def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
     weights: Weights, tmp_path: Path
 ) -> None:
-    """A row of a class with a width of its own is as wide beside rows of any length.
-
-    Its mean alone is made at the width of the batch.
-    """
+    """A row of a class with a width of its own is as wide beside rows of any length."""
     graph = open_graph(
         write(tmp_path / "model.onnx", weights, GraphForm(attention="gathered")),
         dimensions=SHAPE.hidden,
@@ -130,6 +128,27 @@ def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
             run_rows(graph, batch, OutputKind.TOKENS)[0, :length].tobytes() for batch in batches
         }
         assert len(answers) == 1, length
+
+
+def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path) -> None:
+    """Their tokens and their means, of one row and of several, up to 64 tokens."""
+    shape = msgspec.structs.replace(SHAPE, positions=80)
+    form = GraphForm(attention="gathered")
+    path = write(tmp_path / "model.onnx", seeded_weights(shape, seed=3), form, shape)
+    graph = open_graph(path, dimensions=shape.hidden)
+
+    for subject in rows(*range(1, 65)):
+        length = len(subject[0])
+        widths = [length, length + 1, length + 2, length + 3, length + 4, 68]
+        for kind in (OutputKind.POOLED, OutputKind.TOKENS):
+            answers = {
+                run_rows(graph, batch, kind, length=width)[0, :length].tobytes()
+                if kind is OutputKind.TOKENS
+                else run_rows(graph, batch, kind, length=width)[0].tobytes()
+                for width in widths
+                for batch in ([subject], [subject, subject], [subject, *rows(length)])
+            }
+            assert len(answers) == 1, (length, kind)
 
 
 @pytest.mark.parametrize(
