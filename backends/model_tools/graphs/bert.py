@@ -112,7 +112,7 @@ class _BertWriter:
         if self._form.outputs != (FIRST,):
             grid.fill(state, TOKENS)
             if isinstance(grid, Grid) and POOLED in self._form.outputs:
-                return grid.fill_in_fours(state, "pooling")
+                return grid.fill_for_sum(state, "pooling")
         return TOKENS, "attention_mask"
 
     def _write_rows(self) -> None:

@@ -16,6 +16,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.heads import add_pooling
 from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
@@ -40,8 +41,8 @@ def weights() -> Weights:
     return seeded_weights(SHAPE, seed=3)
 
 
-def write(path: Path, weights: Weights, form: GraphForm, shape: BertShape = SHAPE) -> Path:
-    path.write_bytes(build_bert(shape, weights, form).SerializeToString())
+def write(path: Path, weights: Weights, form: GraphForm) -> Path:
+    path.write_bytes(build_bert(SHAPE, weights, form).SerializeToString())
     return path
 
 
@@ -130,11 +131,16 @@ def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
         assert len(answers) == 1, length
 
 
-def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path) -> None:
+@pytest.mark.parametrize("added", [False, True])
+def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path, *, added: bool) -> None:
     """Their tokens and their means, of one row and of several, up to 64 tokens."""
     shape = msgspec.structs.replace(SHAPE, positions=80)
-    form = GraphForm(attention="gathered")
-    path = write(tmp_path / "model.onnx", seeded_weights(shape, seed=3), form, shape)
+    form = GraphForm(attention="gathered", outputs=("tokens",) if added else ("pooled", "tokens"))
+    model = build_bert(shape, seeded_weights(shape, seed=3), form)
+    if added:
+        model = add_pooling(model, "mean", hidden=shape.hidden, exact=True)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
     graph = open_graph(path, dimensions=shape.hidden)
 
     for subject in rows(*range(1, 65)):
