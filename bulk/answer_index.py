@@ -54,7 +54,10 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def read(cls, path: Path, begin: int, until: int) -> Self | None:
-        """Return the run of a file; `None` where a crash has left it incomplete."""
+        """Return the run of a file; `None` where a crash has left it incomplete.
+
+        Its columns are mapped: the system reads what is needed, and drops it where memory is short.
+        """
         with path.open("rb") as file:
             head = file.read(_HEAD.size)
             if len(head) < _HEAD.size:
@@ -134,7 +137,10 @@ class AnswerIndex:
         # Not synced: the digest tells what the power took.
         temporary.write_bytes(head + body)
         path = temporary.rename(self._folder / f"index-{begin:016x}-{until:016x}")
-        return _Run(path=path, begin=begin, until=until, columns=columns)
+        run = _Run.read(path, begin, until)
+        if run is None:
+            raise OSError(f"`{path}` does not hold what was written")
+        return run
 
 
 def _numbers(keys: Sequence[bytes]) -> NDArray[Any]:

@@ -45,21 +45,20 @@ def connect(address: str) -> None:
     logging.getLogger("ray.data").setLevel(logging.ERROR)
 
 
-def actor_options(
-    *, threads: int, gpus: float, actors: int, most: int | None = None
-) -> dict[str, Any]:
+def actor_options(*, threads: int, gpus: float, actors: int, initial: int = 1) -> dict[str, Any]:
     """Return what Ray Data is told of a stage's actors; `actors` of 0 are as many as have room.
 
-    Those that have room now are started at once, but no more than `most`: Ray Data would add them
-    one after the other.
+    `initial` of them, where they have room now, are started at once; Ray Data adds others one after
+    the other, and leaves room for the tasks of other stages. Only where there are no others may it
+    be more than 1: actors that take all cores would wait for ever for what these tasks read.
     """
     pool = import_ray("ray.data").ActorPoolStrategy
     if actors:
         compute = pool(size=actors)
     else:
-        room = _room(threads=threads, gpus=gpus)
-        room = room if most is None else min(room, most)
-        compute = pool(min_size=1, max_size=None, initial_size=room)
+        if initial > 1:
+            initial = min(initial, _room(threads=threads, gpus=gpus))
+        compute = pool(min_size=1, max_size=None, initial_size=initial)
     options: dict[str, Any] = {"compute": compute, "num_cpus": threads}
     return options | ({"num_gpus": gpus} if gpus else {})
 

@@ -231,7 +231,7 @@ class RayRun:
                 threads=options.threads,
                 gpus=options.gpus,
                 actors=options.actors,
-                most=len(left),
+                initial=len(left),
             ),
         )
         try:

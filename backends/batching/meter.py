@@ -71,19 +71,19 @@ class Meter:
             self._recent_tokens = self._recent_tokens * fade + tokens
             self._recent_busy = self._recent_busy * fade + took
 
-    def begin(self, work: float) -> float:
-        """Count work as running; return the time."""
+    def begin(self, work: float, *, waiting_since: float) -> float:
+        """Count work as running; return the time. The queue was never empty since then."""
         now = self.clock()
         with self._lock:
             self.running += work
             self._runs += 1
-            if (
-                self._last_end is not None
-                and not self._has_waiting
-                and now > self._last_end + _STEP
-            ):
-                # The expected work did not arrive: the device was idle.
-                self._last_end = None
+            if self._last_end is not None and now > self._last_end + _STEP:
+                # Rows that waited when a batch was taken may have been withdrawn, or run in another
+                # thread before it ended.
+                has_waited = self._has_waiting and waiting_since <= self._last_end
+                if not has_waited:
+                    # The expected work did not arrive: the device was idle.
+                    self._last_end = None
         return now
 
     def stop(self, work: float) -> None:

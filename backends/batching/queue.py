@@ -21,7 +21,7 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds rows to run together, and rows that expired or lost their callers.
 
     `seconds` is the predicted time, `work` the part of it that the rows bring with them, `more`
-    whether rows still wait.
+    whether rows still wait, `waiting_since` the time since which the queue was never empty.
     """
 
     rows: list[Row]
@@ -30,6 +30,7 @@ class DequeuedBatch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     seconds: float
     work: float
     more: bool
+    waiting_since: float
 
 
 class _LengthIndex(msgspec.Struct, eq=False):
@@ -92,6 +93,9 @@ class RowQueue:
         self.awaited = 0
         """How many rows a thread waits for; 0 where none waits for more than there are."""
         self._running = 0
+        # The thread that waits for its share does so for no row that is due before.
+        self._least_due = 0.0
+        self._waiting_since = clock()
         self._flows = FairQueue()
         # By output and traffic class: only rows equal in both share batches, in either order.
         self._classes: defaultdict[tuple[str, str], _LengthIndex] = defaultdict(_LengthIndex)
@@ -127,6 +131,8 @@ class RowQueue:
     def put(self, rows: Sequence[Row]) -> None:
         """Add rows and wake threads that wait."""
         with self._changed:
+            if not self.rows:
+                self._waiting_since = self._clock()
             for row in rows:
                 row.work = self._cost.alone(row.length)
                 self._flows.add(row)
@@ -137,6 +143,8 @@ class RowQueue:
                 self.seconds += row.work
             self.rows += len(rows)
             if self.awaited:
+                if any(row.due < self._least_due for row in rows):
+                    self.awaited = 1
                 if self.rows >= self.awaited:
                     self._share_ready.notify()
                 return
@@ -165,7 +173,9 @@ class RowQueue:
             load = FlightCounts(waiting=self.rows, running=self._running, ended=ended)
             since = self._clock()
             while not (self.is_closed or (self.runnable and not self.awaited)):
-                self._changed.wait(self._bulk.until - self._clock() if self.rows else None)
+                # A thread that waits for its share takes the rows, and wakes others for the rest.
+                is_timed = self.rows and not self.awaited
+                self._changed.wait(self._bulk.until - self._clock() if is_timed else None)
             if ended and self._delay is not None and not self.is_closed:
                 self._wait_for_share(self._delay, load, since)
             return not self.is_closed
@@ -183,11 +193,11 @@ class RowQueue:
         left = since + longest_delay(seconds) - now
         if left <= 0.0 or lead.due - now < seconds + left:
             return
-        self.awaited = wanted
-        in_time = self._share_ready.wait_for(self._has_share, left)
+        self.awaited, self._least_due = wanted, now + seconds + left
+        self._share_ready.wait_for(self._has_share, left)
         self.awaited = 0
         if self._running:
-            delay.learn(came_back=in_time)
+            delay.learn(came_back=self.rows >= wanted)
 
     def _has_share(self) -> bool:
         return self.is_closed or self.rows >= self.awaited or not self._running
@@ -328,6 +338,7 @@ class RowQueue:
             seconds=seconds,
             work=sum([row.work for row in rows]),
             more=more,
+            waiting_since=self._waiting_since,
         )
 
     def _keep_or_drop(self, row: Row, now: float, dropped: list[Row]) -> bool:

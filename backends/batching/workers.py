@@ -85,7 +85,7 @@ class WorkerThreads:
         self, batch: DequeuedBatch, loop: asyncio.AbstractEventLoop, *, alone: bool
     ) -> None:
         outcomes: list[Outcome] = []
-        started = self._meter.begin(batch.work)
+        started = self._meter.begin(batch.work, waiting_since=batch.waiting_since)
         try:
             outcomes += self._runner.expire(batch.dropped)
             outcomes += self._runner.run(batch.rows, alone=alone and not batch.more)

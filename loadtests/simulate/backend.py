@@ -120,7 +120,7 @@ class SimulatedBackend:
                     self._drop(batch)
                 continue
             self._is_running = True
-            started = self._meter.begin(batch.work)
+            started = self._meter.begin(batch.work, waiting_since=batch.waiting_since)
             took = batch.seconds * self._random.lognormvariate(0.0, _NOISE)
             self._loop.call_later(took, self._end, batch, started, took)
 

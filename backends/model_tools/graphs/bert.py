@@ -18,6 +18,7 @@ from onnx import ModelProto, TensorProto
 from backends.model_tools.graphs.attention import add_ranges, attend_rows
 from backends.model_tools.graphs.form import GraphForm, Precision
 from backends.model_tools.graphs.gathered import (
+    Grid,
     attend_first,
     attend_gathered,
     embed_tokens,
@@ -76,17 +77,19 @@ class _BertWriter:
         self._graph = graph
 
     def write(self) -> None:
+        state, mask = TOKENS, "attention_mask"
         if self._form.attention in {"gathered", "plain"}:
-            self._write_gathered()
+            state, mask = self._write_gathered()
         else:
             self._write_rows()
             if self._form.outputs == (FIRST,):
                 first = self._graph.constant("first.index", np.array(0, dtype=np.int64))
                 self._graph.plain("Gather", [TOKENS, first], FIRST, axis=1)
         if POOLED in self._form.outputs:
-            self._pool(TOKENS)
+            self._pool(state, mask)
 
-    def _write_gathered(self) -> None:
+    def _write_gathered(self) -> tuple[str, str]:
+        """Add the encoder; returns what is pooled, `[batch, width, hidden]`, and its mask."""
         graph, shape = self._graph, self._shape
         grid = open_grid(graph, width=shape.hidden // shape.heads)
         state = self._project(embed_tokens(graph, grid, epsilon=shape.layer_norm_epsilon))
@@ -108,6 +111,9 @@ class _BertWriter:
             state = self._feed(layer, context, read, FIRST if only_first else f"state.{layer}")
         if self._form.outputs != (FIRST,):
             grid.fill(state, TOKENS)
+            if isinstance(grid, Grid) and POOLED in self._form.outputs:
+                return grid.fill_for_sum(state, "pooling")
+        return TOKENS, "attention_mask"
 
     def _write_rows(self) -> None:
         state = self._project(self._embed())
@@ -192,13 +198,13 @@ class _BertWriter:
         if not exact:
             graph.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
 
-    def _pool(self, state: str) -> None:
-        """Add the mean of `state` over the real tokens of a row."""
+    def _pool(self, state: str, mask: str) -> None:
+        """Add the mean of `state` over the real tokens of a row, which `mask` names."""
         graph = self._graph
         axis = graph.constant("axis", np.array([1], dtype=np.int64))
         # An empty row pools to zeros, not to NaN.
         least = graph.constant("least", np.array(1, dtype=np.float32))
-        graph.plain("Cast", ["attention_mask"], "mask", to=TensorProto.FLOAT)
+        graph.plain("Cast", [mask], "mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["mask", axis], "selector")
         graph.plain("MatMul", ["selector", state], "sums")
         graph.plain("Squeeze", ["sums", axis], "sum")

@@ -42,14 +42,14 @@ def build_checkpoint(
     Raises:
         WeightsError: it is of a family, or has a head, that no graph computes.
     """
-    head = find_head(config)
+    head, exact = find_head(config), form.attention == "gathered"
     if head is None:
         encoder = _encoder(config, weights, "tokens", form, stored)
-        return add_pooling(encoder, pooling, hidden=_hidden(encoder))
+        return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=exact)
     own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
     output: Output = "tokens" if head.reads == "pooled" else head.reads
     encoder = _encoder(config, weights, output, form, stored)
-    return add_head(encoder, head, own, plain=form.attention == "plain", stored=stored)
+    return add_head(encoder, head, own, plain=form.attention == "plain", exact=exact, stored=stored)
 
 
 def _encoder(

@@ -58,6 +58,13 @@ class Grid:
         """Add the grid of `tokens` [tokens, hidden]: `[batch, sequence, hidden]`."""
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
+    def fill_for_sum(self, tokens: str, output: str) -> tuple[str, str]:
+        """Add the grid of `tokens` as `pad_for_sum` makes it, and its mask."""
+        mask = pad_for_sum(self._graph, self._mask, f"{output}.mask")
+        # A place of its own row: the first token may be of another, and no number.
+        filled = pad_for_sum(self._graph, self.filled, f"{output}.filled", mode="edge")
+        return self._graph.plain("Gather", [tokens, filled], output), mask
+
     def first(self, tokens: str, output: str) -> str:
         """Add the first token of every row of `tokens`: `[batch, hidden]`."""
         rows = self._graph.plain("Gather", [self.filled, self._first], f"{output}.rows", axis=1)
@@ -86,6 +93,20 @@ class Grid:
                 self._graph, mask=self._mask, lengths=self.lengths, places=self.places
             )
         return self._classes.attend(prefix, inputs, heads=heads, mask_value=_FREE)
+
+
+def pad_for_sum(
+    graph: GraphBuilder, values: str, output: str, *, rank: int = 2, mode: str = "constant"
+) -> str:
+    """Add `values` [batch, sequence, ...] with three places more in each row, to sum over them.
+
+    The kernel that multiplies one row adds four products at a time, and up to three that are left
+    over in another order: without free places a row that is as wide as its batch has other bits.
+    """
+    sizes = np.zeros(2 * rank, dtype=np.int64)
+    sizes[rank + 1] = 3
+    pads = graph.constant(f"{output}.pads", sizes)
+    return graph.plain("Pad", [values, pads], output, mode=mode)
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:

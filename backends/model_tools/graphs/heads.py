@@ -14,6 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from backends.model_tools.graphs.bert import POOLED, TOKENS
 from backends.model_tools.graphs.form import Output
+from backends.model_tools.graphs.gathered import pad_for_sum
 from backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     GraphBuilder,
@@ -144,9 +145,12 @@ def add_head(
     weights: Weights,
     *,
     plain: bool = False,
+    exact: bool = False,
     stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
     """Return `model` with an output `logits` in the place of all others.
+
+    `exact` is that of `add_pooling`.
 
     Raises:
         WeightsError: a weight of the head is missing or does not fit.
@@ -154,7 +158,7 @@ def add_head(
     graph = GraphBuilder(weights, plain=plain, stored=stored)
     state: str = head.reads
     if state == POOLED:
-        _pool(graph, "mean")
+        _pool(graph, "mean", exact=exact)
     if head.dense is not None:
         dense = _linear(graph, head.dense, state, "head.dense", biased=head.biased)
         state = _activate(graph, head.activation, dense)
@@ -168,21 +172,31 @@ def add_head(
     return _extended(model, graph, LOGITS, [*rows, labels])
 
 
-def add_pooling(model: ModelProto, pooling: Pooling, *, hidden: int) -> ModelProto:
-    """Return `model` with an output `pooled`, `[batch, hidden]`, of its tokens."""
+def add_pooling(
+    model: ModelProto, pooling: Pooling, *, hidden: int, exact: bool = False
+) -> ModelProto:
+    """Return `model` with an output `pooled`, `[batch, hidden]`, of its tokens.
+
+    An `exact` mean has the same bits at any width of the batch on a CPU.
+    """
     graph = GraphBuilder({}, "fp32")
-    _pool(graph, pooling)
+    _pool(graph, pooling, exact=exact)
     return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
-def _pool(graph: GraphBuilder, pooling: Pooling) -> None:
+def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
     else:
         axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
         rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
-        (_pool_mean if pooling == "mean" else _pool_max)(graph, axis, rows)
+        if pooling != "mean":
+            _pool_max(graph, axis, rows)
+        elif exact:
+            _pool_exact_mean(graph, rows)
+        else:
+            _pool_mean(graph, axis, rows)
 
 
 def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
@@ -200,6 +214,20 @@ def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
     graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
     graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
+    graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
+    graph.plain("Max", ["pool.found", least], "pool.count")
+    graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
+
+
+def _pool_exact_mean(graph: GraphBuilder, rows: str) -> None:
+    # An empty row pools to zeros, not to NaN.
+    least = graph.constant("pool.least", np.array(1, dtype=np.float32))
+    mask = pad_for_sum(graph, "attention_mask", "pool.places")
+    pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
+    graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
+    graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
+    graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
+    graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
     graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
     graph.plain("Max", ["pool.found", least], "pool.count")
     graph.plain("Div", ["pool.sum", "pool.count"], POOLED)

@@ -90,3 +90,13 @@ def test_keys_of_one_number_are_all_found(tmp_path: Path) -> None:
     index.add({one: (5, 2), other: (9, 3)}, 100)
 
     assert list(index.find([one])) == [(one, (5, 2)), (one, (9, 3))]
+
+
+def test_runs_take_no_memory_of_the_process(tmp_path: Path) -> None:
+    """They are mapped from their files: memory does not grow with the job."""
+    index = filled(tmp_path, runs=7)
+
+    columns = [column for run in index._runs for column in run.columns]
+
+    assert len(columns) == 9
+    assert not any(column.flags.owndata for column in columns)

@@ -17,7 +17,7 @@ from bulk.options import BulkOptions, Manifest, make_manifest
 from bulk.output import ERRORS, MANIFEST, WORK, OutputParts
 from bulk.places import OutputFolder, find_inputs
 from bulk.progress import ProgressReport
-from bulk.ray_import import actors_with_room, connect
+from bulk.ray_import import actor_options, actors_with_room, connect
 from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
 from bulk.ray_stage import ERROR, StageActor
 from bulk.usage import BulkUsage
@@ -154,6 +154,21 @@ def test_a_job_on_a_cluster_is_that_of_its_parts(
     assert _rows(folders["cluster"]) == _rows(folders["alone"])
     assert {ERRORS, MANIFEST} < {file.name for file in folders["cluster"].iterdir()}
     assert digest(folders["cluster"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:ray", "ignore::ResourceWarning")
+def test_a_stage_of_a_pipeline_begins_with_one_actor_and_a_job_with_many() -> None:
+    """Actors that take all cores wait for ever for what other stages' tasks read."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed (`make chaos-ray` installs it)")
+    ray.init("local", num_cpus=3, include_dashboard=False)
+    try:
+        stage = actor_options(threads=1, gpus=0, actors=0)
+        job = actor_options(threads=1, gpus=0, actors=0, initial=8)
+    finally:
+        ray.shutdown()
+
+    assert stage["compute"].initial_size == 1
+    assert job["compute"].initial_size == 3
 
 
 def test_without_ray_the_command_says_what_to_install() -> None:

@@ -46,7 +46,13 @@ def test_a_storm_does_not_raise_it_without_bound() -> None:
 
 def test_with_time_it_falls_back_to_where_it_began() -> None:
     nothing = DequeuedBatch(
-        rows=[], dropped=[], release=Release.IDLE, seconds=0.0, work=0.0, more=False
+        rows=[],
+        dropped=[],
+        release=Release.IDLE,
+        seconds=0.0,
+        work=0.0,
+        more=False,
+        waiting_since=0.0,
     )
     margin = LatenessMargin()
     first = margin.factor

@@ -155,7 +155,7 @@ class Simulation:
             assert taken is not None
             for row in taken.dropped:
                 self.fail(self.owners[id(row)][0])
-            self.meter.begin(taken.work)
+            self.meter.begin(taken.work, waiting_since=taken.waiting_since)
             lengths = [row.length for row in taken.rows]
             took = 0.0
             if lengths:

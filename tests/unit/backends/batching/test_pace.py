@@ -15,9 +15,10 @@ def run(
     took: float,
     has_waiting: bool = False,
     has_reserved: bool = False,
+    waiting_since: float = 0.0,
 ) -> None:
     """Run a batch that is predicted to take 10 ms."""
-    meter.begin(0.01)
+    meter.begin(0.01, waiting_since=waiting_since)
     clock.advance(took)
     meter.stop(0.01)
     meter.end(
@@ -66,5 +67,17 @@ def test_time_in_which_reserved_work_does_not_come_is_idle() -> None:
     for _ in range(50):
         run(meter, clock, took=0.01, has_reserved=True)
         clock.advance(0.09)
+
+    assert meter.pace == pytest.approx(1.0)
+
+
+def test_an_hour_in_which_nothing_waits_is_idle() -> None:
+    """What waited when the last batch was taken was withdrawn, or ran in another thread."""
+    clock = Clock()
+    meter = Meter(worker_threads=1, cost=CostModel(), clock=clock)
+
+    run(meter, clock, took=0.01, has_waiting=True)
+    clock.advance(3600.0)
+    run(meter, clock, took=0.01, waiting_since=clock())
 
     assert meter.pace == pytest.approx(1.0)

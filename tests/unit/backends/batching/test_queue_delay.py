@@ -1,9 +1,11 @@
 """How long a free worker thread waits for the rows of callers that come back."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from hypothesis import given, strategies as st
+from typing_extensions import override
 
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
@@ -17,6 +19,19 @@ from tests.support.clock import Clock
 # A batch takes so long that no wait ends by its time.
 SLOW = CostModel(base=10_000.0)
 COUNTS = st.integers(min_value=0, max_value=64)
+
+
+class RecordedCondition(threading.Condition):
+    """Keeps the timeouts of its waits."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        super().__init__(lock)
+        self.timeouts: list[float | None] = []
+
+    @override
+    def wait(self, timeout: float | None = None) -> bool:
+        self.timeouts.append(timeout)
+        return super().wait(timeout)
 
 
 def make_row(*, deadline: float = 1e9, lane: str = "interactive") -> Row:
@@ -115,6 +130,57 @@ def test_a_thread_waits_no_longer_once_the_other_has_ended() -> None:
         queue.close()
 
     assert len(batch.rows) == 1
+
+
+def test_a_thread_sleeps_while_another_waits_for_its_share() -> None:
+    queue = make_queue()
+    first, second = run_batch(queue, 4), run_batch(queue, 4)
+    run_batch(queue, 4)
+    changed = RecordedCondition(queue._changed._lock)  # type: ignore[attr-defined]
+    queue._changed = changed
+    queue.put([make_row()])
+
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(queue.wait, first)
+        while not queue.awaited:
+            pass
+        threads.submit(queue.wait, second)
+        while not changed.timeouts:
+            pass
+        queue.close()
+
+    assert changed.timeouts == [None]
+
+
+def test_a_row_that_is_due_soon_ends_the_wait() -> None:
+    queue = make_queue()
+    ended, _ = run_batch(queue, 4), run_batch(queue, 4)
+    queue.put([make_row()])
+
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(queue.wait, ended)
+        while not queue.awaited:
+            pass
+        queue.put([make_row(deadline=10.0)])
+        is_open = waiting.result(timeout=10.0)
+
+    assert is_open
+    assert queue.rows == 2
+
+
+def test_a_batch_says_since_when_the_queue_was_not_empty() -> None:
+    clock = Clock()
+    queue = RowQueue(limits=BatchLimits(rows=1), cost=CostModel(), clock=clock)
+    queue.put([make_row()])
+    begun = clock()
+    clock.advance(1.0)
+    queue.put([make_row()])
+    batches = [queue.take(), queue.take()]
+    clock.advance(1.0)
+    queue.put([make_row()])
+    batches.append(queue.take())
+
+    assert [each.waiting_since for each in batches if each] == [begun, begun, clock()]
 
 
 def test_a_closed_queue_ends_the_wait() -> None:

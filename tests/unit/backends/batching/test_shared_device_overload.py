@@ -126,7 +126,7 @@ class Simulation:
             self.device.enter(share)
             batch = model.queue.take()
             assert batch is not None
-            started = model.meter.begin(batch.work)
+            started = model.meter.begin(batch.work, waiting_since=batch.waiting_since)
             self.late[self.second()] += len(batch.dropped)
             took = 0.0
             if batch.rows:

@@ -4,6 +4,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
+import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -15,6 +16,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import Attention, GraphForm, Precision
+from backends.model_tools.graphs.heads import add_pooling
 from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
@@ -113,10 +115,7 @@ def test_gathered_rows_keep_their_bits_wherever_they_stand(
 def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
     weights: Weights, tmp_path: Path
 ) -> None:
-    """A row of a class with a width of its own is as wide beside rows of any length.
-
-    Its mean alone is made at the width of the batch.
-    """
+    """A row of a class with a width of its own is as wide beside rows of any length."""
     graph = open_graph(
         write(tmp_path / "model.onnx", weights, GraphForm(attention="gathered")),
         dimensions=SHAPE.hidden,
@@ -130,6 +129,32 @@ def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
             run_rows(graph, batch, OutputKind.TOKENS)[0, :length].tobytes() for batch in batches
         }
         assert len(answers) == 1, length
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path, *, added: bool) -> None:
+    """Their tokens and their means, of one row and of several, up to 64 tokens."""
+    shape = msgspec.structs.replace(SHAPE, positions=80)
+    form = GraphForm(attention="gathered", outputs=("tokens",) if added else ("pooled", "tokens"))
+    model = build_bert(shape, seeded_weights(shape, seed=3), form)
+    if added:
+        model = add_pooling(model, "mean", hidden=shape.hidden, exact=True)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    graph = open_graph(path, dimensions=shape.hidden)
+
+    for subject in rows(*range(1, 65)):
+        length = len(subject[0])
+        widths = [length, length + 1, length + 2, length + 3, length + 4, 68]
+        for kind in (OutputKind.POOLED, OutputKind.TOKENS):
+            answers = {
+                run_rows(graph, batch, kind, length=width)[0, :length].tobytes()
+                if kind is OutputKind.TOKENS
+                else run_rows(graph, batch, kind, length=width)[0].tobytes()
+                for width in widths
+                for batch in ([subject], [subject, subject], [subject, *rows(length)])
+            }
+            assert len(answers) == 1, (length, kind)
 
 
 @pytest.mark.parametrize(
