@@ -97,11 +97,8 @@ class UsageController(Controller):
         is_whole = not (wanted.tenant or wanted.model)
         found = await margins.read(control, document, buckets) if is_whole else Margins()
         reader = UsageReader(ledger, document.prices)
-        # Each reads a year of events, so that they do so side by side.
-        total, (rows, names, largest) = await asyncio.gather(
-            asyncio.to_thread(reader.over_time, wanted, buckets),
-            asyncio.to_thread(_by_group, reader, wanted, buckets),
-        )
+        # One after the other: both are mostly Python, whose threads would wait for each other.
+        total, (rows, names, largest) = await asyncio.to_thread(_read, reader, wanted, buckets)
         currency = _currency(rows, document.prices)
         charged = charged_over_time(total, buckets, currency)
         figures = UsageFigures(
@@ -152,6 +149,13 @@ def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()
 
 def _choices(wanted: UsageQuery) -> dict[str, object]:
     return {"wanted": wanted, "spans": SPANS, "groups": GROUPS, "measures": list(Measure)}
+
+
+def _read(
+    reader: UsageReader, wanted: UsageQuery, buckets: Buckets
+) -> tuple[list[GroupUsage], tuple[list[GroupUsage], list[str], list[GroupUsage]]]:
+    """Return the rows by hour or day of all, and what `_by_group` returns."""
+    return reader.over_time(wanted, buckets), _by_group(reader, wanted, buckets)
 
 
 def _by_group(

@@ -94,6 +94,7 @@ class Ledger:
             group_by=groups,
             prices=self._price_list(prices),
             models=models,
+            adds_up_models=True,
         )
         return usage_by_group(found, groups)
 

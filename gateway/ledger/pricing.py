@@ -1,6 +1,6 @@
 """Computes the cost of usage: prices by model and time, exact amounts, one rounding. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Final
@@ -67,9 +67,11 @@ def starts_at(entry: PriceConfig) -> int:
 class PriceList:
     """Finds the price of a model at a time: the latest of its own, else the latest of `*`."""
 
-    def __init__(self, entries: Iterable[PriceConfig]) -> None:
+    def __init__(self, entries: Collection[PriceConfig]) -> None:
         prices = [Price(entry=entry, since=starts_at(entry)) for entry in entries]
         self._prices = sorted(prices, key=lambda p: p.since, reverse=True)
+        self.models = sorted({entry.model for entry in entries} - {ANY_MODEL})
+        """Those that have a price of their own at some time."""
 
     def at(self, model: str, time: int) -> Price:
         """Return the price of `model` at `time`; before the first price, usage is free."""

@@ -128,7 +128,7 @@ class GroupBy(StrEnum):
     REGION = "region"
 
 
-class Units(msgspec.Struct, frozen=True, kw_only=True):
+class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Counts requests, items by their outcome, and the work of computed items."""
 
     requests: int = 0
@@ -153,7 +153,7 @@ class Units(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class GroupUsage(Units, frozen=True, kw_only=True):
+class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
     """Usage of one group; it has a field for each thing that it was grouped by."""
 
     day: str | msgspec.UnsetType = msgspec.UNSET

@@ -1,10 +1,11 @@
 """Sums usage from the events, and computes its cost."""
 
 from collections.abc import Collection, Sequence
+from operator import add, itemgetter
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import ColumnElement, Select, func, or_, select, union_all
+from sqlalchemy import ColumnElement, CompoundSelect, Select, case, func, or_, select, union_all
 
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
@@ -28,7 +29,7 @@ _events: Final = schema.usage_events.c
 _sums: Final = schema.usage_sums.c
 
 
-class PricedUsage(msgspec.Struct, frozen=True, kw_only=True):
+class PricedUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Holds units of one model under one price; `group` has the values of `group_by`."""
 
     group: tuple[str, ...]
@@ -46,18 +47,22 @@ def priced_usage(
     group_by: Sequence[GroupBy],
     prices: PriceList,
     models: Collection[str] | None = None,
+    adds_up_models: bool = False,
 ) -> list[PricedUsage]:
     """Return usage of `tenants` and `models` (`None`: all) by group, model and price.
 
-    It is of the time from `since` to before `until`, both in nanoseconds.
+    It is of the time from `since` to before `until`, both in nanoseconds. With `adds_up_models`,
+    models without a price of their own are one, whose name is empty, unless they are the group:
+    a year of many models by day is then a row a day, not one for each model.
     """
     found: list[PricedUsage] = []
     count = len(group_by)
+    named = prices.models if adds_up_models and GroupBy.MODEL not in group_by else None
     for start, end in prices.periods(since, until):
         # Few values among many rows: a year by day has a row for each model of each day.
         labels = [_Labels(group) for group in group_by]
         price_of = _PeriodPrices(prices, start)
-        for row in _rows(store, tenants, start, end, group_by, models):
+        for row in _rows(store, tenants, start, end, group_by, models, named):
             group = tuple([labels[place][row[place]] for place in range(count)])
             model = row[count]
             units = _units(*map(int, row[count + 3 :]))
@@ -126,6 +131,7 @@ def _rows(
     until: int,
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
+    named: Collection[str] | None,
 ) -> Sequence[Sequence[Any]]:
     with store.snapshot() as connection:
         blocks, times = [], [(since, until)]
@@ -137,7 +143,7 @@ def _rows(
         parts = [_events_between(*time, tenants, group_by, models) for time in times]
         if blocks:
             parts.append(_sums_in(blocks, tenants, group_by, models))
-        return connection.execute(_added_up(parts, group_by)).all()
+        return connection.execute(_added_up(parts, group_by, named)).all()
 
 
 def _events_between(
@@ -185,36 +191,48 @@ def _of_models(
     return query.where(model != "") if GroupBy.MODEL in group_by else query
 
 
-def _added_up(parts: Sequence[Select[Any]], group_by: Sequence[GroupBy]) -> Select[Any]:
+def _added_up(
+    parts: Sequence[Select[Any]], group_by: Sequence[GroupBy], named: Collection[str] | None
+) -> Select[Any]:
     # Columns are named by their place: a model stands twice where it is grouped by.
     count = len(group_by) + 3
     labels = [f"c{place}" for place in range(count + len(SUMMED))]
-    named = [
-        part.with_only_columns(
-            *(c.label(label) for c, label in zip(part.selected_columns, labels, strict=True))
-        )
-        for part in parts
-    ]
-    whole = (union_all(*named) if len(named) > 1 else named[0]).subquery()
+    whole = _together([_labelled(part, labels, len(group_by), named) for part in parts]).subquery()
     groups = [whole.c[label] for label in labels[:count]]
     sums = [func.coalesce(func.sum(whole.c[label]), 0) for label in labels[count:]]
     return select(*groups, *sums).group_by(*groups).order_by(*groups)
 
 
+def _labelled(
+    part: Select[Any], labels: Sequence[str], model: int, named: Collection[str] | None
+) -> Select[Any]:
+    """Return `part` with columns of these names; the one at `model` is empty but for `named`."""
+    columns: list[ColumnElement[Any]] = list(part.selected_columns)
+    if named is not None:
+        own = columns[model]
+        columns[model] = case((own.in_(named), own), else_="")
+    return part.with_only_columns(
+        *(c.label(label) for c, label in zip(columns, labels, strict=True))
+    )
+
+
+def _together(parts: Sequence[Select[Any]]) -> Select[Any] | CompoundSelect[Any]:
+    return union_all(*parts) if len(parts) > 1 else parts[0]
+
+
 def usage_by_group(found: Sequence[PricedUsage], group_by: Sequence[GroupBy]) -> list[GroupUsage]:
     """Add up priced usage per group; a group with prices in two currencies has two rows."""
-    sums: dict[tuple[tuple[str, ...], str], tuple[Units, int]] = {}
+    sums: dict[tuple[tuple[str, ...], str], list[int]] = {}
     for each in found:
         place = (each.group, each.price.entry.currency)
         cost = amount(each.units, each.price.entry)
+        values = (*msgspec.structs.astuple(each.units), cost)
         former = sums.get(place)
-        sums[place] = (
-            (each.units, cost) if former is None else (former[0] + each.units, former[1] + cost)
-        )
+        sums[place] = [*values] if former is None else [*map(add, former, values)]
     rows = []
-    for (group, currency), (units, cost) in sorted(sums.items(), key=lambda item: item[0]):
-        labels = {g.value: label for g, label in zip(group_by, group, strict=True)}
-        fields = msgspec.structs.asdict(units) | labels
+    names = [*Units.__struct_fields__, *(group.value for group in group_by)]
+    for (group, currency), (*units, cost) in sorted(sums.items(), key=itemgetter(0)):
+        fields: dict[str, Any] = dict(zip(names, (*units, *group), strict=True))
         rows.append(GroupUsage(**fields, cost=decimal(cost), currency=currency))
     return rows
 

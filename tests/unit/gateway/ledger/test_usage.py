@@ -109,6 +109,21 @@ def test_usage_is_grouped_by_what_is_asked(ledger: Ledger) -> None:
     assert [(r.key, r.hit, r.model) for r in by_key] == [("k1", 2, UNSET), ("k2", 2, UNSET)]
 
 
+@pytest.mark.parametrize("group", [GroupBy.DAY, GroupBy.TENANT])
+def test_a_model_has_its_own_price_where_others_are_added_up(
+    ledger: Ledger, group: GroupBy
+) -> None:
+    names = ["small", "big", "other", "big"]
+    events = [make_event(n, time=at(SINCE), model=name) for n, name in enumerate(names)]
+    record(ledger, "w", 4, events)
+
+    (row,) = ledger.usage(None, SINCE, UNTIL, [group], prices=PRICES)
+    (free,) = ledger.usage(None, SINCE, UNTIL, [group])
+
+    assert (row.hit, row.cost) == (4, decimal(1 + 7 + 1 + 7))
+    assert (free.hit, free.cost) == (4, decimal(0))
+
+
 @pytest.mark.parametrize("group", list(GroupBy))
 def test_every_group_adds_up_to_the_whole(ledger: Ledger, group: GroupBy) -> None:
     events = [make_event(n, time=at(SINCE), model=f"m{n % 3}", key=f"k{n % 2}") for n in range(12)]
