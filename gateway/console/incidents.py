@@ -44,7 +44,7 @@ async def find_incidents(
     """Return what is degraded now; `fleet` is `None` where it cannot be read."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
-        *(backend_incidents(fleet, serves=_serves(traffic)) if fleet is not None else ()),
+        *(backend_incidents(fleet, traffic) if fleet is not None else ()),
         *traffic_incidents(traffic, fleet.refused if fleet is not None else {}),
         *state_incidents(traffic.values),
     ]
@@ -79,14 +79,11 @@ async def _dependencies(
     return found
 
 
-def backend_incidents(fleet: FleetView, *, serves: bool = False) -> Iterator[Incident]:
-    """Yield what is wrong with regions, backends and their models.
-
-    `serves` says that requests are answered, by the metrics, which need no Redis.
-    """
+def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
+    """Yield what is wrong with regions, backends and their models."""
     page = "/console/backends"
-    if not fleet.workers:
-        yield _no_reports(serves=serves)
+    if (absent := absent_reports(fleet, traffic)) is not None:
+        yield absent
         return
     for region, backends in fleet.regions.items():
         bad = [each for each in backends if each.mood == "bad"]
@@ -124,18 +121,17 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
             yield Incident(text=text, is_bad=False, page="/console/backends")
 
 
-def _no_reports(*, serves: bool) -> Incident:
-    if not serves:
+def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
+    """Return that no worker reports, if so; traffic is known by metrics, which need no Redis."""
+    if fleet.workers:
+        return None
+    if traffic.total.requests <= traffic.total.errors:
         return Incident(text="No worker reports: nobody answers customers.", is_bad=True)
     text = (
         "No report of a worker reaches the state Redis, which may take no writes; customers are"
         " answered."
     )
     return Incident(text=text, is_bad=False)
-
-
-def _serves(traffic: Traffic) -> bool:
-    return traffic.total.requests > traffic.total.errors
 
 
 def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:

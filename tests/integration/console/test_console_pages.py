@@ -103,6 +103,23 @@ async def test_backends_are_shown_escaped_and_filtered(operator: httpx.AsyncClie
 
 
 @pytest.mark.usefixtures("worker")
+async def test_backends_whose_workers_report_need_no_notice(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/backends")
+
+    assert "No worker reports" not in page.text
+
+
+async def test_backends_without_reports_are_said_to_be_unknown(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/backends")
+    part = await operator.get("/console/backends", headers=_HTMX)
+
+    for shown in (page, part):
+        assert "not seen" in shown.text
+        assert "No worker reports" in shown.text
+        assert "come with those reports" in shown.text
+
+
+@pytest.mark.usefixtures("worker")
 async def test_a_backend_is_drained_and_restored_with_an_audit(
     operator: httpx.AsyncClient, ledger: Ledger
 ) -> None:

@@ -47,7 +47,7 @@ def fleet(*backends: Backend) -> FleetView:
 
 
 def texts(*backends: Backend) -> list[str]:
-    return [incident.text for incident in backend_incidents(fleet(*backends))]
+    return [incident.text for incident in backend_incidents(fleet(*backends), traffic({}))]
 
 
 def test_a_fleet_that_is_ready_has_no_incident() -> None:
@@ -92,7 +92,7 @@ def test_a_backend_is_not_compared_with_those_of_quicker_models() -> None:
 
 
 def test_no_worker_is_the_worst() -> None:
-    (incident,) = backend_incidents(FleetView(regions={}, workers=[]))
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), traffic({}))
 
     assert incident.is_bad
     assert "nobody answers" in incident.text
@@ -107,7 +107,8 @@ def request(status: str, model: str = "m") -> Series:
 
 
 def test_workers_whose_reports_do_not_arrive_are_not_said_to_be_gone_while_they_answer() -> None:
-    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), serves=True)
+    served = traffic({request("200"): 9.0, request("502"): 1.0})
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), served)
 
     assert not incident.is_bad
     assert "customers are answered" in incident.text
