@@ -52,6 +52,7 @@ class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
     spilled: float = 0.0
     in_flight: float = 0.0
     finish: float | None = None
+    """The least of those that are ready."""
     ready: int = 0
     drained: int = 0
     ejected: int = 0
@@ -196,16 +197,18 @@ def _regions(values: Samples, rates: Samples) -> list[RegionFlow]:
 
 
 def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
-    def gauges(figure: str) -> list[float]:
+    def gauges(figure: str) -> dict[str, float]:
         found = values.of(f"sluicegate_endpoint_{figure}")
-        return [value for labels, value in found if labels["region"] == name]
+        return {labels["endpoint"]: value for labels, value in found if labels["region"] == name}
 
     calls = [
         (labels["outcome"] == "ok", value)
         for labels, value in rates.of("sluicegate_endpoint_calls_total")
         if labels["region"] == name
     ]
-    ready = gauges("up")
+    up = gauges("up")
+    ready = {endpoint for endpoint, value in up.items() if value > 0}
+    finish = gauges("predicted_finish_seconds")
     return RegionFlow(
         name=name,
         calls=sum(value for _, value in calls),
@@ -215,10 +218,10 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
             for labels, value in rates.of("sluicegate_spilled_items_total")
             if labels["to_region"] == name
         ),
-        in_flight=sum(gauges("in_flight_items")),
-        finish=min(gauges("predicted_finish_seconds"), default=None),
-        ready=sum(value > 0 for value in ready),
-        drained=sum(value > 0 for value in gauges("drained")),
-        ejected=sum(value > 0 for value in gauges("ejected")),
-        endpoints=len(ready),
+        in_flight=sum(gauges("in_flight_items").values()),
+        finish=min((finish[one] for one in ready & finish.keys()), default=None),
+        ready=len(ready),
+        drained=sum(value > 0 for value in gauges("drained").values()),
+        ejected=sum(value > 0 for value in gauges("ejected").values()),
+        endpoints=len(up),
     )
