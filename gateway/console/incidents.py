@@ -139,8 +139,7 @@ def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterato
     for flow in (traffic.total, *traffic.models):
         what = f"requests for {flow.name}" if flow.name else "all requests"
         if flow.errors > _ERROR_RATIO * flow.requests:
-            share = percent(flow.errors / flow.requests)
-            text = f"{share} of {what} fail ({rate(flow.errors)} per second)."
+            text = f"{percent(flow.error_ratio)} of {what} fail ({rate(flow.errors)} per second)."
             page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
             yield Incident(text=text, is_bad=True, page=page)
     if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:

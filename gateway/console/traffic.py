@@ -42,6 +42,11 @@ class Flow(msgspec.Struct, kw_only=True):
     latencies: tuple[float | None, float | None, float | None] = (None, None, None)
     """p50, p95 and p99 of the requests that were answered well."""
 
+    @property
+    def error_ratio(self) -> float | None:
+        """The share of the requests that fail by a fault of the gateway or a backend."""
+        return self.errors / self.requests if self.requests else None
+
 
 class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway sends to a region, and the state of its backends."""

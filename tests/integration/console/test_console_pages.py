@@ -9,10 +9,13 @@ import pytest
 from redis.asyncio import Redis
 
 from backends.protocol import Task
+from gateway.console.history import History
+from gateway.console.traffic import Reading
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
+from gateway.telemetry.metric_reading import Series
 from tests.support.admin import KEY
 from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
 from tests.support.dispatching import state
@@ -149,6 +152,23 @@ async def test_models_are_listed_with_their_revisions(operator: httpx.AsyncClien
     assert "mood@2" not in page.text
     assert "No model matches" in none.text
     assert unknown.status_code == 404
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_model_whose_requests_fail_is_listed_with_its_errors(
+    operator: httpx.AsyncClient, history: History
+) -> None:
+    name = "sluicegate_requests_total"
+    counted: dict[Series, float] = {
+        (name, (("model", "mood"), ("status", "200"))): 10.0,
+        (name, (("model", "mood"), ("status", "502"))): 40.0,
+    }
+    history.add(Reading(at=0.0, values={}))
+    history.add(Reading(at=1.0, values=counted))
+
+    page = await operator.get("/console/models")
+
+    assert '<td class="num">50</td><td class="num bad">40, 80 %</td>' in page.text
 
 
 @pytest.mark.usefixtures("worker")
