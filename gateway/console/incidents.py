@@ -1,7 +1,7 @@
 """Says in words what is degraded now, the worst first."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import quote
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
-from gateway.console.traffic import Samples, Traffic
+from gateway.console.traffic import Flow, Samples, Traffic
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
@@ -136,17 +136,41 @@ def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
 
 def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:
     """Yield what callers notice; `tenants` is how many requests of each limits refuse a second."""
-    for flow in (traffic.total, *traffic.models):
-        what = f"requests for {flow.name}" if flow.name else "all requests"
-        if flow.errors > _ERROR_RATIO * flow.requests:
-            text = f"{percent(flow.error_ratio)} of {what} fail ({rate(flow.errors)} per second)."
-            page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
-            yield Incident(text=text, is_bad=True, page=page)
+    failing = [flow for flow in traffic.models if _fails(flow)]
+    if _fails(traffic.total):
+        yield _failures(traffic, traffic.total, has_codes=True)
+    for flow in failing:
+        # Codes are not counted by model.
+        yield _failures(traffic, flow, has_codes=len(failing) == 1)
     if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:
         yield _refusals(traffic, tenants)
     for each in traffic.restarts:
         text = f"A process ({each.role}) was started again in the last minutes: {each.reason}."
         yield Incident(text=text, is_bad=False)
+
+
+def _fails(flow: Flow) -> bool:
+    return flow.errors > _ERROR_RATIO * flow.requests
+
+
+def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
+    """Say how many requests of a flow fail, of which revisions, and with which codes if wanted."""
+    what = f"requests for {flow.name}" if flow.name else "all requests"
+    text = f"{percent(flow.error_ratio)} of {what} fail ({rate(flow.errors)} per second)."
+    items = traffic.rates.of("sluicegate_items_total") if flow.name else ()
+    revisions = _most_frequent(
+        (labels["revision"], value)
+        for labels, value in items
+        if labels["model"] == flow.name and labels["source"] == "failed"
+    )
+    counted = traffic.rates.of("sluicegate_failed_items_total") if has_codes else ()
+    codes = _most_frequent((labels["code"], value) for labels, value in counted)
+    if revisions:
+        text += f" Revisions of failed items: {_names(revisions)}."
+    if codes:
+        text += f" Codes of failed items: {_names(codes)}."
+    page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
+    return Incident(text=text, is_bad=True, page=page)
 
 
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
@@ -251,6 +275,15 @@ def _is_refusal(labels: Mapping[str, str]) -> bool:
 
 def _broken_models(fleet: FleetView) -> Counter[tuple[str, str]]:
     return Counter(pair for backend in fleet.backends for pair in backend.problems.items())
+
+
+def _most_frequent(counted: Iterable[tuple[str, float]]) -> list[str]:
+    """Return the names that were counted, the most frequent first."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, value in counted:
+        if name and value:
+            found[name] += value
+    return sorted(found, key=lambda name: -found[name])
 
 
 def _names(names: list[str]) -> str:

@@ -17,6 +17,7 @@ METRICS = (
     *("sluicegate_event_log_writable", "sluicegate_stream_full", "sluicegate_limit_decisions"),
     *("sluicegate_config_reloads", "sluicegate_discovery_failing_names"),
     *("sluicegate_process_restarts", "sluicegate_region_limit_lease_seconds"),
+    "sluicegate_failed_items",
 )
 """What is read, by the names of the declarations, counters without `_total`."""
 _HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})

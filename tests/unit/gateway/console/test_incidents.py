@@ -141,6 +141,47 @@ def test_errors_are_named_by_model() -> None:
     assert [each.page for each in found] == ["", "/console/models/m"]
 
 
+def failed(model: str, revision: str) -> Series:
+    labels = (("model", model), ("revision", revision), ("source", "failed"))
+    return "sluicegate_items_total", labels
+
+
+def test_errors_are_named_by_revision_and_code() -> None:
+    values = {
+        request("200", "sound"): 90.0,
+        request("502"): 10.0,
+        failed("m", "975160ee2d61"): 9.0,
+        failed("m", "0efe1cba2171"): 1.0,
+        failed("m", ""): 1.0,
+        failed("sound", "f00"): 0.0,
+        ("sluicegate_failed_items_total", (("code", "algorithm_failed"),)): 10.0,
+        ("sluicegate_failed_items_total", (("code", "overloaded"),)): 0.0,
+    }
+
+    found = list(traffic_incidents(traffic(values), {}))
+
+    assert [each.text for each in found] == [
+        "10 % of all requests fail (10 per second). Codes of failed items: algorithm_failed.",
+        (
+            "100 % of requests for m fail (10 per second)."
+            " Revisions of failed items: 975160ee2d61, 0efe1cba2171."
+            " Codes of failed items: algorithm_failed."
+        ),
+    ]
+
+
+def test_codes_are_not_said_of_one_of_several_models_that_fail() -> None:
+    values = {
+        request("502", "a"): 1.0,
+        request("502", "b"): 1.0,
+        ("sluicegate_failed_items_total", (("code", "upstream_failed"),)): 2.0,
+    }
+
+    found = list(traffic_incidents(traffic(values), {}))
+
+    assert [each.text.endswith("upstream_failed.") for each in found] == [True, False, False]
+
+
 def test_refused_requests_are_named_by_limit() -> None:
     refused = (("decision", "refused"), ("policy", "tenant"))
     values = {
