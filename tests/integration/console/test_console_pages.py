@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from backends.plans import Serving
 from backends.protocol import Task
 from gateway.console.history import History
 from gateway.console.traffic import Reading
@@ -177,6 +178,21 @@ async def test_what_revisions_did_is_asked_of_the_backends(operator: httpx.Async
 
     assert "on 1 backend" in part.text
     assert 'name="weight-2"' in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_revisions_show_counts_only_where_they_are_counted(
+    operator: httpx.AsyncClient, repository: ModelStates
+) -> None:
+    alone = await operator.get("/console/models/mood/arms", headers=_HTMX)
+    shared = mood(serving=Serving(revisions={"1": 90, "2": 10}))
+    repository.states["eu-0"] = state("eu-0", models=[shared])
+    split = await operator.get("/console/models/mood/arms", headers=_HTMX)
+
+    assert "Nothing is counted here while one revision answers alone" in alone.text
+    assert '<td class="num">0</td>' not in alone.text
+    assert "Nothing is counted" not in split.text
+    assert '<td class="num">0</td>' in split.text
 
 
 async def test_items_are_shared_after_a_check(operator: httpx.AsyncClient, ledger: Ledger) -> None:
