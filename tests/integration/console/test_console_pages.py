@@ -17,7 +17,7 @@ from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.telemetry.metric_reading import Series
-from tests.support.admin import KEY
+from tests.support.admin import AUTHORIZATION, KEY
 from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
 from tests.support.dispatching import state
 
@@ -92,6 +92,15 @@ async def test_the_history_is_for_operators(
 
     operator.cookies.clear()
     assert (await browser.get("/console/overview/history")).status_code == 303
+
+
+async def test_a_key_alone_opens_the_routes_and_no_page(browser: httpx.AsyncClient) -> None:
+    page = await browser.get("/console/backends", headers=AUTHORIZATION)
+    route = await browser.get("/admin/regions", headers=AUTHORIZATION)
+
+    assert page.status_code == 303
+    assert page.headers["location"].startswith("/console/login")
+    assert route.status_code == 200
 
 
 @pytest.mark.usefixtures("worker")
