@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from gateway.admin.degradation import LOW_DISK
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
 from gateway.console.traffic import Flow, Samples, Traffic
@@ -18,7 +19,6 @@ from gateway.runtime.control import Control
 
 _ERROR_RATIO, _REFUSED_RATIO = 0.001, 0.01
 _LAG = 60.0
-_LOW_DISK = 1 << 30
 _MOST_NAMED = 3
 _SLOW, _TIMES_SLOWER = 0.25, 3.0
 
@@ -215,7 +215,7 @@ _RULES = (
     ),
     _Rule(
         metric="sluicegate_data_disk_free_bytes",
-        applies=lambda value: value < _LOW_DISK,
+        applies=lambda value: value < LOW_DISK,
         text="The disk of the data directory has {value} left.",
         is_bad=True,
         is_cause=True,
