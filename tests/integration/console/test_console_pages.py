@@ -94,6 +94,16 @@ async def test_the_history_is_for_operators(
     assert (await browser.get("/console/overview/history")).status_code == 303
 
 
+async def test_models_without_reports_are_said_to_be_unknown(operator: httpx.AsyncClient) -> None:
+    listed = await operator.get("/console/models")
+    one = await operator.get("/console/models/mood")
+
+    assert "No worker reports" in listed.text
+    assert "No backend serves a model" not in listed.text
+    assert one.status_code == 404
+    assert "No worker reports" in one.text
+
+
 async def test_a_key_alone_opens_the_routes_and_no_page(browser: httpx.AsyncClient) -> None:
     page = await browser.get("/console/backends", headers=AUTHORIZATION)
     route = await browser.get("/admin/regions", headers=AUTHORIZATION)
