@@ -17,6 +17,7 @@ from gateway.admin.billing import BillingController
 from gateway.admin.budgets import BudgetController
 from gateway.admin.configuration import ConfigController
 from gateway.admin.dead_letters import DeadLetterController, DeadLetterReplay
+from gateway.admin.degradation import DegradationReader
 from gateway.admin.key_texts import KeyTextController
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.model_plans import PlansController
@@ -82,6 +83,7 @@ def build_admin(
         "ledger": ledger,
         "publisher": publisher,
         "draining": draining or Draining(),
+        "degradation": DegradationReader(settings.metrics_dir),
         "directory": directory,
         "active": active,
         "model_names": ModelNameValidator(control=control, active=active),

@@ -44,7 +44,11 @@ class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one revision of a model did: by the ledger, since the present weights are in force."""
+    """What one revision of a model did: by the ledger, since the present weights are in force.
+
+    Nothing is counted here while one revision answers alone, without a shadow: then all counts are
+    0, whatever fails. `sluicegate_items_total` has failed items by revision at any time.
+    """
 
     arm: str
     weight: int

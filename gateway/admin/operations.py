@@ -1,6 +1,8 @@
 """Serves the operators' routes of caches, metrics and health."""
 
 import asyncio
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.authorization import OPERATOR
-from gateway.admin.fleet_view import Json, reported, reported_backends
+from gateway.admin.degradation import DegradationReader
+from gateway.admin.fleet_view import Json, merge_reports, reported
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.openapi import SOON
 from gateway.admin.operators import Operator, Role
@@ -29,6 +32,7 @@ from gateway.telemetry.exemplars import with_exemplars
 from gateway.telemetry.metrics_page import ReadMetrics, read_metrics
 
 _WORKERS_TIMEOUT = 5.0
+_NO_REPORTS = "workers: no report of one reaches the state Redis, which may take no writes"
 _OPEN_METRICS = "application/openmetrics-text"
 
 
@@ -73,7 +77,9 @@ class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Ready when nothing is `missing`; `degraded` names what is down and not needed for changes.
 
-    Requests of operators also get the problems of `backends`.
+    That is the cache's Redis. Requests of viewers also get there what the metrics of this machine
+    say of its disk, event logs and dependencies, and whether no worker reports; and the problems of
+    `backends`, which workers report. All of it leaves the listener ready.
     """
 
     ready: bool
@@ -201,6 +207,7 @@ async def ready(
     ledger: NamedDependency[Ledger],
     cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
     draining: NamedDependency[Draining],
+    degradation: NamedDependency[DegradationReader],
 ) -> Response[OperatorsReadiness]:
     """Answer 200 when changes can be made, else 503 with what is missing."""
     missing = [DRAINING] if draining.is_announced else []
@@ -213,24 +220,25 @@ async def ready(
         except GatewayError as error:
             missing.append(f"{name}: {error.detail}")
     degraded = [] if await responds_to_ping(cache_redis) else ["cache_redis: cannot be reached"]
+    backends: dict[str, list[str]] = {}
     operator = request.scope["state"][OPERATOR]
-    may_know = operator is not None and operator.may(Role.VIEWER)
-    backends = (await _backend_problems(control) or msgspec.UNSET) if may_know else msgspec.UNSET
+    if operator is not None and operator.may(Role.VIEWER):
+        degraded = [*await degradation.read(), *degraded]
+        with contextlib.suppress(GatewayError):  # which is among what is missing
+            reports = await control.reports()
+            degraded += [] if reports else [_NO_REPORTS]
+            backends = _backend_problems(reports)
     readiness = OperatorsReadiness(
-        ready=not missing, missing=missing, degraded=degraded, backends=backends
+        ready=not missing, missing=missing, degraded=degraded, backends=backends or msgspec.UNSET
     )
     return Response(readiness, status_code=503 if missing else 200)
 
 
-async def _backend_problems(control: Control) -> dict[str, list[str]]:
+def _backend_problems(reports: Mapping[str, bytes]) -> dict[str, list[str]]:
     """Return the problems of backends that are not ready, by their ids."""
-    try:
-        seen = await reported_backends(control)
-    except GatewayError:
-        return {}
     lines = {
         name: view.missing or ([view.trouble or view.health] if view.health != "ready" else [])
-        for name, view in sorted(seen.items())
+        for name, view in sorted(merge_reports(reports).items())
     }
     return {name: lines[name] for name in lines if lines[name]}
 

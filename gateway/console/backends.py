@@ -14,6 +14,8 @@ from gateway.admin.regions import BackendChanges, DrainResult
 from gateway.console.access import AnyRequest
 from gateway.console.fleet import Backend, FleetView, read_fleet
 from gateway.console.frame import Frame
+from gateway.console.history import History
+from gateway.console.incidents import absent_reports
 from gateway.runtime.control import Control
 
 _PAGE: Final = 100
@@ -44,6 +46,7 @@ class BackendsController(Controller):
         frame: NamedDependency[Frame],
         control: NamedDependency[Control],
         active: NamedDependency[ActiveDocumentReader],
+        history: NamedDependency[History],
         q: FromQuery[str] = "",
         attention: FromQuery[bool] = False,  # noqa: FBT002 - a query parameter
         page: FromQuery[int] = 1,
@@ -53,7 +56,8 @@ class BackendsController(Controller):
         shown = select(fleet, query=q, attention=attention, page=page)
         is_part = request.headers.get("hx-request") == "true"
         template = "backends/_table.html" if is_part else "backends.html"
-        return frame.render(request, template, {"fleet": fleet, "shown": shown})
+        absent = absent_reports(fleet, history.traffic)
+        return frame.render(request, template, {"fleet": fleet, "shown": shown, "absent": absent})
 
     @post(
         "/{region:str}/{backend:str}/drain",

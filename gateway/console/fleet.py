@@ -103,13 +103,13 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """The share of its speed that is used."""
-        return min((each.share for each in self.seen), default=None)
+        """The share of its speed that is used; `None` where no worker finds it ready."""
+        return min((each.share for each in self._ready), default=None)
 
     @property
     def finish(self) -> float | None:
-        """Predicted seconds until an item sent now is answered, at the worst."""
-        worst = max((each.finish_time for each in self.seen), default=None)
+        """Predicted seconds until an item sent now is answered, at the worst; as `share`."""
+        worst = max((each.finish_time for each in self._ready), default=None)
         return None if worst is None or worst > _MEGA else worst
 
     @property
@@ -126,6 +126,11 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     def failures(self) -> int:
         """Calls that failed since the workers started."""
         return sum(each.failures for each in self.seen)
+
+    @property
+    def _ready(self) -> list[EndpointReport]:
+        """What workers say that find it ready: others predict what an idle one would do."""
+        return [each for each in self.seen if each.health == "ready"]
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,15 +1,16 @@
 """Says in words what is degraded now, the worst first."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import quote
 
 import msgspec
 
+from gateway.admin.degradation import LOW_DISK
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
-from gateway.console.traffic import Samples, Traffic
+from gateway.console.traffic import Flow, Samples, Traffic
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
 from gateway.redis.connect import PipelinedClient
@@ -18,7 +19,6 @@ from gateway.runtime.control import Control
 
 _ERROR_RATIO, _REFUSED_RATIO = 0.001, 0.01
 _LAG = 60.0
-_LOW_DISK = 1 << 30
 _MOST_NAMED = 3
 _SLOW, _TIMES_SLOWER = 0.25, 3.0
 
@@ -44,7 +44,7 @@ async def find_incidents(
     """Return what is degraded now; `fleet` is `None` where it cannot be read."""
     found = [
         *await _dependencies(control, ledger, cache_redis),
-        *(backend_incidents(fleet, serves=_serves(traffic)) if fleet is not None else ()),
+        *(backend_incidents(fleet, traffic) if fleet is not None else ()),
         *traffic_incidents(traffic, fleet.refused if fleet is not None else {}),
         *state_incidents(traffic.values),
     ]
@@ -79,14 +79,11 @@ async def _dependencies(
     return found
 
 
-def backend_incidents(fleet: FleetView, *, serves: bool = False) -> Iterator[Incident]:
-    """Yield what is wrong with regions, backends and their models.
-
-    `serves` says that requests are answered, by the metrics, which need no Redis.
-    """
+def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
+    """Yield what is wrong with regions, backends and their models."""
     page = "/console/backends"
-    if not fleet.workers:
-        yield _no_reports(serves=serves)
+    if (absent := absent_reports(fleet, traffic)) is not None:
+        yield absent
         return
     for region, backends in fleet.regions.items():
         bad = [each for each in backends if each.mood == "bad"]
@@ -124,8 +121,11 @@ def _slow_backends(fleet: FleetView) -> Iterator[Incident]:
             yield Incident(text=text, is_bad=False, page="/console/backends")
 
 
-def _no_reports(*, serves: bool) -> Incident:
-    if not serves:
+def absent_reports(fleet: FleetView, traffic: Traffic) -> Incident | None:
+    """Return that no worker reports, if so; traffic is known by metrics, which need no Redis."""
+    if fleet.workers:
+        return None
+    if traffic.total.requests <= traffic.total.errors:
         return Incident(text="No worker reports: nobody answers customers.", is_bad=True)
     text = (
         "No report of a worker reaches the state Redis, which may take no writes; customers are"
@@ -134,24 +134,43 @@ def _no_reports(*, serves: bool) -> Incident:
     return Incident(text=text, is_bad=False)
 
 
-def _serves(traffic: Traffic) -> bool:
-    return traffic.total.requests > traffic.total.errors
-
-
 def traffic_incidents(traffic: Traffic, tenants: Mapping[str, float]) -> Iterator[Incident]:
     """Yield what callers notice; `tenants` is how many requests of each limits refuse a second."""
-    for flow in (traffic.total, *traffic.models):
-        what = f"requests for {flow.name}" if flow.name else "all requests"
-        if flow.errors > _ERROR_RATIO * flow.requests:
-            share = percent(flow.errors / flow.requests)
-            text = f"{share} of {what} fail ({rate(flow.errors)} per second)."
-            page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
-            yield Incident(text=text, is_bad=True, page=page)
+    failing = [flow for flow in traffic.models if _fails(flow)]
+    if _fails(traffic.total):
+        yield _failures(traffic, traffic.total, has_codes=True)
+    for flow in failing:
+        # Codes are not counted by model.
+        yield _failures(traffic, flow, has_codes=len(failing) == 1)
     if traffic.total.refused > _REFUSED_RATIO * traffic.total.requests:
         yield _refusals(traffic, tenants)
     for each in traffic.restarts:
         text = f"A process ({each.role}) was started again in the last minutes: {each.reason}."
         yield Incident(text=text, is_bad=False)
+
+
+def _fails(flow: Flow) -> bool:
+    return flow.errors > _ERROR_RATIO * flow.requests
+
+
+def _failures(traffic: Traffic, flow: Flow, *, has_codes: bool) -> Incident:
+    """Say how many requests of a flow fail, of which revisions, and with which codes if wanted."""
+    what = f"requests for {flow.name}" if flow.name else "all requests"
+    text = f"{percent(flow.error_ratio)} of {what} fail ({rate(flow.errors)} per second)."
+    items = traffic.rates.of("sluicegate_items_total") if flow.name else ()
+    revisions = _most_frequent(
+        (labels["revision"], value)
+        for labels, value in items
+        if labels["model"] == flow.name and labels["source"] == "failed"
+    )
+    counted = traffic.rates.of("sluicegate_failed_items_total") if has_codes else ()
+    codes = _most_frequent((labels["code"], value) for labels, value in counted)
+    if revisions:
+        text += f" Revisions of failed items: {_names(revisions)}."
+    if codes:
+        text += f" Codes of failed items: {_names(codes)}."
+    page = f"/console/models/{quote(flow.name, safe='')}" if flow.name else ""
+    return Incident(text=text, is_bad=True, page=page)
 
 
 def _refusals(traffic: Traffic, tenants: Mapping[str, float]) -> Incident:
@@ -196,7 +215,7 @@ _RULES = (
     ),
     _Rule(
         metric="sluicegate_data_disk_free_bytes",
-        applies=lambda value: value < _LOW_DISK,
+        applies=lambda value: value < LOW_DISK,
         text="The disk of the data directory has {value} left.",
         is_bad=True,
         is_cause=True,
@@ -256,6 +275,15 @@ def _is_refusal(labels: Mapping[str, str]) -> bool:
 
 def _broken_models(fleet: FleetView) -> Counter[tuple[str, str]]:
     return Counter(pair for backend in fleet.backends for pair in backend.problems.items())
+
+
+def _most_frequent(counted: Iterable[tuple[str, float]]) -> list[str]:
+    """Return the names that were counted, the most frequent first."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, value in counted:
+        if name and value:
+            found[name] += value
+    return sorted(found, key=lambda name: -found[name])
 
 
 def _names(names: list[str]) -> str:

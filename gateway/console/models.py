@@ -24,6 +24,7 @@ from gateway.console.access import AnyRequest
 from gateway.console.fleet import read_fleet
 from gateway.console.frame import Frame
 from gateway.console.history import History
+from gateway.console.incidents import Incident, absent_reports
 from gateway.console.model_list import ModelRow, list_models
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
@@ -32,6 +33,13 @@ from gateway.runtime.control import Control
 _PAGE: Final = 100
 _WEIGHT: Final = "weight-"
 _MOST_DIGITS: Final = 9
+
+
+class ModelRows(msgspec.Struct, frozen=True, kw_only=True):
+    """All models, by name; `absent` where no worker reports which there are."""
+
+    rows: list[ModelRow]
+    absent: Incident | None
 
 
 class ModelReader:
@@ -45,21 +53,26 @@ class ModelReader:
         self._ledger = ledger
         self._history = history
 
-    async def all(self) -> list[ModelRow]:
+    async def all(self) -> ModelRows:
         """Return all models, by name."""
         fleet = await read_fleet(self._control, self._active)
         plans = await asyncio.to_thread(self._ledger.plans.load)
-        return list_models(fleet, plans, self._history.traffic)
+        traffic = self._history.traffic
+        rows = list_models(fleet, plans, traffic)
+        return ModelRows(rows=rows, absent=absent_reports(fleet, traffic))
 
     async def one(self, name: str) -> ModelRow:
         """Return a model.
 
         Raises:
-            NotFound: no backend has it.
+            NotFound: no backend has it, or no worker reports.
         """
-        for row in await self.all():
+        models = await self.all()
+        for row in models.rows:
             if row.name == name:
                 return row
+        if models.absent is not None:
+            raise NotFound(f"{models.absent.text} Models are known by those reports.")
         raise NotFound(f"No backend has a model `{name}`.")
 
 
@@ -103,11 +116,13 @@ class ModelPagesController(Controller):
         page: FromQuery[int] = 1,
     ) -> Response[str]:
         """Return the list, or its table for htmx."""
-        found = [row for row in await models.all() if q.strip().lower() in row.name.lower()]
+        all_models = await models.all()
+        found = [row for row in all_models.rows if q.strip().lower() in row.name.lower()]
         pages = max(1, -(-len(found) // _PAGE))
         page = min(max(1, page), pages)
         is_part = request.headers.get("hx-request") == "true"
         context = {
+            "absent": all_models.absent,
             "models": found[(page - 1) * _PAGE : page * _PAGE],
             "found": len(found),
             "query": q,

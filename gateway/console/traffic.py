@@ -17,6 +17,7 @@ METRICS = (
     *("sluicegate_event_log_writable", "sluicegate_stream_full", "sluicegate_limit_decisions"),
     *("sluicegate_config_reloads", "sluicegate_discovery_failing_names"),
     *("sluicegate_process_restarts", "sluicegate_region_limit_lease_seconds"),
+    "sluicegate_failed_items",
 )
 """What is read, by the names of the declarations, counters without `_total`."""
 _HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})
@@ -42,6 +43,11 @@ class Flow(msgspec.Struct, kw_only=True):
     latencies: tuple[float | None, float | None, float | None] = (None, None, None)
     """p50, p95 and p99 of the requests that were answered well."""
 
+    @property
+    def error_ratio(self) -> float | None:
+        """The share of the requests that fail by a fault of the gateway or a backend."""
+        return self.errors / self.requests if self.requests else None
+
 
 class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
     """What the gateway sends to a region, and the state of its backends."""
@@ -52,6 +58,7 @@ class RegionFlow(msgspec.Struct, frozen=True, kw_only=True):
     spilled: float = 0.0
     in_flight: float = 0.0
     finish: float | None = None
+    """The least of those that are ready."""
     ready: int = 0
     drained: int = 0
     ejected: int = 0
@@ -196,16 +203,18 @@ def _regions(values: Samples, rates: Samples) -> list[RegionFlow]:
 
 
 def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
-    def gauges(figure: str) -> list[float]:
+    def gauges(figure: str) -> dict[str, float]:
         found = values.of(f"sluicegate_endpoint_{figure}")
-        return [value for labels, value in found if labels["region"] == name]
+        return {labels["endpoint"]: value for labels, value in found if labels["region"] == name}
 
     calls = [
         (labels["outcome"] == "ok", value)
         for labels, value in rates.of("sluicegate_endpoint_calls_total")
         if labels["region"] == name
     ]
-    ready = gauges("up")
+    up = gauges("up")
+    ready = {endpoint for endpoint, value in up.items() if value > 0}
+    finish = gauges("predicted_finish_seconds")
     return RegionFlow(
         name=name,
         calls=sum(value for _, value in calls),
@@ -215,10 +224,10 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
             for labels, value in rates.of("sluicegate_spilled_items_total")
             if labels["to_region"] == name
         ),
-        in_flight=sum(gauges("in_flight_items")),
-        finish=min(gauges("predicted_finish_seconds"), default=None),
-        ready=sum(value > 0 for value in ready),
-        drained=sum(value > 0 for value in gauges("drained")),
-        ejected=sum(value > 0 for value in gauges("ejected")),
-        endpoints=len(ready),
+        in_flight=sum(gauges("in_flight_items").values()),
+        finish=min((finish[one] for one in ready & finish.keys()), default=None),
+        ready=len(ready),
+        drained=sum(value > 0 for value in gauges("drained").values()),
+        ejected=sum(value > 0 for value in gauges("ejected").values()),
+        endpoints=len(up),
     )

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from prometheus_client.mmap_dict import mmap_key
 from redis.asyncio import Redis
 
 from gateway.errors import DependencyUnavailable
@@ -17,6 +18,7 @@ from gateway.regional_limits.values import BucketDemand, ShareReport
 from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
+from gateway.telemetry.metric_files import MetricFile
 from loadtests.harness.waiting import WAIT_LIMIT
 from tests.support.admin import AUTHORIZATION, KEY, application_of, client_of, refused
 
@@ -127,6 +129,32 @@ async def test_readiness_names_what_is_missing(settings: Settings, ledger: Ledge
     assert ready.json()["missing"][0].startswith("state_redis: ")
     assert refused(config, 503, "dependency_unavailable")["detail"]
     assert config.headers["retry-after"] == "1"
+
+
+async def test_readiness_names_what_is_degraded_to_those_who_may_know(
+    admin: httpx.AsyncClient, settings: Settings
+) -> None:
+    name = "sluicegate_data_disk_free_bytes"
+    gauges = MetricFile(settings.metrics_dir / "gauge_min_1.db")
+    gauges.write(mmap_key(name, name, [], [], ""), 0.0)
+    gauges.close()
+
+    known = await admin.get("/health/ready")
+    stranger = await admin.get("/health/ready", headers={"authorization": ""})
+
+    assert (known.status_code, known.json()["ready"], known.json()["missing"]) == (200, True, [])
+    assert known.json()["degraded"] == [
+        "data_disk: 0 bytes are free",
+        "workers: no report of one reaches the state Redis, which may take no writes",
+    ]
+    assert stranger.json()["degraded"] == []
+
+
+@pytest.mark.usefixtures("worker")
+async def test_readiness_names_no_worker_while_one_reports(admin: httpx.AsyncClient) -> None:
+    ready = await admin.get("/health/ready")
+
+    assert ready.json()["degraded"] == []
 
 
 async def test_a_route_that_does_not_exist_is_a_problem(admin: httpx.AsyncClient) -> None:

@@ -8,7 +8,8 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.console.console import Console
+from gateway.console.console import Console, ConsoleMetrics
+from gateway.console.history import History
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from loadtests.harness.valkey import Valkey
@@ -48,13 +49,24 @@ def clock() -> Clock:
 
 
 @pytest.fixture
+def history(settings: Settings, clock: Clock) -> History:
+    """What passed; nothing reads it beside the test."""
+    return History(reader=ConsoleMetrics(settings), clock=clock)
+
+
+@pytest.fixture
 async def browser(
-    settings: Settings, redis: Redis, ledger: Ledger, clock: Clock, repository: ModelStates
+    settings: Settings,
+    redis: Redis,
+    ledger: Ledger,
+    clock: Clock,
+    repository: ModelStates,
+    history: History,
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client that keeps cookies and says where its requests come from, as browsers do."""
 
     def console(directory: OperatorDirectory) -> Console:
-        return Console(settings=settings, directory=directory, clock=clock)
+        return Console(settings=settings, directory=directory, clock=clock, history=history)
 
     viewers = (Viewers(),)
     async with client_of(

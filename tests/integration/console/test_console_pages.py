@@ -8,12 +8,16 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from backends.plans import Serving
 from backends.protocol import Task
+from gateway.console.history import History
+from gateway.console.traffic import Reading
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from tests.support.admin import KEY
+from gateway.telemetry.metric_reading import Series
+from tests.support.admin import AUTHORIZATION, KEY
 from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
 from tests.support.dispatching import state
 
@@ -90,6 +94,25 @@ async def test_the_history_is_for_operators(
     assert (await browser.get("/console/overview/history")).status_code == 303
 
 
+async def test_models_without_reports_are_said_to_be_unknown(operator: httpx.AsyncClient) -> None:
+    listed = await operator.get("/console/models")
+    one = await operator.get("/console/models/mood")
+
+    assert "No worker reports" in listed.text
+    assert "No backend serves a model" not in listed.text
+    assert one.status_code == 404
+    assert "No worker reports" in one.text
+
+
+async def test_a_key_alone_opens_the_routes_and_no_page(browser: httpx.AsyncClient) -> None:
+    page = await browser.get("/console/backends", headers=AUTHORIZATION)
+    route = await browser.get("/admin/regions", headers=AUTHORIZATION)
+
+    assert page.status_code == 303
+    assert page.headers["location"].startswith("/console/login")
+    assert route.status_code == 200
+
+
 @pytest.mark.usefixtures("worker")
 async def test_backends_are_shown_escaped_and_filtered(operator: httpx.AsyncClient) -> None:
     page = await operator.get("/console/backends")
@@ -100,6 +123,23 @@ async def test_backends_are_shown_escaped_and_filtered(operator: httpx.AsyncClie
     assert "1 of 2 backends" in part.text
     assert "eu-0" not in part.text
     assert "<html" not in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_backends_whose_workers_report_need_no_notice(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/backends")
+
+    assert "No worker reports" not in page.text
+
+
+async def test_backends_without_reports_are_said_to_be_unknown(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/backends")
+    part = await operator.get("/console/backends", headers=_HTMX)
+
+    for shown in (page, part):
+        assert "not seen" in shown.text
+        assert "No worker reports" in shown.text
+        assert "come with those reports" in shown.text
 
 
 @pytest.mark.usefixtures("worker")
@@ -135,11 +175,43 @@ async def test_models_are_listed_with_their_revisions(operator: httpx.AsyncClien
 
 
 @pytest.mark.usefixtures("worker")
+async def test_a_model_whose_requests_fail_is_listed_with_its_errors(
+    operator: httpx.AsyncClient, history: History
+) -> None:
+    name = "sluicegate_requests_total"
+    counted: dict[Series, float] = {
+        (name, (("model", "mood"), ("status", "200"))): 10.0,
+        (name, (("model", "mood"), ("status", "502"))): 40.0,
+    }
+    history.add(Reading(at=0.0, values={}))
+    history.add(Reading(at=1.0, values=counted))
+
+    page = await operator.get("/console/models")
+
+    assert '<td class="num">50</td><td class="num bad">40, 80 %</td>' in page.text
+
+
+@pytest.mark.usefixtures("worker")
 async def test_what_revisions_did_is_asked_of_the_backends(operator: httpx.AsyncClient) -> None:
     part = await operator.get("/console/models/mood/arms", headers=_HTMX)
 
     assert "on 1 backend" in part.text
     assert 'name="weight-2"' in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_revisions_show_counts_only_where_they_are_counted(
+    operator: httpx.AsyncClient, repository: ModelStates
+) -> None:
+    alone = await operator.get("/console/models/mood/arms", headers=_HTMX)
+    shared = mood(serving=Serving(revisions={"1": 90, "2": 10}))
+    repository.states["eu-0"] = state("eu-0", models=[shared])
+    split = await operator.get("/console/models/mood/arms", headers=_HTMX)
+
+    assert "Nothing is counted here while one revision answers alone" in alone.text
+    assert '<td class="num">0</td>' not in alone.text
+    assert "Nothing is counted" not in split.text
+    assert '<td class="num">0</td>' in split.text
 
 
 async def test_items_are_shared_after_a_check(operator: httpx.AsyncClient, ledger: Ledger) -> None:

@@ -1,7 +1,9 @@
-"""The backends of a page, after a filter."""
+"""The backends of a page, after a filter, and what workers predict of each."""
+
+import pytest
 
 from gateway.console.backends import select
-from gateway.console.fleet import Backend, FleetView
+from gateway.console.fleet import Backend, EndpointReport, FleetView
 
 
 def test_a_page_has_at_most_a_hundred_backends() -> None:
@@ -26,3 +28,27 @@ def test_a_page_has_at_most_a_hundred_backends() -> None:
         (3, 50, 3),
         (3, 50, 3),
     ]
+
+
+@pytest.mark.parametrize(
+    ("healths", "share", "finish"),
+    [
+        (["ready", "ready"], 0.5, 0.02),
+        (["ready", "unreachable"], 0.5, 0.01),
+        (["unreachable", "not_ready"], None, None),
+        ([], None, None),
+    ],
+)
+def test_only_workers_that_find_a_backend_ready_predict_what_it_does(
+    healths: list[str], share: float | None, finish: float | None
+) -> None:
+    seen = [
+        EndpointReport(backend="eu-0", health=health, share=number * 0.5, finish_time=number * 0.01)
+        for number, health in enumerate(healths, 1)
+    ]
+
+    backend = Backend(
+        id="eu-0", region="eu", url="", pool="p", drained=False, is_entry=False, seen=seen
+    )
+
+    assert (backend.share, backend.finish) == (share, finish)

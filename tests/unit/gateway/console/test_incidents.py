@@ -47,7 +47,7 @@ def fleet(*backends: Backend) -> FleetView:
 
 
 def texts(*backends: Backend) -> list[str]:
-    return [incident.text for incident in backend_incidents(fleet(*backends))]
+    return [incident.text for incident in backend_incidents(fleet(*backends), traffic({}))]
 
 
 def test_a_fleet_that_is_ready_has_no_incident() -> None:
@@ -92,7 +92,7 @@ def test_a_backend_is_not_compared_with_those_of_quicker_models() -> None:
 
 
 def test_no_worker_is_the_worst() -> None:
-    (incident,) = backend_incidents(FleetView(regions={}, workers=[]))
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), traffic({}))
 
     assert incident.is_bad
     assert "nobody answers" in incident.text
@@ -107,7 +107,8 @@ def request(status: str, model: str = "m") -> Series:
 
 
 def test_workers_whose_reports_do_not_arrive_are_not_said_to_be_gone_while_they_answer() -> None:
-    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), serves=True)
+    served = traffic({request("200"): 9.0, request("502"): 1.0})
+    (incident,) = backend_incidents(FleetView(regions={}, workers=[]), served)
 
     assert not incident.is_bad
     assert "customers are answered" in incident.text
@@ -138,6 +139,47 @@ def test_errors_are_named_by_model() -> None:
     ]
     assert all(each.is_bad for each in found)
     assert [each.page for each in found] == ["", "/console/models/m"]
+
+
+def failed(model: str, revision: str) -> Series:
+    labels = (("model", model), ("revision", revision), ("source", "failed"))
+    return "sluicegate_items_total", labels
+
+
+def test_errors_are_named_by_revision_and_code() -> None:
+    values = {
+        request("200", "sound"): 90.0,
+        request("502"): 10.0,
+        failed("m", "975160ee2d61"): 9.0,
+        failed("m", "0efe1cba2171"): 1.0,
+        failed("m", ""): 1.0,
+        failed("sound", "f00"): 0.0,
+        ("sluicegate_failed_items_total", (("code", "algorithm_failed"),)): 10.0,
+        ("sluicegate_failed_items_total", (("code", "overloaded"),)): 0.0,
+    }
+
+    found = list(traffic_incidents(traffic(values), {}))
+
+    assert [each.text for each in found] == [
+        "10 % of all requests fail (10 per second). Codes of failed items: algorithm_failed.",
+        (
+            "100 % of requests for m fail (10 per second)."
+            " Revisions of failed items: 975160ee2d61, 0efe1cba2171."
+            " Codes of failed items: algorithm_failed."
+        ),
+    ]
+
+
+def test_codes_are_not_said_of_one_of_several_models_that_fail() -> None:
+    values = {
+        request("502", "a"): 1.0,
+        request("502", "b"): 1.0,
+        ("sluicegate_failed_items_total", (("code", "upstream_failed"),)): 2.0,
+    }
+
+    found = list(traffic_incidents(traffic(values), {}))
+
+    assert [each.text.endswith("upstream_failed.") for each in found] == [True, False, False]
 
 
 def test_refused_requests_are_named_by_limit() -> None:

@@ -83,6 +83,7 @@ def test_a_region_has_its_backends_and_calls() -> None:
         endpoint("drained", "eu-1"): 1.0,
         endpoint("in_flight_items", "eu-0"): 7.0,
         endpoint("predicted_finish_seconds", "eu-0"): 0.02,
+        endpoint("predicted_finish_seconds", "eu-1"): 0.001,
         endpoint("calls_total", "eu-0", outcome="ok"): 30.0,
         endpoint("calls_total", "eu-0", outcome="failed"): 10.0,
         series("sluicegate_spilled_items_total", from_region="us", to_region="eu"): 4.0,
@@ -94,6 +95,18 @@ def test_a_region_has_its_backends_and_calls() -> None:
     assert (region.ready, region.endpoints, region.drained) == (1, 2, 1)
     assert (region.calls, region.failed, region.spilled) == (20.0, 5.0, 2.0)
     assert (region.in_flight, region.finish) == (7.0, 0.02)
+
+
+def test_a_region_without_a_ready_backend_predicts_nothing() -> None:
+    endpoint = {"region": "eu", "endpoint": "eu-0"}
+    values = {
+        series("sluicegate_endpoint_up", **endpoint): 0.0,
+        series("sluicegate_endpoint_predicted_finish_seconds", **endpoint): 0.001,
+    }
+
+    traffic = traffic_between(Reading(at=0.0, values={}), Reading(at=2.0, values=values))
+
+    assert [region.finish for region in traffic.regions] == [None]
 
 
 @pytest.mark.parametrize(
