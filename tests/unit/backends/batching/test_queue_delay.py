@@ -1,7 +1,7 @@
 """How long a free worker thread waits for the rows of callers that come back."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from hypothesis import given, strategies as st
@@ -98,16 +98,21 @@ def test_waits_in_vain_become_few_and_waits_that_pay_come_back() -> None:
     assert delay.rows(load, most=16) == 8
 
 
-def test_a_free_thread_waits_for_its_share_of_the_rows() -> None:
-    """Eight rows in flight and two threads: it takes four."""
+def start_wait(thread: ThreadPoolExecutor) -> tuple[RowQueue, Future[bool]]:
+    """Let a thread that has ended a batch of four wait for rows, while another runs as many."""
     queue = make_queue()
     ended, _ = run_batch(queue, 4), run_batch(queue, 4)
     queue.put([make_row()])
+    waiting = thread.submit(queue.wait, ended)
+    while not queue.awaited:
+        pass
+    return queue, waiting
 
+
+def test_a_free_thread_waits_for_its_share_of_the_rows() -> None:
+    """Eight rows in flight and two threads: it takes four."""
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(queue.wait, ended)
-        while not queue.awaited:
-            pass
+        queue, waiting = start_wait(thread)
         for _ in range(3):
             assert not waiting.done()
             queue.put([make_row()])
@@ -153,14 +158,8 @@ def test_a_thread_sleeps_while_another_waits_for_its_share() -> None:
 
 
 def test_a_row_that_is_due_soon_ends_the_wait() -> None:
-    queue = make_queue()
-    ended, _ = run_batch(queue, 4), run_batch(queue, 4)
-    queue.put([make_row()])
-
     with ThreadPoolExecutor(1) as thread:
-        waiting = thread.submit(queue.wait, ended)
-        while not queue.awaited:
-            pass
+        queue, waiting = start_wait(thread)
         queue.put([make_row(deadline=10.0)])
         is_open = waiting.result(timeout=10.0)
 
