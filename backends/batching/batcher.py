@@ -9,6 +9,7 @@ import msgspec
 from backends.batching.admission import Admission
 from backends.batching.device import Device
 from backends.batching.lateness_margin import LatenessMargin
+from backends.batching.loop_wakeup import system_affinity
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
@@ -52,14 +53,13 @@ class Batcher:
     ) -> None:
         threads = min(executor.worker_threads, options.worker_threads or executor.worker_threads)
         device = device or Device(slots=threads, clock=clock)
+        is_on_cores = executor.shares_cores and threads > 1
         queue = RowQueue(
             limits=options.batch,
             cost=executor.cost,
             clock=clock,
             bulk=device.bulk,
-            delay=QueueDelayPolicy(threads=threads)
-            if executor.shares_cores and threads > 1
-            else None,
+            delay=QueueDelayPolicy(threads=threads) if is_on_cores else None,
         )
         share = device.share()
         self.name = name
@@ -98,6 +98,7 @@ class Batcher:
             meter=self._meter,
             share=share,
             runner=runner,
+            affinity=system_affinity() if is_on_cores else None,
         )
 
     async def __aenter__(self) -> Self:

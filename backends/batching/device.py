@@ -45,6 +45,11 @@ class DeviceShare:
         """
         return self._device.competing(self, seconds)
 
+    @property
+    def is_device_full(self) -> bool:
+        """Whether all slots of the device are in use; read without a lock."""
+        return self._device.is_full
+
     def close(self) -> None:
         """Close the account; no thread waits for a slot any more."""
         self._device.close(self)
@@ -109,6 +114,11 @@ class Device:
     def shares(self) -> int:
         """How many accounts are open."""
         return len(self._shares)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether all slots are in use; read without a lock."""
+        return self._free == 0
 
     def close(self, share: DeviceShare) -> None:
         """Close the account of a model that was removed."""

@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import threading
+from functools import partial
 
 from backends.batching.device import DeviceShare
+from backends.batching.loop_wakeup import CoreAffinity, LoopWakeup
 from backends.batching.meter import Meter
 from backends.batching.queue import DequeuedBatch
 from backends.batching.row import Outcome
@@ -20,7 +22,8 @@ class WorkerThreads:
     """Owns `count` threads, which run batches and send their outcomes to the event loop.
 
     Threads do not wait for the loop between two batches. When the last one has died, the queue is
-    closed and its rows fail; `failure` says why.
+    closed and its rows fail; `failure` says why. With `affinity` the loop wakes up on the core of
+    the thread that has run a batch, where all slots of the device are in use.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class WorkerThreads:
         meter: Meter,
         share: DeviceShare,
         runner: Runner,
+        affinity: CoreAffinity | None = None,
     ) -> None:
         self.failure: str | None = None
         self.count = count
@@ -42,15 +46,16 @@ class WorkerThreads:
         self._meter = meter
         self._share = share
         self._runner = runner
+        self._affinity = affinity
         self._alive = count
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads; they deliver to the running loop."""
-        loop = asyncio.get_running_loop()
+        wakeup = LoopWakeup(asyncio.get_running_loop().call_soon_threadsafe, self._affinity)
         for number in range(self.count):
             thread = threading.Thread(
-                target=self._run, args=(loop,), name=f"{self._name}-{number}", daemon=True
+                target=self._run, args=(wakeup,), name=f"{self._name}-{number}", daemon=True
             )
             self._threads.append(thread)
             thread.start()
@@ -66,7 +71,7 @@ class WorkerThreads:
         # Outcomes sent before the threads ended are scheduled on the loop; let them arrive.
         await asyncio.sleep(0)
 
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _run(self, wakeup: LoopWakeup) -> None:
         ended = 0
         try:
             while self._queue.wait(ended):
@@ -76,14 +81,12 @@ class WorkerThreads:
                     ended = len(batch.rows) if batch is not None else 0
                     if batch is not None:
                         use.seconds = batch.seconds * self._queue.slowness
-                        self._run_batch(batch, loop, alone=use.alone)
+                        self._run_batch(batch, wakeup, alone=use.alone)
                     use.more = self._queue.runnable > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a thread must be reported
-            loop.call_soon_threadsafe(self._on_death, error)
+            wakeup.call(partial(self._on_death, error))
 
-    def _run_batch(
-        self, batch: DequeuedBatch, loop: asyncio.AbstractEventLoop, *, alone: bool
-    ) -> None:
+    def _run_batch(self, batch: DequeuedBatch, wakeup: LoopWakeup, *, alone: bool) -> None:
         outcomes: list[Outcome] = []
         started = self._meter.begin(batch.work, waiting_since=batch.waiting_since)
         try:
@@ -97,7 +100,11 @@ class WorkerThreads:
                 unsettled = (r for r in (*batch.dropped, *batch.rows) if id(r) not in settled)
                 outcomes += [(row, died) for row in unsettled]
             self._meter.stop(batch.work)
-            loop.call_soon_threadsafe(self._submissions.deliver, outcomes)
+            deliver = partial(self._submissions.deliver, outcomes)
+            if self._share.is_device_full:
+                wakeup.call_here(deliver)
+            else:
+                wakeup.call(deliver)
         self._admission.learn(batch, started=started)
 
     def _on_death(self, error: BaseException) -> None:
