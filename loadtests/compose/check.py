@@ -169,6 +169,9 @@ def _table(phase: Phase) -> Iterator[str]:
             f" | {when} | {each.window} | {seen.outside}"
             f" | {seen.p99_during * 1000:.0f} | {each.trouble or 'as it must'} |"
         )
+    for each in phase.episodes:
+        for said, times in each.verdict.codes.items():
+            yield f"- {each.name}: {times} times {said}"
     books = phase.books
     total = sum(each.verdict.requests for each in phase.episodes)
     yield ""

@@ -71,11 +71,16 @@ def _replace(arena: Arena, service: Service, image: str) -> None:
 
 def _fail_over(arena: Arena, former: str) -> None:
     """Hand the role of the primary over, and wait until the others follow."""
-    run("exec", arena.services["sentinel-0"].container, "redis-cli", "-p", "26379",
-        "sentinel", "failover", "state")  # fmt: skip
+    # Refused while a failover goes on, and until the Sentinels know the copy: some ten seconds.
+    wait_until(lambda: _is_begun(arena), within=_FAILOVER, what="the Sentinels fail nothing over")
     wait_until(lambda: primary_of(arena) != former, within=_FAILOVER, what="no other primary")
     replica = arena.services[former]
     wait_until(lambda: _is_copied(replica), within=_FAILOVER, what="the former one leads on")
+
+
+def _is_begun(arena: Arena) -> bool:
+    command = ("redis-cli", "-p", "26379", "sentinel", "failover", "state")
+    return run("exec", arena.services["sentinel-0"].container, *command).strip() == "OK"
 
 
 def _is_copied(service: Service) -> bool:
