@@ -8,6 +8,9 @@ def run() -> None:
     """Import the command line and run it."""
     # Modules stay: collections while they are imported would take a fifth of the start.
     gc.disable()
+    from backends.settings import limit_blas_threads  # noqa: PLC0415
+
+    limit_blas_threads()
     from backends.cli import main  # noqa: PLC0415
 
     gc.freeze()

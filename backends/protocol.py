@@ -35,7 +35,6 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 # What msgspec raises for bytes that are no message: malformed, no UTF-8, or nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-
 # How scores are made of logits.
 Function = Literal["softmax", "sigmoid", "none"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -61,7 +60,6 @@ class Task(StrEnum):
 
 
 TOKEN_TASKS = (Task.TOKENIZE, Task.DETOKENIZE)
-
 
 # Parameters: what all items of a request share. Encoded with msgpack in field order, their bytes
 # are part of the cache key, so a field that does not change an answer has no place here.
@@ -203,8 +201,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     `lane` says how urgent they are: bulk work gets a few percent of the time beside interactive.
     Without `truncate` an item whose text the model would cut is refused.
-    The items of an `atomic` call are of one request, which is of no use without any of them: they
-    are admitted together or not at all.
+    The items of an `atomic` call are of one request: they are admitted together or not at all.
+    `sent` is when it was, by the monotonic clock of `sender`, a process; 0: that is not told.
     """
 
     version: int = WIRE_VERSION
@@ -217,6 +215,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     lane: Literal["interactive", "bulk"] = "interactive"
     atomic: bool = False
     truncate: bool = True
+    sender: int = 0
+    sent: float = 0.0
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=True):

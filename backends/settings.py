@@ -14,6 +14,8 @@ from backends.otlp_variables import is_push_wanted, is_tracing_wanted
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
 
+_BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
 Provider = Literal["cpu", "openvino", "cuda", "tensorrt", "open_inference", "paced"]
 Duration = Annotated[float, msgspec.Meta(ge=0)]
 Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
@@ -171,3 +173,13 @@ def quiet_libraries() -> None:
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def limit_blas_threads() -> None:
+    """Have numpy multiply matrices in the calling thread; to be called before its first import.
+
+    OpenBLAS would start a thread for each core, which waits for the next product by spinning, and
+    a product would wait for these threads: behind those that run models, for tenths of a second.
+    """
+    for name in _BLAS_THREADS:
+        os.environ.setdefault(name, "1")

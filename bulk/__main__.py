@@ -8,7 +8,10 @@ _OWN = ("backends", "bulk", "gateway")
 def main() -> None:
     """Run the command; say what to install where packages of it are missing."""
     try:
-        from bulk.cli import main as command  # noqa: PLC0415 - a machine may lack what it needs
+        from backends.settings import limit_blas_threads  # noqa: PLC0415 - a machine may lack both
+
+        limit_blas_threads()
+        from bulk.cli import main as command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in _OWN:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import msgspec
+from msgspec.structs import replace
 
 from backends.algorithms.base import QueryAlgorithm
 from backends.api.asgi import (
@@ -20,6 +21,7 @@ from backends.api.asgi import (
     respond,
 )
 from backends.api.direct_calls import Connection, DirectCall, ProgressTimer, encode_response
+from backends.api.transit_estimates import TransitEstimates
 from backends.errors import (
     BackendError,
     BadCall,
@@ -106,6 +108,7 @@ class CallHandler:
         self._progress = progress
         self._timer = ProgressTimer(progress)
         self._decoders = Decoders()
+        self._transit = TransitEstimates()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admit the call, answer its items, send each outcome when it is there.
@@ -165,6 +168,8 @@ class CallHandler:
         """Return what answers a call, and its work, which is not admitted yet."""
         received = self._clock()
         call = self._decode(body)
+        if waited := self._transit.waited(call.sender, call.sent, received):
+            call = _with_less_time(call, waited)
         entry, work = self._core.admit(call)
         answerer = ItemAnswerer(
             core=self._core,
@@ -190,6 +195,15 @@ class CallHandler:
         if len(call.items) > _MAX_ITEMS:
             raise CallTooLarge(f"the call has more than {_MAX_ITEMS} items; send fewer")
         return call
+
+
+def _with_less_time(call: Call, waited: float) -> Call:
+    """Return a call whose items have `waited` seconds less, but half of their time at least."""
+    items = [
+        replace(item, remaining=max(item.remaining - waited, item.remaining / 2))
+        for item in call.items
+    ]
+    return replace(call, items=items)
 
 
 async def _answer_all(answerer: ItemAnswerer, reply: "_Reply") -> None:

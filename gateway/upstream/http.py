@@ -1,6 +1,7 @@
 """Sends calls to backends over HTTP, several requests' items in one, and decodes the responses."""
 
 import asyncio
+import secrets
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -133,6 +134,8 @@ class HttpBackendClient:
         tcp_keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     ) -> None:
         self._token = token.encode()
+        # Tells its clock from those of others.
+        self._sender = secrets.randbits(48) or 1
         self._tls = tls or ClientTls()
         self._look_interval = look_interval
         self._tcp_keepalive = tcp_keepalive
@@ -251,7 +254,7 @@ class HttpBackendClient:
             return False
         exchange = CallExchange(shared, partial(self._exchange_ended, channel))
         try:
-            body = _call_encoder.encode(shared.call_at(asyncio.get_running_loop().time()))
+            body = self._encode(shared)
             sent = self._transport.send_nowait(
                 channel.origin, channel.call_head, body, exchange.note_change
             )
@@ -266,6 +269,10 @@ class HttpBackendClient:
         self._exchanges.add(exchange)
         exchange.follow(sent)
         return True
+
+    def _encode(self, shared: SharedCall) -> bytes:
+        now = asyncio.get_running_loop().time()
+        return _call_encoder.encode(shared.call_at(now, sender=self._sender))
 
     def _exchange_ended(self, channel: _Channel, exchange: CallExchange) -> None:
         channel.slots.release()
@@ -297,7 +304,7 @@ class HttpBackendClient:
                     # From here anew: waiting for a free slot is not silence of the backend.
                     scope.reschedule(shared.silent_at())
                 has_slot = True
-                body = _call_encoder.encode(shared.call_at(asyncio.get_running_loop().time()))
+                body = self._encode(shared)
                 response = await self._send(channel, channel.call_head, body)
                 await _deliver(response, shared, scope)
         except TimeoutError as error:

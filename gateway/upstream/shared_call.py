@@ -85,8 +85,8 @@ class SharedCall:
         self._deadline = 0.0
         self._idle_timeout = 0.0
 
-    def call_at(self, now: float) -> Call:
-        """Return the call with all items, as sent at `now`.
+    def call_at(self, now: float, *, sender: int) -> Call:
+        """Return the call with all items, as `sender` sends it at `now`.
 
         The time that items have waited for a slot is taken from what remains to them.
         """
@@ -96,9 +96,7 @@ class SharedCall:
                 msgspec.structs.replace(item, remaining=item.remaining - (now - owner.joined))
                 for item, owner in zip(items, self._owners, strict=True)
             ]
-        elif len(self._parts) == 1:
-            return self._like
-        return msgspec.structs.replace(self._like, items=items)
+        return msgspec.structs.replace(self._like, items=items, sender=sender, sent=now)
 
     def silent_at(self) -> float:
         """Return the loop time at which the call ends unless something is heard from now on.

@@ -73,18 +73,23 @@ class Simulation:
         """Requests answered in time, by the second of their answer; and what was not."""
         self.late: Counter[int] = Counter()
         self.refused: Counter[int] = Counter()
+        self.due: dict[int, float] = {}
+        """When the caller of each row goes."""
 
-    def arrive(self, model: Model, length: int) -> None:
-        """Admit and queue a request, or refuse it."""
+    def arrive(
+        self, model: Model, length: int, *, waited: float = 0.0, is_known: bool = True
+    ) -> None:
+        """Admit and queue a request, or refuse it; it `waited` unread, which may be unknown."""
         flow, work = (INTERACTIVE, "tenant"), model.cost.alone(length)
         now = self.clock()
+        time_left = _DEADLINE - waited * is_known
         try:
-            (reservation,) = model.admission.admit([work], time_left=_DEADLINE, flow=flow)
+            (reservation,) = model.admission.admit([work], time_left=time_left, flow=flow)
         except Overloaded:
             model.share.arrived(work)
             self.refused[self.second()] += 1
             return
-        deadline = now + _DEADLINE
+        deadline = now + time_left
         model.admission.take(work, deadline=deadline, flow=flow, reservation=reservation)
         model.share.arrived(work)
         row = Row(
@@ -96,6 +101,7 @@ class Simulation:
             submitted=now,
         )
         row.join(RowWaiter(1, deadline=deadline, on_end=lambda *_: None), 0)
+        self.due[id(row)] = now + _DEADLINE - waited
         self.wait(model)
         model.queue.put([row])
 
@@ -145,7 +151,7 @@ class Simulation:
         model.meter.stop(batch.work)
         model.admission.learn(batch, started=started)
         for row in batch.rows:
-            counts = self.good if self.clock() <= row.deadline else self.late
+            counts = self.good if self.clock() <= self.due[id(row)] else self.late
             counts[self.second()] += 1
         used = batch.seconds * model.queue.slowness
         self.device.leave(model.share, used, more=model.queue.rows > 0)
@@ -156,11 +162,18 @@ class Simulation:
 
 
 def spike(
-    kinds: Sequence[Kind], *, times: float, seed: int = 1, slower: float = 1.0
+    kinds: Sequence[Kind],
+    *,
+    times: float,
+    seed: int = 1,
+    slower: float = 1.0,
+    unread: Sequence[tuple[float, float]] = (),
+    is_known: bool = True,
 ) -> tuple[Simulation, float]:
     """Offer 0.6 of the capacity, then so many times it; return what became of it, and the capacity.
 
     The capacity is what is answered when rows run in batches of four, in requests a second.
+    What comes between the times of a pair of `unread` is read at the second of them.
     """
     chooser = random.Random(seed)
     weights = [kind.weight for kind in kinds]
@@ -170,9 +183,11 @@ def spike(
     at = 0.0
     while at < _CALM + _SPIKE:
         at += chooser.expovariate(able * (0.6 if at < _CALM else times))
-        simulation.run_until(simulation.start + at)
+        read = next((end for begin, end in unread if begin <= at < end), at)
+        simulation.run_until(simulation.start + read)
         length = min(128, max(6, round(chooser.lognormvariate(3.6, 0.6))))
-        simulation.arrive(chooser.choices(simulation.models, weights)[0], length)
+        model = chooser.choices(simulation.models, weights)[0]
+        simulation.arrive(model, length, waited=read - at, is_known=is_known)
     simulation.run_until(simulation.start + at + 5.0)
     return simulation, able
 
@@ -213,3 +228,17 @@ def test_an_overload_that_begins_is_noticed_by_what_the_other_models_have_admitt
     assert simulation.good[_CALM] + simulation.good[_CALM + 1] >= 1.8 * able
     assert simulation.late[_CALM] + simulation.late[_CALM + 1] <= 0.3 * able
     assert not any(simulation.refused[second] for second in range(_CALM))
+
+
+@pytest.mark.parametrize("name", _KINDS)
+def test_what_waited_unread_is_late_where_nobody_knows_of_it(name: str) -> None:
+    """The event loop does not read for 0.3 s of each second: others have its core."""
+    unread = [(second + 0.3, second + 0.6) for second in range(_CALM, _CALM + _SPIKE)]
+
+    known, able = spike(_KINDS[name], times=6.0, unread=unread)
+    unknown, _ = spike(_KINDS[name], times=6.0, unread=unread, is_known=False)
+
+    seconds = range(_CALM + 1, _CALM + _SPIKE)
+    assert sum(known.good[second] for second in seconds) >= 1.1 * able * len(seconds)
+    assert unknown.good.total() <= 0.95 * known.good.total()
+    assert known.late.total() <= 0.75 * unknown.late.total()

@@ -240,7 +240,7 @@ async def test_items_that_waited_for_a_place_have_that_much_less_time() -> None:
     for text, within in (("a", 5.0), ("b", 20.0)):
         shared.join(call_of(text), print, print, deadline=now + within, idle_timeout=10.0)
 
-    left = [item.remaining for item in shared.call_at(now + 1000.0).items]
+    left = [item.remaining for item in shared.call_at(now + 1000.0, sender=7).items]
 
     assert left == [pytest.approx(-995.0, abs=10.0)] * 2
 
