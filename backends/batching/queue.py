@@ -166,9 +166,7 @@ class RowQueue:
         The thread's last batch had `ended` rows, and has ended.
         """
         with self._changed:
-            self._running -= ended
-            if self.awaited and not self._running:
-                self._share_ready.notify()
+            self.end_running(ended)
             # Rows that come from now on may be of callers whose rows have just ended.
             load = FlightCounts(waiting=self.rows, running=self._running, ended=ended)
             since = self._clock()
@@ -179,6 +177,13 @@ class RowQueue:
             if ended and self._delay is not None and not self.is_closed:
                 self._wait_for_share(self._delay, load, since)
             return not self.is_closed
+
+    def end_running(self, ended: int) -> None:
+        """Count so many rows as running no more; those of a thread that died, too."""
+        with self._changed:
+            self._running -= ended
+            if self.awaited and not self._running:
+                self._share_ready.notify()
 
     def _wait_for_share(self, delay: QueueDelayPolicy, load: FlightCounts, since: float) -> None:
         """Wait until the callers of a batch that ended at `since` are back, or that is too long."""

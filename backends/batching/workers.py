@@ -81,7 +81,11 @@ class WorkerThreads:
                     ended = len(batch.rows) if batch is not None else 0
                     if batch is not None:
                         use.seconds = batch.seconds * self._queue.slowness
-                        self._run_batch(batch, wakeup, alone=use.alone)
+                        try:
+                            self._run_batch(batch, wakeup, alone=use.alone)
+                        except BaseException:  # whatever ends the thread ends its batch
+                            self._queue.end_running(ended)
+                            raise
                     use.more = self._queue.runnable > 0
         except BaseException as error:  # noqa: BLE001 - whatever ends a thread must be reported
             wakeup.call(partial(self._on_death, error))

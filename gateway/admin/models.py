@@ -1,6 +1,8 @@
 """Serves the operators' route that reloads the backends' model repositories."""
 
 import asyncio
+import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,8 +14,9 @@ from gateway.admin.fleet_view import BackendView, reported_backends
 from gateway.admin.openapi import DONE, PENDING
 from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import PROBLEM_JSON, Content, Operation
-from gateway.errors import DependencyUnavailable, ModelsBroken
+from gateway.errors import DependencyUnavailable, GatewayError, ModelsBroken
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
+from gateway.ledger.audit import Audit
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control, Topic
 
@@ -99,6 +102,9 @@ class ModelsController(Controller):
         workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
         backends = changes(before, await reported_backends(control))
         broken = any(backend.problems for backend in backends.values())
+        # The reload is in the audit already; only what it brought may be missing there.
+        with contextlib.suppress(GatewayError):
+            await asyncio.to_thread(audit_outcome, ledger.audit, operator.name, backends)
         live = not broken and all(outcome == "ok" for outcome in workers.values())
         reloaded = ReloadResult(live=live, workers=workers, backends=backends)
         if not broken:
@@ -129,6 +135,27 @@ def changes(
             problems=view.problems,
         )
     return found
+
+
+def audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels]) -> None:
+    """Write which revisions a reload brought, and which models are broken, one entry for each.
+
+    Raises:
+        DependencyUnavailable: the ledger cannot be reached; entries may be missing.
+    """
+    changed = Counter(
+        (model, change)
+        for backend in backends.values()
+        for model, change in backend.models.items()
+        if change.old != change.new
+    )
+    broken = Counter(one for backend in backends.values() for one in backend.problems.items())
+    for (model, change), count in changed.items():
+        detail: dict[str, object] = {"old": change.old, "new": change.new, "backends": count}
+        audit(actor, "models.reload.done", model, detail)
+    for (model, reason), count in broken.items():
+        detail = {"problem": reason, "backends": count}
+        audit(actor, "models.reload.failed", model, detail)
 
 
 def explain_problems(problems: Mapping[str, Mapping[str, str]]) -> str:

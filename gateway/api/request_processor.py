@@ -238,7 +238,8 @@ class RequestProcessor:
         """Return the problem that `error` is; failures are events too, and cost nothing."""
         known = request_error(error, state.id)
         if state.prepared is not None:
-            state.model = state.prepared.plan.model.info.name
+            info = state.prepared.plan.model.info
+            state.model, state.revision = info.name, info.revision
         state.fail(known, failed_usage(state.usage.items))
         try:
             self._events.publish(state)

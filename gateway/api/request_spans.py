@@ -48,6 +48,8 @@ def end_request_span(state: RequestState, tracer: Tracer, *, now: float) -> None
     span.set("sluicegate.items", state.usage.items)
     if state.model:
         span.set("sluicegate.model", state.model)
+    if state.revision:
+        span.set("sluicegate.revision", state.revision)
     if state.code:
         span.fail(state.code)
     span.end()

@@ -57,7 +57,11 @@ class FrequencySketch:
         return min(first[a & mask], second[b & mask], third[c & mask], fourth[d & mask])
 
     def _halve(self) -> None:
-        """Forget half, so that what was popular once gives way."""
+        """Forget half, so that what was popular once gives way.
+
+        What was counted beyond the bound is no reason to halve again: it may be one address, whose
+        counters hold 15 of it.
+        """
         for row in self._rows:
             row[:] = row.translate(_HALVES)
-        self._counted //= 2
+        self._counted = min(self._counted, self._halve_at) // 2

@@ -53,6 +53,8 @@ class Overload(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     length: float = 0.0
     """Of the last iteration."""
+    earlier: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Lengths of those before it, the latest first."""
     lengths: float = 0.0
     """Of the last iterations together, older ones faded; so is `admitted`."""
     admitted: float = 0.0
@@ -80,8 +82,10 @@ def after_iteration(before: Overload, latest: Iteration) -> Overload:
     elif latest.requests >= FEWEST or (long_ones and latest.length > _LONG):
         long_ones += 1
     is_standing = long_ones >= _STANDING
+    second, third, _ = before.earlier
     return Overload(
         length=latest.length,
+        earlier=(before.length, second, third),
         lengths=lengths,
         admitted=admitted,
         cost=cost,
@@ -105,7 +109,8 @@ def is_beyond(
 def is_too_late(state: Overload, allowed: float) -> bool:
     """Tell whether a request that may take `allowed` would be late by this worker's part alone.
 
-    It has waited for up to an iteration already; others follow that are shorter, as less is
-    admitted.
+    It has waited for up to an iteration already. Those that follow are expected to be as long as
+    the second longest of the last four: the longest may have been a pause.
     """
-    return allowed < _STAGES * state.length
+    usual = sorted((state.length, *state.earlier))[-2]
+    return allowed < state.length + (_STAGES - 1) * usual

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 
 from gateway.dispatch.work import StartedWork
 from gateway.inference.coalescing import Flight
@@ -35,6 +36,11 @@ class ItemWaits:
         self._is_failing = False
         self._on_end: Callable[[bool], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @cached_property
+    def _led_flights(self) -> frozenset[Flight]:
+        """The flights of `led`, which is complete before `on_end`."""
+        return frozenset(self.led.values())
 
     def on_end(self, callback: Callable[[bool], object]) -> None:
         """Call `callback` once every item has ended, or a little after the caller's deadline.
@@ -118,7 +124,7 @@ class ItemWaits:
         """
         if self._loop.time() >= self._caller.deadline:
             return []
-        own = set(self.led.values())
+        own = self._led_flights
         return [
             index
             for index, flight in self.joined.items()
@@ -137,7 +143,7 @@ class ItemWaits:
 
     def _ends_the_request(self, flight: Flight) -> bool:
         """Tell whether an item has failed in a way that the whole request does."""
-        return flight in self.led.values() or not self._is_leaders_own(flight)
+        return not self._is_leaders_own(flight) or flight in self._led_flights
 
     def _is_leaders_own(self, flight: Flight) -> bool:
         """Tell whether the leader's failure has reasons that do not hold for who joined it."""

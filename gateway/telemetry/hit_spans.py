@@ -39,6 +39,7 @@ def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
     span.set("http.response.status_code", 200)
     span.set("sluicegate.request_id", hit.request_id.decode())
     span.set("sluicegate.model", hit.model)
+    span.set("sluicegate.revision", hit.revision)
     span.set("sluicegate.items", 1)
     span.end_at(ended)
 

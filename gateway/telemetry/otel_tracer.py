@@ -46,7 +46,7 @@ class OtelTracer(Tracer):
         self._provider = provider
         self._resource = provider.resource
         self._limits = _limits()
-        self._templates: dict[tuple[str, str, bool], HitTemplate] = {}
+        self._templates: dict[tuple[str, str, str, bool], HitTemplate] = {}
         self.samples = self.sampler.samples
         self.gap = self.sampler.gap
 
@@ -64,7 +64,7 @@ class OtelTracer(Tracer):
     def _hit_spans(self, hit: ReplayedHit, context: str) -> Sequence[ReadableSpan | bytes]:
         # A `tracestate` is in every span, and rare.
         if self._queue.takes_encoded and len(context) <= LENGTH:
-            kind = hit.name, hit.model, context != ""
+            kind = hit.name, hit.model, hit.revision, context != ""
             template = self._templates.get(kind)
             if template is None:
                 template = self._add_template(kind, hit)
@@ -149,10 +149,10 @@ class OtelTracer(Tracer):
             instrumentation_scope=SCOPE,
         )
 
-    def _add_template(self, kind: tuple[str, str, bool], hit: ReplayedHit) -> HitTemplate:
+    def _add_template(self, kind: tuple[str, str, str, bool], hit: ReplayedHit) -> HitTemplate:
         if len(self._templates) >= _MOST_TEMPLATES:
             self._templates.clear()
-        template = HitTemplate(hit, has_parent=kind[2], make=self._make)
+        template = HitTemplate(hit, has_parent=kind[3], make=self._make)
         self._templates[kind] = template
         return template
 

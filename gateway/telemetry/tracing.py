@@ -23,6 +23,7 @@ class ReplayedHit(NamedTuple):
     name: str
     attributes: Attributes
     model: str
+    revision: str
     request_id: bytes
     times: Sequence[int]
 

@@ -190,7 +190,7 @@ DRILLS = (
         name="full disk",
         what="the disk of the data directory is filled to its last block",
         inject=faults.full_disk,
-        alerts=("DataDiskNearlyFull", "EventLogNotWritable"),
+        alerts=("DataDiskFull", "DataDiskNearlyFull", "EventLogNotWritable"),
         panels=(
             ("incident", "Free space of data directories"),
             ("incident", "Requests that failed, by model and outcome"),

@@ -138,11 +138,8 @@ def answer_after(service_time: float) -> Behaviour:
     """Answer each item after `service_time` seconds, one after the other."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        loop = asyncio.get_running_loop()
         for index in range(len(call.items)):
-            served = loop.create_future()
-            loop.call_later(service_time, served.set_result, None)
-            await served
+            await asyncio.sleep(service_time)
             await reply.send(echo(call, index, stub.backend_id))
         await reply.end(stub.report)
 

@@ -162,30 +162,6 @@ async def test_whoever_is_called_back_is_told_once_in_time_whatever_redis_does(
     assert at_once == 6
 
 
-async def test_a_small_look_up_is_not_late_with_a_large_one_before_it(own_valkey: Valkey) -> None:
-    told: list[str] = []
-    time = asyncio.get_running_loop().time
-    timeout = 0.01
-
-    async def is_undisturbed() -> bool:
-        """Look up both; where the machine stalls meanwhile, the time-outs of both are over."""
-        told.clear()
-        async with make_tier(own_valkey.url, timeout=timeout) as tier:
-            own_valkey.pause()
-            tier.fetch_nowait([cache_key(n) for n in range(20_000)], lambda _: told.append("large"))
-            await asyncio.sleep(0)
-            tier.fetch_nowait([cache_key("a")], lambda _: told.append("small"))
-            asked = time()
-            await until(lambda: bool(told), what="told")
-            took = time() - asked
-            own_valkey.resume()
-        return took < 5 * timeout
-
-    await eventually(is_undisturbed)
-
-    assert told[0] == "small"
-
-
 async def test_one_that_fails_when_it_is_called_back_harms_no_other(
     valkey: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,14 +1,11 @@
 """Renders rules for Prometheus and its operator, and the tests of alerts for promtool."""
 
-from collections.abc import Iterable
-
-import yaml
-
 from tools.monitoring.alerts.dependencies import DEPENDENCIES, EVENTS
 from tools.monitoring.alerts.endpoints import ENDPOINTS
 from tools.monitoring.alerts.machines import MACHINES
 from tools.monitoring.objectives import ALERTS, recordings
 from tools.monitoring.rule import Alert, Case, Group, Recording
+from tools.monitoring.yaml_file import render
 
 RUNBOOKS = "docs/runbooks/{alert}.md"
 """Where the page of an alert is: in a clone, until `--runbooks` names an address."""
@@ -20,8 +17,6 @@ GROUPS = (
     EVENTS,
     MACHINES,
 )
-_NOTE = "# Written by `python -m tools.monitoring`; change the rules there.\n"
-_WIDE = 10_000
 _STEPS = {"30s": 30, "2m": 240, "30m": 10_000}
 """How often rules are evaluated in a test, by the most minutes that it lasts."""
 
@@ -38,12 +33,12 @@ def page_of(alert: Alert) -> str:
 
 def rule_file(runbooks: str = RUNBOOKS) -> bytes:
     """Return the rules as a file of Prometheus; `{alert}` in `runbooks` becomes a name."""
-    return _yaml({"groups": [_group(group, runbooks) for group in GROUPS]})
+    return render({"groups": [_group(group, runbooks) for group in GROUPS]})
 
 
 def prometheus_rule(runbooks: str = RUNBOOKS) -> bytes:
     """Return the rules as an object of the Prometheus operator."""
-    return _yaml(
+    return render(
         {
             "apiVersion": "monitoring.coreos.com/v1",
             "kind": "PrometheusRule",
@@ -64,8 +59,8 @@ def test_files() -> dict[str, bytes]:
     for alert in alerts():
         needed = [group for group in recordings() if _needs(alert, group)]
         rules = {"groups": [_group(group) for group in (*needed, Group("alert", (alert,)))]}
-        files[f"{alert.name}.rules.yaml"] = _yaml(rules)
-        files[f"{alert.name}.test.yaml"] = _yaml(
+        files[f"{alert.name}.rules.yaml"] = render(rules)
+        files[f"{alert.name}.test.yaml"] = render(
             {
                 "rule_files": [f"{alert.name}.rules.yaml"],
                 "evaluation_interval": _step(alert.fires),
@@ -129,8 +124,3 @@ def _test(alert: Alert, case: Case) -> dict[str, object]:
             }
         ],
     }
-
-
-def _yaml(document: dict[str, object] | Iterable[object]) -> bytes:
-    written = yaml.safe_dump(document, sort_keys=False, width=_WIDE, allow_unicode=True)
-    return (_NOTE + written).encode()

@@ -69,7 +69,8 @@ class TracedFastPath(FastPath):
         start = answer.index(_ID) + len(_ID)
         request_id = answer[start : answer.index(b"\r", start)]
         times.append(time_ns())
-        hit = ReplayedHit(route.span_name, route.attributes, replay.model, request_id, times)
+        model, revision = replay.model, replay.revision
+        hit = ReplayedHit(route.span_name, route.attributes, model, revision, request_id, times)
         self._tracer.replayed(hit, context)
         if context:  # else its trace has no id yet
             self.hit_events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)

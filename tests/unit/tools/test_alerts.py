@@ -9,7 +9,8 @@ import pytest
 
 from tests.docs.tables import ROOT
 from tests.support.promql import check_query
-from tools.monitoring.files import RULES
+from tools.monitoring.files import ALERTMANAGER, RULES
+from tools.monitoring.inhibitions import INHIBITIONS, Inhibition
 from tools.monitoring.rule import Alert
 from tools.monitoring.rules import GROUPS, alerts, page_of, rule_file, test_files as files_of_tests
 
@@ -20,9 +21,13 @@ _HEADINGS = ("What callers see", "Find the cause", "Mend it", "Escalate")
 
 
 def promtool(*arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed")
-    command = ["promtool", *map(str, arguments)]
+    return run("promtool", *arguments, folder=folder)
+
+
+def run(tool: str, *arguments: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    if shutil.which(tool) is None:
+        pytest.skip(f"{tool} is not installed")
+    command = [tool, *map(str, arguments)]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
@@ -64,6 +69,25 @@ def test_every_alert_fires_and_does_not_fire(tmp_path: Path) -> None:
 
     assert len(tests) == len(ALERTS)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.system
+def test_amtool_finds_the_inhibition_rules_valid() -> None:
+    done = run("amtool", "check-config", ALERTMANAGER, folder=ROOT)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("inhibition", INHIBITIONS, ids=[each.source for each in INHIBITIONS])
+def test_an_inhibition_is_between_alerts_that_have_the_labels_it_compares(
+    inhibition: Inhibition,
+) -> None:
+    """Alertmanager takes a label that neither has for equal: it would inhibit everywhere."""
+    by_name = {alert.name: alert for alert in ALERTS}
+
+    for name in (inhibition.source, *inhibition.targets):
+        assert set(inhibition.equal) <= set(by_name[name].fires.labels)
+    assert inhibition.source not in inhibition.targets
 
 
 def test_an_alert_names_a_page_that_is_there_unless_an_address_is_given() -> None:

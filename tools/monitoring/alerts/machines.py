@@ -105,6 +105,18 @@ MACHINES = Group(
             labels={"job": "backend", "instance": "eu-0:8100"},
         ),
         alert_of_one_series(
+            "DataDiskFull",
+            f"min by (instance) ({_FREE}) < 1e8",
+            severity="page",
+            summary="The disk of the data directory of {{ $labels.instance }} is full",
+            description="What is on it takes no writes: usage events, and a state Redis beside"
+            " them.",
+            series=f"sluicegate_data_disk_free_bytes{{{GATEWAY}}}",
+            fires="5000000000x15 0x30",
+            quiet="200000000x60",
+            labels={"instance": "gateway-1:8081"},
+        ),
+        alert_of_one_series(
             "DataDiskNearlyFull",
             f"min by (instance) ({_FREE}) < 2e9 or"
             f" min by (instance) (predict_linear({_FREE}[1h], 4 * 3600)"

@@ -83,6 +83,27 @@ async def test_a_thread_that_dies_while_it_chooses_a_batch_leaves_no_row_waiting
                 await bench.ask(encode(1), encode(2))
 
 
+async def test_rows_of_a_thread_that_died_count_as_running_no_more() -> None:
+    """The other thread would wait for their callers after each of its batches."""
+    gate = Gate()
+    gate.failing = SystemExit()
+    bench = Bench(PacedExecutor(gate, worker_threads=2))
+    queue = bench.batcher.submissions.queue
+    async with bench.batcher:
+        fatal = bench.ask(encode(1))
+        await until(lambda: gate.arrived == 1)
+        running = queue._running
+        gate.open()
+        with pytest.raises(ExecutorDied):
+            await fatal
+        await until(lambda: bench.batcher.failure is not None)
+        gate.failing = None
+        await bench.ask(encode(2))
+        await until(lambda: queue._running == 0)
+
+    assert running == 1
+
+
 class Breathless(DummyExecutor):
     """Has no memory for arrays of more than a row."""
 

@@ -137,6 +137,16 @@ def test_a_thread_waits_no_longer_once_the_other_has_ended() -> None:
     assert len(batch.rows) == 1
 
 
+def test_a_thread_waits_no_longer_once_the_other_has_died() -> None:
+    with ThreadPoolExecutor(1) as thread:
+        queue, waiting = start_wait(thread)
+        queue.end_running(4)
+        is_open = waiting.result(timeout=10.0)
+
+    assert is_open
+    assert queue.rows == 1
+
+
 def test_a_thread_sleeps_while_another_waits_for_its_share() -> None:
     queue = make_queue()
     first, second = run_batch(queue, 4), run_batch(queue, 4)

@@ -58,6 +58,7 @@ async def test_a_sampled_memory_hit_has_its_steps_at_either_entry_point(fast: bo
     for span in roots:
         assert attributes(span)["http.response.status_code"] == 200
         assert attributes(span)["sluicegate.model"] == "sentiment"
+        assert attributes(span)["sluicegate.revision"] == entry.api.events.events[0].revision
     ids = {attributes(span)["sluicegate.request_id"] for span in roots}
     assert len(ids) == 2
     assert ids <= {str(event.id) for event in entry.api.events.events}
@@ -164,6 +165,25 @@ async def test_a_failure_has_its_span_whatever_status_its_dialect_writes() -> No
     assert b" 424 " in answer
     (span,) = recorded.spans()
     assert attributes(span)["error.type"] == "upstream_failed"
+
+
+async def test_a_failed_request_names_the_revision_that_it_was_for() -> None:
+    """Both where an item failed and where something failed before any had."""
+    recorded = Recorded(DEFAULT_OFF)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+    failure = ItemFailure(status=502, code="upstream_failed", detail="Broken.")
+    runner = entry.api.scene.runner
+    assert b" 200 " in await entry.send(request())
+
+    runner.failure = failure
+    assert b" 502 " in await entry.send(request(body=b'{"model": "sentiment", "input": "b"}'))
+    runner.bug = RuntimeError("a bug")
+    assert b" 500 " in await entry.send(request(body=b'{"model": "sentiment", "input": "c"}'))
+
+    answered, *failed = entry.api.events.events
+    assert [event.revision for event in failed] == [answered.revision] * 2
+    spans = [span for span in recorded.spans() if span.name == "POST /v1/classify"]
+    assert [attributes(span)["sluicegate.revision"] for span in spans] == [answered.revision] * 2
 
 
 async def test_a_refusal_that_is_not_sampled_leaves_no_span() -> None:

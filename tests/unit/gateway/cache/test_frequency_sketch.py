@@ -46,3 +46,15 @@ def test_counts_stop_at_fifteen_and_halve_with_time() -> None:
     sketch.add(address(2), 60)
 
     assert sketch.estimate(address(1)) <= 8
+
+
+def test_an_address_that_was_counted_very_often_halves_the_counts_once() -> None:
+    sketch = FrequencySketch(16)
+    sketch.add(address(1), 15)
+    sketch.add(address(2), 10_000)
+    halved = sketch.estimate(address(1))
+
+    for name in range(3, 10):
+        sketch.add(address(name), 1)
+
+    assert (halved, sketch.estimate(address(1))) == (7, 7)

@@ -13,6 +13,7 @@ from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
 from loadtests.harness.waiting import until
+from loadtests.simulate.virtual_time import run_virtual
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
@@ -205,10 +206,18 @@ async def test_a_lone_backend_is_tried_again_after_a_lost_connection_only() -> N
     assert silent.called() == ["eu-0"]
 
 
-async def test_silence_ends_an_attempt_and_the_next_region_answers() -> None:
-    scene = Scene({"eu-0": steps(Hang())}, routing=RoutingConfig(attempt_timeout=0.05))
+def test_silence_ends_an_attempt_and_the_next_region_answers() -> None:
+    """On virtual time: a machine that stalls would end the second attempt, too."""
 
-    assert (await scene.run(4)).backends() == ["us-0"] * 4
+    async def answered() -> tuple[list[str], float]:
+        scene = Scene({"eu-0": steps(Hang())}, routing=RoutingConfig(attempt_timeout=0.05))
+        outcomes = await scene.run(4)
+        return outcomes.backends(), scene.loop.time()
+
+    backends, took = run_virtual(answered())
+
+    assert backends == ["us-0"] * 4
+    assert took == pytest.approx(0.05)
 
 
 async def test_what_is_open_at_the_deadline_has_exceeded_it() -> None:

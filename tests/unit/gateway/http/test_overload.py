@@ -159,10 +159,33 @@ def test_some_are_always_admitted() -> None:
 
 
 def test_a_request_is_refused_that_the_iterations_alone_would_make_late() -> None:
-    state = Overload(length=0.04)
+    state = Overload(length=0.04, earlier=(0.04, 0.04, 0.04))
 
     assert is_too_late(state, 0.1)
     assert not is_too_late(state, 0.3)
+
+
+@pytest.mark.parametrize("pause", [0.03, 0.06])
+def test_a_pause_among_short_iterations_makes_nobody_late_who_has_time_after_it(
+    pause: float,
+) -> None:
+    worker = Worker(cost=0.001)
+    for _ in range(10):
+        worker.pass_iteration(0.01, 10, 10)
+
+    worker.pass_iteration(pause, 10, 10)
+
+    assert worker.now < worker.state.sheds_until
+    assert is_too_late(worker.state, pause + 0.02)
+    assert not is_too_late(worker.state, 0.1)
+
+
+def test_a_second_pause_among_few_iterations_is_expected_to_come_again() -> None:
+    worker = Worker(cost=0.001)
+    for length in (0.01, 0.01, 0.03, 0.01, 0.03):
+        worker.pass_iteration(length, 10, 10)
+
+    assert is_too_late(worker.state, 0.1)
 
 
 def test_a_caller_with_little_time_is_refused_before_one_with_much() -> None:

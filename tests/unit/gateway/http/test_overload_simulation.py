@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, deque
+from collections.abc import Sequence
 
 import pytest
 
@@ -33,6 +34,8 @@ class Loop:
     def __init__(self, *, cost: float, deadline: float, sheds: bool) -> None:
         self.answered: Counter[int] = Counter()
         """By the second in which they were due: those with their answer in time."""
+        self.too_late = 0
+        """Requests refused as too late by the worker's part alone."""
         self._cost = cost
         self._deadline = deadline
         self._sheds = sheds
@@ -41,18 +44,25 @@ class Loop:
         self._passing: deque[list[float]] = deque([] for _ in range(_PASSES))
         """Admitted requests, by when they were due; a list for each iteration passed so far."""
 
-    def play(self, arrivals: list[float]) -> None:
-        """Let requests arrive at these times, and iterate until the last of them is answered."""
-        waiting = deque(arrivals)
+    def play(self, arrivals: list[float], pauses: Sequence[float] = (), pause: float = 0.0) -> None:
+        """Let requests arrive at these times, and iterate until the last of them is answered.
+
+        The first iterations after the times `pauses` are longer by `pause`, as by a collection of
+        garbage.
+        """
+        waiting, due_pauses = deque(arrivals), deque(pauses)
         while waiting or any(self._passing):
             if not any(self._passing):
                 self._now = max(self._now, waiting[0])
             read: list[float] = []
             while waiting and waiting[0] <= self._now:
                 read.append(waiting.popleft())
-            self._iterate(read)
+            is_paused = bool(due_pauses) and due_pauses[0] <= self._now
+            if is_paused:
+                due_pauses.popleft()
+            self._iterate(read, pause if is_paused else 0.0)
 
-    def _iterate(self, read: list[float]) -> None:
+    def _iterate(self, read: list[float], pause: float) -> None:
         admitted: list[float] = []
         for due in read:
             if not self._refuses(len(admitted)):
@@ -60,7 +70,8 @@ class Loop:
         ending = self._passing.pop()
         self._passing.appendleft(admitted)
         refused = len(read) - len(admitted)
-        length = _ITERATION + (len(self._passing[1]) + _REFUSAL * refused) * self._cost
+        work = len(self._passing[1]) + _REFUSAL * refused
+        length = _ITERATION + work * self._cost + pause
         self._now += length
         for due in ending:
             self.answered[int(due)] += self._now - due <= self._deadline
@@ -73,9 +84,10 @@ class Loop:
         if not self._sheds or self._now >= self._state.sheds_until:
             return False
         state, allowed = self._state, self._deadline
-        return is_too_late(state, allowed) or is_beyond(
-            state, Criticality.DEFAULT, admitted=admitted, allowed=allowed, most=_MOST
-        )
+        if is_too_late(state, allowed):
+            self.too_late += 1
+            return True
+        return is_beyond(state, Criticality.DEFAULT, admitted=admitted, allowed=allowed, most=_MOST)
 
 
 def play_spike(
@@ -129,3 +141,19 @@ def test_a_worker_that_refuses_nothing_answers_nobody_in_time(cost: float) -> No
     loop = play_spike(cost=cost, times=6.0, sheds=False)
 
     assert not any(loop.answered[second] for second in range(_CALM + 2, _CALM + _SPIKE))
+
+
+@pytest.mark.parametrize("pause", [0.03, 0.05])
+@pytest.mark.parametrize("seed", range(3))
+def test_pauses_from_time_to_time_refuse_few_whose_time_is_longer(pause: float, seed: int) -> None:
+    """Callers with 0.1 s of a worker whose iterations take a tenth of that."""
+    cost, seconds = 0.002, 20
+    chooser, now, arrivals = random.Random(seed), 0.0, []
+    while now < seconds:
+        now += chooser.expovariate(0.8 / cost)
+        arrivals.append(now)
+    loop = Loop(cost=cost, deadline=0.1, sheds=True)
+
+    loop.play(arrivals, [half / 2 for half in range(1, 2 * seconds)], pause)
+
+    assert loop.too_late < 0.01 * len(arrivals)

@@ -22,6 +22,9 @@ pytestmark = pytest.mark.anyio
 _REFUSED = ItemOutcome(
     source=Source.FAILED, failure=ItemFailure(status=503, code="overloaded", detail="Busy.")
 )
+_LIMITED = ItemOutcome(
+    source=Source.FAILED, failure=ItemFailure(status=429, code="rate_limited", detail="Limited.")
+)
 
 
 class CountedFlight(Flight):
@@ -52,3 +55,26 @@ async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
     assert await ended
     assert waits.fill([None] * 500, has_failed=True) == []
     assert CountedFlight.compared < 1000
+
+
+async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_all_led(
+    anyio_backend: str,
+) -> None:
+    caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
+    waits = ItemWaits(caller, is_whole=True)
+    waits.led = {index: CountedFlight(Criticality.DEFAULT) for index in range(500)}
+    waits.joined = {500 + index: CountedFlight(Criticality.DEFAULT) for index in range(500)}
+    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    waits.on_end(ended.set_result)
+    before = CountedFlight.compared
+
+    for flight in waits.joined.values():
+        flight.outcome = _LIMITED
+        waits.flights_ended([flight])
+    compared = CountedFlight.compared - before
+    own = waits.led[0]
+    own.outcome = _LIMITED
+    waits.flights_ended([own])
+
+    assert await ended
+    assert compared < 1000

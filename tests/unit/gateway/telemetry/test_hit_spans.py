@@ -23,6 +23,7 @@ _HIT = ReplayedHit(
     name="POST /v1/classify",
     attributes={"http.request.method": "POST", "http.route": "/v1/classify"},
     model="100 %s sure",
+    revision="975160ee2d61",
     request_id=b"req_0123456789abcdef0000000007",
     times=(_BEGAN, _BEGAN + 10, _BEGAN + 25, _BEGAN + 31),
 )
@@ -79,6 +80,15 @@ def test_a_new_trace_has_an_id_that_other_samplers_take() -> None:
     assert all(int.from_bytes(span.trace_id[8:], "big") < 1 << 63 for span in spans)
 
 
+def test_hits_of_two_revisions_are_encoded_by_templates_of_their_own() -> None:
+    other = _HIT._replace(revision="0efe1cba2171")
+
+    spans, _ = recorded(_PARENT, _HIT, other, _HIT, takes_encoded=True)
+
+    values = {each.key: each.value for span in spans[5:6] for each in span.attributes}
+    assert values["sluicegate.revision"].string_value == "0efe1cba2171"
+
+
 def test_a_hit_with_a_tracestate_keeps_it() -> None:
     spans, _ = recorded(f"{_PARENT} a=1", _HIT, takes_encoded=True)
 
@@ -87,7 +97,10 @@ def test_a_hit_with_a_tracestate_keeps_it() -> None:
 
 @pytest.mark.parametrize(
     ("name", "limit", "attributes"),
-    [("VALUE_LENGTH", "3", {"POS", "/v1", "req", "100"}), ("COUNT", "2", {"100 %s sure"})],
+    [
+        ("VALUE_LENGTH", "3", {"POS", "/v1", "req", "100", "975"}),
+        ("COUNT", "2", {"975160ee2d61"}),
+    ],
 )
 def test_limits_of_attributes_hold(
     monkeypatch: pytest.MonkeyPatch, name: str, limit: str, attributes: set[str]
