@@ -295,6 +295,21 @@ def test_a_row_that_an_older_program_adds_up_again_is_noticed(database: str) -> 
             assert row.requests == number
 
 
+def test_rows_of_both_programs_are_added_up_apart(database: str) -> None:
+    clock = Clock(to_nanoseconds(NOW))
+    since = to_datetime((clock.now // HOUR - 100) * HOUR)
+    with Ledger(database, clock=clock) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1, time=to_nanoseconds(since))])
+        record_as_schema_9(database, make_event(2, time=to_nanoseconds(since) + 1))
+
+        assert ledger.rollup.add_up(before=clock.now, limit=10) == 2
+        (at_first,) = ledger.usage(None, since, since + timedelta(hours=1), [GroupBy.HOUR])
+        add_up(ledger, clock)
+        (row,) = ledger.usage(None, since, since + timedelta(hours=1), [GroupBy.HOUR])
+
+    assert (at_first.requests, row.requests) == (2, 2)
+
+
 def test_sums_older_than_ten_days_are_deleted_and_their_events_still_count(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
     found = events(200, ages=(8, 13))
