@@ -150,7 +150,7 @@ bench-bulk-ray: .venv-ray/.installed ## Measure a bulk job on a Ray cluster of o
 bench-pipeline: install-dev ## Measure each process's processor time for each missed item, with a model that takes none
 	$(BIN)/python -m loadtests pipeline $(ARGS)
 
-bench-console: install-dev ## Measure each page of the console with 4,000 tenants, a year of usage, and 200 backends (2 minutes)
+bench-console: install-dev ## Measure each page of the console with 4,000 tenants, a year of usage, its last week by the hour, and 200 backends (2 minutes)
 	$(BIN)/python -m loadtests console $(ARGS)
 
 bench-growth: install-dev ## Measure how throughput, processor time, p99 and memory grow with each size; ARGS="--only tenants"

@@ -292,9 +292,12 @@ def memory_command(*, items: int, requests: int, universe: int) -> None:
 @click.option("--tenants", default=4000, show_default=True)
 @click.option("--backends", default=200, show_default=True)
 @click.option("--rounds", default=20, show_default=True, help="Requests for each page.")
-def console_command(*, tenants: int, backends: int, rounds: int) -> None:
+@click.option("--postgresql", is_flag=True, help="The ledger is in PostgreSQL, not in SQLite.")
+def console_command(*, tenants: int, backends: int, rounds: int, postgresql: bool) -> None:
     """Measure the pages of the console; exit 1 where one takes over 300 ms."""
-    pages = console.measure(tenants=tenants, backends=backends, rounds=rounds)
+    pages = console.measure(
+        tenants=tenants, backends=backends, rounds=rounds, postgresql=postgresql
+    )
     click.echo(console.report(pages))
     slow = [page.path for page in pages if max(page.seconds) > console.LIMIT]
     if slow:

@@ -38,7 +38,7 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
     """Return the row of one event."""
     row = dict(zip(_KIND, _kind_of(event), strict=True))
     count, used = event.count, _used_by(event)
-    row["id"], row["time"], row["requests"] = event.id, event.time, count
+    row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": 1}
     row |= zip(_USED, used if count == 1 else [each * count for each in used], strict=True)
     return row
 
@@ -64,7 +64,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
         else:
             last = kind, second
             rows.append(dict(zip(_KIND, kind, strict=True)))
-            rows[-1] |= {"id": event.id, "time": time, "requests": count}
+            rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": 1}
             used.append([])
         each = _used_by(event)
         used[-1].append(each if count == 1 else tuple([one * count for one in each]))

@@ -73,6 +73,12 @@ MIGRATIONS: Final = (
     Migration(version=8, compatible_from=2),
     # Adds `usage_sums`, which the roll-up fills in steps.
     Migration(version=9, compatible_from=2),
+    # Adds `usage_hours`, to which whoever records adds; the roll-up fills in hours from before.
+    Migration(
+        version=10,
+        compatible_from=2,
+        columns=(("usage_events", "is_summed INTEGER NOT NULL DEFAULT 0"),),
+    ),
 )
 VERSION: Final = MIGRATIONS[-1].version
 

@@ -13,6 +13,7 @@ from gateway.ledger.arm_usage import add_arms
 from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
 from gateway.ledger.store import Store
 from gateway.ledger.types import Batch, Recorded
+from gateway.ledger.usage_hours import add_hours
 from gateway.ledger.usage_marks import hold_marks, reopen
 from gateway.types import RequestEvent
 
@@ -97,8 +98,16 @@ class EventRecorder:
         All ids of a run but the first are in no row: the numbers of its records tell later that
         they are recorded.
         """
+        rows = self._insert(connection, events)
+        add_hours(self._store, connection, rows)
+        return _requests_in(rows)
+
+    def _insert(
+        self, connection: Connection, events: Sequence[RequestEvent]
+    ) -> list[dict[str, Any]]:
+        """Insert the new events; return their rows, which are in no sum of an hour yet."""
         if not events:
-            return 0
+            return []
         table = schema.usage_events
         reopen(connection, min(e.time for e in events), now=self._store.clock())
         rows = rows_of_runs(events)
@@ -106,12 +115,13 @@ class EventRecorder:
         if self._store.insert_new(connection, table, rows) == len(rows):
             attempt.commit()
             add_arms(self._store, connection, events)
-            return sum(e.count for e in events)
+            return rows
         # Rarely some are known; each is inserted alone, as it may count as many requests.
         attempt.rollback()
-        added = [self._store.insert_new(connection, table, [row_of(e)]) for e in events]
+        rows = [row_of(e) for e in events]
+        added = [self._store.insert_new(connection, table, [row]) for row in rows]
         add_arms(self._store, connection, [e for e, n in zip(events, added, strict=True) if n])
-        return sum(e.count * n for e, n in zip(events, added, strict=True))
+        return [row for row, n in zip(rows, added, strict=True) if n]
 
     def _record(self, connection: Connection, batches: Sequence[Batch]) -> Recorded:
         counted = duplicates = dead = lost = 0
@@ -119,13 +129,16 @@ class EventRecorder:
         now = self._store.clock()
         oldest = min((e.time for batch in batches for e in batch.events), default=now)
         hold_marks(connection, oldest, now=now)
+        inserted: list[dict[str, Any]] = []
         # In one order, so that workers that record the same logs cannot deadlock.
         for batch in sorted(batches, key=lambda each: each.log_id):
             recorded = self._recorded(connection, batch.log_id)
             events = [e for number, e in batch.numbered() if not recorded.holds(number)]
             valid = list(filter(is_valid, events))
             invalid = [] if len(valid) == len(events) else [e for e in events if not is_valid(e)]
-            new = self.insert(connection, valid)
+            rows = self._insert(connection, valid)
+            inserted += rows
+            new = _requests_in(rows)
             counted += new
             duplicates += sum(e.count for e in batch.events) - sum(e.count for e in events)
             duplicates += sum(e.count for e in valid) - new
@@ -138,6 +151,8 @@ class EventRecorder:
             if batch.lost and batch.last > recorded.mark:
                 lost += self._add_gap(connection, batch)
             self._advance(connection, batch, recorded)
+        # Last, as others that record wait for the rest of the transaction.
+        add_hours(self._store, connection, inserted)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:
@@ -201,3 +216,7 @@ class EventRecorder:
 
 def _holds_all(recorded: _RecordedRanges, batch: Batch) -> bool:
     return recorded.holds(batch.first) and recorded.holds(batch.last)
+
+
+def _requests_in(rows: Sequence[dict[str, Any]]) -> int:
+    return sum(row["requests"] for row in rows)

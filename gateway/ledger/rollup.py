@@ -13,10 +13,10 @@ from sqlalchemy import Connection, RowMapping, delete, func, select
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.types import Units
+from gateway.ledger.usage_hours import ROLLUP_PREFIX, keep_hours
 from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
 from gateway.ledger.usage_sums import sum_day
 
-_PREFIX: Final = "rollup-"
 _HOURS: Final = 100
 """Hours that one transaction scans: after a very late event there are years of them."""
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
@@ -60,6 +60,10 @@ class Rollup:
         """Sum a day whose events were added up; return whether there may be another one."""
         return sum_day(self._store)
 
+    def keep_hours(self) -> bool:
+        """Sum an hour of the last days that has no sums, or delete old sums; tell if to go on."""
+        return keep_hours(self._store)
+
 
 def _hour_with_events(connection: Connection, since: int) -> int | None:
     first = connection.scalar(select(func.min(_events.c.time)).where(_events.c.time >= since))
@@ -67,11 +71,11 @@ def _hour_with_events(connection: Connection, since: int) -> int | None:
 
 
 def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMapping]:
-    columns = [_events.c[name] for name in ("id", *_KIND, *_SUMMED)]
+    columns = [_events.c[name] for name in ("id", "is_summed", *_KIND, *_SUMMED)]
     query = (
         select(*columns)
         .where(_events.c.time >= start, _events.c.time < start + HOUR)
-        .where(~_events.c.id.startswith(_PREFIX, autoescape=True))
+        .where(~_events.c.id.startswith(ROLLUP_PREFIX, autoescape=True))
         .limit(limit)
     )
     return list(connection.execute(query).mappings())
@@ -82,13 +86,15 @@ def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
         kind = tuple(row[name] for name in _KIND)
+        is_summed = row["is_summed"]
+        if is_summed:  # an older program adds rows that are not to a row of the kind alone
+            kind = (*kind, is_summed)
         sums = found.get(kind)
         if sums is None:
             digest = hashlib.blake2b(repr(kind).encode(), digest_size=16).hexdigest()
-            own = {"id": f"{_PREFIX}{start // 1_000_000_000}-{digest}", "time": start}
-            sums = found[kind] = (
-                own | dict(zip(_KIND, kind, strict=True)) | dict.fromkeys(_SUMMED, 0)
-            )
+            own = {"id": f"{ROLLUP_PREFIX}{start // 1_000_000_000}-{digest}", "time": start}
+            own |= {name: row[name] for name in ("is_summed", *_KIND)}
+            sums = found[kind] = own | dict.fromkeys(_SUMMED, 0)
         for name in _SUMMED:
             sums[name] += row[name]
     return list(found.values())

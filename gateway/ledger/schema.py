@@ -14,12 +14,15 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 metadata: Final = MetaData()
 
 # SQLite numbers rows by itself only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
+# A literal: a database finds a partial index by no parameter.
+_NOT_SUMMED: Final = text("is_summed = 0")
 _USED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
@@ -141,10 +144,15 @@ usage_events: Final = Table(
     Column("code", Text, nullable=False),
     Column("requests", BigInteger, nullable=False, server_default="1"),
     Column("batch", BigInteger, nullable=False, server_default="0"),
+    Column("is_summed", Integer, nullable=False, server_default="0"),
     Index("usage_events_tenant_time", "tenant", "time"),
     Index("usage_events_time", "time"),
+    Index(
+        "usage_events_not_summed", "time", sqlite_where=_NOT_SUMMED, postgresql_where=_NOT_SUMMED
+    ),
 )
-"""A row is an event, or a run of them: `requests` ids from `id` on; its numbers are their sums."""
+"""A row is an event, or a run of them: `requests` ids from `id` on; its numbers are their sums.
+`is_summed` is 1 where it was added to `usage_hours`, 0 where an older program inserted it."""
 
 arm_usage: Final = Table(
     "arm_usage",
@@ -191,6 +199,21 @@ usage_sums: Final = Table(
 )
 """Sums of usage over `length` days from `day` on, counted since the epoch; the tenant `*` is all of
 them. See `gateway.ledger.usage_sums`."""
+
+usage_hours: Final = Table(
+    "usage_hours",
+    metadata,
+    Column("length", Integer, primary_key=True, autoincrement=False),
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("batch", BigInteger, primary_key=True, autoincrement=False),
+    Column("is_free", Integer, primary_key=True, autoincrement=False),
+    *(Column(name, BigInteger, nullable=False) for name in ("requests", "items", *_USED)),
+    sqlite_with_rowid=False,
+)
+"""Sums of usage over `length` hours, 1 or 24, from `hour` on, counted since the epoch; the tenant
+`*` is all of them. See `gateway.ledger.usage_hours`."""
 
 high_water: Final = Table(
     "high_water",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -117,10 +118,17 @@ class Store:
         summed: Sequence[str],
     ) -> None:
         """Insert the rows; if a key exists, add the columns `summed` to its row."""
-        new = sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
-        sums = {name: table.c[name] + new.excluded[name] for name in summed}
-        statement = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
-        connection.execute(statement, rows)
+        if not rows:
+            return
+        columns = tuple(rows[0])
+        if self._is_sqlite:
+            # Not by SQLAlchemy, which takes longer for the values of a row than SQLite for the row.
+            statement, values_of = _add_in_sqlite(table, columns, tuple(summed))
+            connection.exec_driver_sql(statement, list(map(values_of, rows)))
+            return
+        # One statement of arrays: of many, each would cost as much.
+        values = {name: [row[name] for row in rows] for name in columns}
+        connection.execute(_add_in_postgresql(table, columns, tuple(summed)), values)
 
     def lock_subject(self, connection: Connection, subject: str) -> int:
         """Lock `subject` until the transaction ends; return the database's time in nanoseconds."""
@@ -201,6 +209,32 @@ def _insert_into_sqlite(table: sqlalchemy.Table) -> sqlite.Insert:
 def _insert_into_postgresql(table: sqlalchemy.Table) -> Any:  # its type is private
     first, *_ = table.primary_key
     return postgresql.insert(table).on_conflict_do_nothing().returning(first)
+
+
+# Made once: to make statements takes as long as to run them.
+@cache
+def _add_in_sqlite(
+    table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
+) -> tuple[str, Callable[[dict[str, Any]], Any]]:  # Any: what SQLite has columns of
+    new = sqlite.insert(table).values({name: sqlalchemy.bindparam(name) for name in columns})
+    sums = {name: table.c[name] + new.excluded[name] for name in summed}
+    new = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+    # The values are in the order of the table's columns.
+    values_of = itemgetter(*(column.name for column in table.columns if column.name in columns))
+    return str(new.compile(dialect=sqlite.dialect())), values_of
+
+
+@cache
+def _add_in_postgresql(
+    table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
+) -> postgresql.Insert:
+    arrays = (
+        sqlalchemy.bindparam(name, type_=postgresql.ARRAY(table.c[name].type)) for name in columns
+    )
+    rows = sqlalchemy.select(*map(sqlalchemy.func.unnest, arrays))
+    new = postgresql.insert(table).from_select(columns, rows)
+    sums = {name: table.c[name] + new.excluded[name] for name in summed}
+    return new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
 
 
 @contextlib.contextmanager

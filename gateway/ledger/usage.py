@@ -1,32 +1,51 @@
 """Sums usage from the events, and computes its cost."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import add, itemgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, CompoundSelect, Select, case, func, or_, select, union_all
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    CompoundSelect,
+    Select,
+    case,
+    func,
+    or_,
+    select,
+    union_all,
+)
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, GroupUsage, Units
-from gateway.ledger.usage_marks import DAY, HOUR, summed_until
-from gateway.ledger.usage_sums import (
-    ALL_TENANTS,
-    LENGTHS,
-    SUMMED,
-    DayBlocks,
-    blocks_between,
-    is_free,
-    is_in,
-)
+from gateway.ledger.usage_blocks import Blocks, is_in
+from gateway.ledger.usage_hours import HOURS_OF_DAY
+from gateway.ledger.usage_marks import DAY, HOUR
+from gateway.ledger.usage_sources import sources_of
+from gateway.ledger.usage_sums import ALL_TENANTS, SUMMED, is_free
 
 _LENGTHS: Final = {GroupBy.DAY: DAY, GroupBy.HOUR: HOUR}
-_SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.DAY, GroupBy.MODEL})
-"""What sums can be grouped by; all other usage is read from the events."""
 _events: Final = schema.usage_events.c
-_sums: Final = schema.usage_sums.c
+
+
+class _Sums(NamedTuple):
+    """A table of sums: the column where a block begins, and how many of it are a day or an hour."""
+
+    columns: ReadOnlyColumnCollection[str, Column[Any]]
+    start: Column[Any]
+    groups: Mapping[GroupBy, int]
+
+
+_DAYS: Final = _Sums(schema.usage_sums.c, schema.usage_sums.c.day, {GroupBy.DAY: 1})
+_HOURS: Final = _Sums(
+    schema.usage_hours.c,
+    schema.usage_hours.c.hour,
+    {GroupBy.DAY: HOURS_OF_DAY, GroupBy.HOUR: 1},
+)
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -134,16 +153,13 @@ def _rows(
     named: Collection[str] | None,
 ) -> Sequence[Sequence[Any]]:
     with store.snapshot() as connection:
-        blocks, times = [], [(since, until)]
-        if _SUMMED_BY.issuperset(group_by):
-            first, end = -(-since // DAY), min(until, summed_until(connection)) // DAY
-            if first < end:
-                blocks = blocks_between(first, end, (1,) if GroupBy.DAY in group_by else LENGTHS)
-                times = [(since, first * DAY), (end * DAY, until)]
-        parts = [_events_between(*time, tenants, group_by, models) for time in times]
-        if blocks:
-            parts.append(_sums_in(blocks, tenants, group_by, models))
-        return connection.execute(_added_up(parts, group_by, named)).all()
+        sources = sources_of(connection, since, until, group_by)
+        parts = [_events_between(*time, tenants, group_by, models) for time in sources.events]
+        for table, blocks in ((_DAYS, sources.days), (_HOURS, sources.hours)):
+            if blocks:
+                parts.append(_sums_in(table, blocks, tenants, group_by, models))
+        # Without any part there is no time, and nothing was used.
+        return connection.execute(_added_up(parts, group_by, named)).all() if parts else []
 
 
 def _events_between(
@@ -162,22 +178,25 @@ def _events_between(
 
 
 def _sums_in(
-    blocks: Sequence[DayBlocks],
+    table: _Sums,
+    blocks: Sequence[Blocks],
     tenants: Collection[str] | None,
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
 ) -> Select[Any]:
-    groups = [*(_sums[g.value] for g in group_by), _sums.model, _sums.batch, _sums.is_free]
-    query = select(*groups, *(_sums[name] for name in SUMMED))
+    sums, start = table.columns, table.start
+    groups = [start // table.groups[g] if g in table.groups else sums[g.value] for g in group_by]
+    query = select(*groups, sums.model, sums.batch, sums.is_free, *(sums[n] for n in SUMMED))
     of_tenants = tenants is not None or GroupBy.TENANT not in group_by
-    query = query.where(or_(*(is_in(block, of_tenants=of_tenants) for block in blocks)))
+    wanted = (is_in(block, sums.length, start, of_tenants=of_tenants) for block in blocks)
+    query = query.where(or_(*wanted))
     if tenants is not None:
-        query = query.where(_sums.tenant.in_({*tenants} - {ALL_TENANTS}))
+        query = query.where(sums.tenant.in_({*tenants} - {ALL_TENANTS}))
     elif GroupBy.TENANT in group_by:
-        query = query.where(_sums.tenant != ALL_TENANTS)
+        query = query.where(sums.tenant != ALL_TENANTS)
     else:
-        query = query.where(_sums.tenant == ALL_TENANTS)
-    return _of_models(query, _sums.model, group_by, models)
+        query = query.where(sums.tenant == ALL_TENANTS)
+    return _of_models(query, sums.model, group_by, models)
 
 
 def _of_models(

@@ -3,6 +3,7 @@
 Programs up to schema 8 know the subject `usage` alone: a late event, and their roll-up, change it.
 This program keeps it at a time that is never reached, so that it notices that one of them wrote to
 the ledger: sums by day may then lack an event, and are not used until they were made anew.
+Sums by hour need none of that, as rows say themselves whether they are in one (`usage_hours`).
 """
 
 from typing import Final
@@ -19,6 +20,7 @@ LOCK: Final = "usage.rollup"
 _FORMER: Final = "usage"
 _HOURS: Final = "usage.hours"
 _DAYS: Final = "usage.days"
+_KEPT_HOURS: Final = "usage.kept_hours"
 _NEVER: Final = 2**63 - 1
 _marks: Final = schema.usage_rollups
 _set_back: Final = (
@@ -33,15 +35,20 @@ INITIAL: Final = (
     {"subject": _FORMER, "until": 0},
     {"subject": _HOURS, "until": _NEVER},
     {"subject": _DAYS, "until": 0},
+    {"subject": _KEPT_HOURS, "until": 0},
 )
-"""The rows of a new ledger, which one of schema 8 lacks in part."""
+"""The rows of a new ledger, which one of an older schema lacks in part."""
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the time up to which events were added up to rows of an hour, and to sums of a day."""
+    """Holds the time up to which events were added up to rows of an hour, and to sums of a day.
+
+    Sums of hours before `kept_hours` were deleted.
+    """
 
     hours: int
     days: int
+    kept_hours: int
 
 
 def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
@@ -67,8 +74,9 @@ def locked_marks(connection: Connection) -> Marks:
     """
     found = {row.subject: int(row.until) for row in connection.execute(_locked)}
     if found[_FORMER] == _NEVER:
-        return Marks(hours=found[_HOURS], days=found[_DAYS])
-    marks = Marks(hours=min(found[_FORMER], found[_HOURS]), days=0)
+        return Marks(hours=found[_HOURS], days=found[_DAYS], kept_hours=found[_KEPT_HOURS])
+    hours = min(found[_FORMER], found[_HOURS])
+    marks = Marks(hours=hours, days=0, kept_hours=found[_KEPT_HOURS])
     move_hours(connection, marks.hours)
     move_days(connection, marks.days)
     _move(connection, _FORMER, _NEVER)
@@ -85,10 +93,16 @@ def move_days(connection: Connection, until: int) -> None:
     _move(connection, _DAYS, until)
 
 
-def summed_until(connection: Connection) -> int:
-    """Return the time up to which sums of days are complete; 0 where they cannot be relied on."""
+def move_kept_hours(connection: Connection, since: int) -> None:
+    """Set the time before which sums of hours are deleted."""
+    _move(connection, _KEPT_HOURS, since)
+
+
+def read_marks(connection: Connection) -> Marks:
+    """Return the marks; `days` is 0 where sums of days cannot be relied on."""
     found = {row.subject: int(row.until) for row in connection.execute(select(_marks))}
-    return found.get(_DAYS, 0) if found.get(_FORMER) == _NEVER else 0
+    days = found[_DAYS] if found[_FORMER] == _NEVER else 0
+    return Marks(hours=found[_HOURS], days=days, kept_hours=found[_KEPT_HOURS])
 
 
 def _move(connection: Connection, subject: str, until: int) -> None:

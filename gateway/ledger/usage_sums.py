@@ -5,17 +5,16 @@ transaction. They are a copy: a day with a late event, and those after it, are r
 until they are summed anew (`usage_marks`).
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, func, literal, select
 
 from backends.protocol import TOKEN_TASKS
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.types import Units
+from gateway.ledger.usage_blocks import Blocks, is_in
 from gateway.ledger.usage_marks import DAY, LOCK, locked_marks, move_days
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -23,21 +22,12 @@ LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 ALL_TENANTS: Final = "*"
 """Stands for all tenants together: no tenant has such an id."""
 SUMMED: Final = Units.__struct_fields__
-_KIND: Final = ("tenant", "model", "batch", "is_free")
-_AGE: Final = 2 * DAY
-_LISTED_DAYS: Final = 1_000
-"""Databases limit the number of values in a statement."""
+KIND: Final = ("tenant", "model", "batch", "is_free")
+AGE: Final = 2 * DAY
+"""How long after its end a day is summed: an event that is a day late locks the marks."""
 _events: Final = schema.usage_events.c
 _sums: Final = schema.usage_sums
 is_free: Final = case((_events.task.in_([str(task) for task in TOKEN_TASKS]), 1), else_=0)
-
-
-class DayBlocks(msgspec.Struct, frozen=True, kw_only=True):
-    """Names blocks of one length that follow on each other, by the days they begin at."""
-
-    length: int
-    first: int
-    end: int
 
 
 def sum_day(store: Store) -> bool:
@@ -45,7 +35,7 @@ def sum_day(store: Store) -> bool:
     with store.writing(in_bulk=True) as connection:
         now = store.lock_subject(connection, LOCK)
         marks = locked_marks(connection)
-        day, end = marks.days // DAY, min(marks.hours, now - _AGE) // DAY
+        day, end = marks.days // DAY, min(marks.hours, now - AGE) // DAY
         if day >= end:
             return False
         found = connection.scalar(select(func.min(_events.time)).where(_events.time >= day * DAY))
@@ -62,31 +52,6 @@ def sum_day(store: Store) -> bool:
         return following < end
 
 
-def blocks_between(first: int, end: int, lengths: Sequence[int] = LENGTHS) -> list[DayBlocks]:
-    """Return the fewest blocks of `lengths` that make up the days from `first` to before `end`."""
-    found: list[DayBlocks] = []
-    while first < end:
-        length = max(each for each in lengths if first % each == 0 and first + each <= end)
-        start = first
-        if found and found[-1].length == length:
-            start = found.pop().first
-        first += length
-        found.append(DayBlocks(length=length, first=start, end=first))
-    return found
-
-
-def is_in(block: DayBlocks, *, of_tenants: bool = False) -> ColumnElement[bool]:
-    """Return the condition of the rows of blocks; `of_tenants` where only some tenants are read.
-
-    The key begins with length and day, so that a few tenants are found day by day, all in a range.
-    """
-    days, has_length = _sums.c.day, _sums.c.length == block.length
-    starts = range(block.first, block.end, block.length)
-    if of_tenants and len(starts) <= _LISTED_DAYS:
-        return and_(has_length, days.in_(starts))
-    return and_(has_length, days >= block.first, days < block.end)
-
-
 def _insert_day(connection: Connection, day: int) -> None:
     kind = (_events.tenant, _events.model, _events.batch, is_free)
     rows = select(literal(1), literal(day), *kind, *(func.sum(_events[n]) for n in SUMMED))
@@ -99,11 +64,12 @@ def _insert_day(connection: Connection, day: int) -> None:
 
 
 def _insert_block(connection: Connection, day: int, length: int, shorter: int) -> None:
-    kind = [_sums.c[name] for name in _KIND]
+    kind = [_sums.c[name] for name in KIND]
     sums = (func.sum(_sums.c[name]) for name in SUMMED)
     rows = select(literal(length), literal(day), *kind, *sums)
-    parts = DayBlocks(length=shorter, first=day, end=day + length)
-    _replace(connection, day, length, rows.where(is_in(parts)).group_by(*kind))
+    parts = Blocks(length=shorter, first=day, end=day + length)
+    is_part = is_in(parts, _sums.c.length, _sums.c.day)
+    _replace(connection, day, length, rows.where(is_part).group_by(*kind))
 
 
 def _replace(connection: Connection, day: int, length: int, rows: Select[Any]) -> None:
@@ -112,7 +78,7 @@ def _replace(connection: Connection, day: int, length: int, rows: Select[Any]) -
 
 
 def _insert(connection: Connection, rows: Select[Any]) -> None:  # Any: as many columns as there are
-    names = ("length", "day", *_KIND, *SUMMED)
+    names = ("length", "day", *KIND, *SUMMED)
     connection.execute(_sums.insert().from_select(names, rows))
 
 

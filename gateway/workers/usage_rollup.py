@@ -37,6 +37,14 @@ class UsageStore(Protocol):
         """
         ...
 
+    def keep_hours(self) -> bool:
+        """Sum an hour that has no sums, or delete old ones; return whether there may be more.
+
+        Raises:
+            DependencyUnavailable: nothing changed; try again.
+        """
+        ...
+
 
 class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts rows added up since the start; `failures` are those in a row."""
@@ -78,12 +86,14 @@ class UsageRollup:
             await pause(stop, await self.run_once())
 
     async def run_once(self) -> float:
-        """Add up some rows, or sum a day where there are none; return the seconds to wait then."""
+        """Add up some rows; without any, sum a day or an hour. Return the seconds to wait then."""
         before = self._clock() - self._keep
         try:
             limit = self._limit.now
             rows = await asyncio.to_thread(self._store.add_up, before=before, limit=limit)
-            goes_on = rows > 0 or await asyncio.to_thread(self._store.sum_day)
+            goes_on = rows > 0
+            for step in (self._store.sum_day, self._store.keep_hours):
+                goes_on = goes_on or await asyncio.to_thread(step)
         except GatewayError as error:
             if not self._backoff.failures:
                 _log.warning("the roll-up of usage is retried", extra={"reason": error.detail})

@@ -141,7 +141,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> 
     """Its rows are events of one request each."""
     path = tmp_path / "old.db"
     with sqlite3.connect(path) as old:
-        added = ("requests", "batch")
+        added = ("requests", "batch", "is_summed")
         columns = [c.name for c in schema.usage_events.columns if c.name not in added]
         old.execute(f"CREATE TABLE usage_events ({', '.join(columns)}, PRIMARY KEY (id))")
         old.execute("CREATE TABLE schema_version (version INTEGER PRIMARY KEY)")

@@ -16,8 +16,9 @@ from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.ledger.usage_blocks import Blocks, blocks_between
 from gateway.ledger.usage_marks import DAY, HOUR
-from gateway.ledger.usage_sums import DayBlocks, blocks_between
+from gateway.ledger.usage_sums import LENGTHS
 from gateway.types import RequestEvent
 from loadtests.harness.postgresql import PostgreSQL
 from tests.support.events import make_event, make_usage
@@ -102,6 +103,7 @@ def record_as_schema_8(database: str, event: RequestEvent) -> None:
     hour = event.time - event.time % HOUR
     own = (marks.c.subject == "usage") & (marks.c.until > hour)
     values = {"id": event.id, "time": event.time, "hit": event.usage.hit, "requests": 1}
+    values["is_summed"] = 0  # the default of the column, which it does not know
     with engine.begin() as connection:
         connection.execute(marks.update().where(own).values(until=hour))
         columns = list(events.columns)
@@ -229,6 +231,9 @@ def test_a_ledger_of_schema_8_is_summed_in_steps(database: str) -> None:
     engine = sqlalchemy.create_engine(database)
     with engine.begin() as connection:
         schema.usage_sums.drop(connection)
+        schema.usage_hours.drop(connection)
+        connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
+        connection.exec_driver_sql("ALTER TABLE usage_events DROP COLUMN is_summed")
         connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 8")
         connection.exec_driver_sql("DELETE FROM usage_rollups WHERE subject <> 'usage'")
         mark = schema.usage_rollups.update().values(until=to_nanoseconds(END))
@@ -282,7 +287,7 @@ def test_blocks_make_up_the_days_without_gap_or_overlap(seed: int) -> None:
     first = chance.randrange(20_000, 21_000)
     end = first + chance.randrange(1, 800)
 
-    blocks = blocks_between(first, end)
+    blocks = blocks_between(first, end, LENGTHS)
 
     edges = [first, *(block.end for block in blocks)]
     assert [block.first for block in blocks] == edges[:-1]
@@ -292,5 +297,5 @@ def test_blocks_make_up_the_days_without_gap_or_overlap(seed: int) -> None:
 
 
 def test_no_days_are_no_blocks_and_one_length_is_one_range() -> None:
-    assert blocks_between(5, 5) == []
-    assert blocks_between(5, 9, (1,)) == [DayBlocks(length=1, first=5, end=9)]
+    assert blocks_between(5, 5, LENGTHS) == []
+    assert blocks_between(5, 9, (1,)) == [Blocks(length=1, first=5, end=9)]

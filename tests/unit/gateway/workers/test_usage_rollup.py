@@ -16,11 +16,15 @@ NOW = 10**18
 
 
 class Store:
-    """Has `rows` to add up, then `days` to sum; fails in `trouble`, and beyond `most` at a time."""
+    """Has `rows` to add up, then `days` and `hours` to sum.
 
-    def __init__(self, rows: int, *, days: int = 0, most: int = 1000) -> None:
+    It fails in `trouble`, and beyond `most` rows at a time.
+    """
+
+    def __init__(self, rows: int, *, days: int = 0, hours: int = 0, most: int = 1000) -> None:
         self.rows = rows
         self.days = days
+        self.hours = hours
         self.most = most
         self.before: list[int] = []
         self.trouble: GatewayError | None = None
@@ -39,6 +43,11 @@ class Store:
         self.days = max(0, self.days - 1)
         return self.days > 0
 
+    def keep_hours(self) -> bool:
+        """Sum one of `hours`."""
+        self.hours = max(0, self.hours - 1)
+        return self.hours > 0
+
 
 async def test_it_goes_on_soon_while_there_is_more() -> None:
     store = Store(1500)
@@ -51,13 +60,13 @@ async def test_it_goes_on_soon_while_there_is_more() -> None:
     assert rollup.statistics().rows == 1500
 
 
-async def test_days_are_summed_once_their_rows_are_added_up() -> None:
-    store = Store(1500, days=2)
+async def test_days_and_hours_are_summed_once_their_rows_are_added_up() -> None:
+    store = Store(1500, days=2, hours=3)
     rollup = UsageRollup(store, keep=100.0, every=30.0, rest=0.05, clock=lambda: NOW)
 
-    waits = [await rollup.run_once() for _ in range(4)]
+    waits = [await rollup.run_once() for _ in range(6)]
 
-    assert waits == [0.05, 0.05, 0.05, 30.0]
+    assert waits == [0.05, 0.05, 0.05, 0.05, 0.05, 30.0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Divides a time into blocks whose sums are kept, and the rest, which is read from the events."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from gateway.errors import InvalidRequest
+from gateway.ledger import schema
+from gateway.ledger.types import GroupBy
+from gateway.ledger.usage_blocks import Blocks, blocks_between
+from gateway.ledger.usage_hours import HOUR_LENGTHS, summed_since
+from gateway.ledger.usage_marks import DAY, HOUR, read_marks
+from gateway.ledger.usage_sums import LENGTHS
+
+_SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL})
+"""What sums can be grouped by; all other usage is read from the events."""
+_events: Final = schema.usage_events.c
+_LARGEST: Final = 2**63 - 1
+_Span = tuple[int, int]  # nanoseconds: from the first to before the second
+
+
+class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
+    """Names what the usage of a time is read from; together they are that time."""
+
+    events: list[_Span]
+    days: list[Blocks] = []
+    hours: list[Blocks] = []
+
+
+def sources_of(
+    connection: Connection, since: int, until: int, group_by: Sequence[GroupBy]
+) -> UsageSources:
+    """Return what the usage from `since` to before `until` is read from.
+
+    Raises:
+        InvalidRequest: a time is beyond what the ledger can hold.
+    """
+    if max(-since, until) > _LARGEST:
+        raise InvalidRequest("a time is beyond what the ledger can hold")
+    if not _SUMMED_BY.issuperset(group_by):
+        return UsageSources(events=[(since, until)])
+    marks = read_marks(connection)
+    first, end = -(-since // DAY), min(until, marks.days) // DAY
+    days, rest = [], [(since, until)]
+    if first < end and GroupBy.HOUR not in group_by:
+        days = blocks_between(first, end, (1,) if GroupBy.DAY in group_by else LENGTHS)
+        rest = [(since, first * DAY), (end * DAY, until)]
+    events, hours = [], []
+    lengths = HOUR_LENGTHS[:1] if GroupBy.HOUR in group_by else HOUR_LENGTHS
+    whole_since = -(-summed_since(connection, marks) // HOUR)
+    for start, stop in rest:
+        first = max(-(-start // HOUR), whole_since)
+        end, tail = _end_of_hours(connection, stop, lengths[-1] * HOUR)
+        if start < stop and first < end:
+            hours += blocks_between(first, end, lengths)
+            events += [(start, first * HOUR), (tail, stop)]
+        else:
+            events.append((start, stop))
+    events = [(start, stop) for start, stop in events if start < stop]
+    return UsageSources(events=events, days=days, hours=hours)
+
+
+def _end_of_hours(connection: Connection, until: int, length: int) -> tuple[int, int]:
+    """Return the end of hours whose events are all before `until`, and from where on others are.
+
+    A block of `length` may end after `until` if there is no event since, as in one that ends now.
+    """
+    newest = connection.scalar(select(func.max(_events.time)))
+    if newest is None or newest < until:
+        end = 0 if newest is None else (int(newest) // length + 1) * length
+        return end // HOUR, until
+    following = connection.scalar(select(func.min(_events.time)).where(_events.time >= until))
+    end = max(until, min(int(following or 0), -(-until // length) * length)) // HOUR
+    return end, end * HOUR
