@@ -8,6 +8,7 @@ from collections.abc import Callable
 from random import getrandbits
 from typing import Final
 
+import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags
 from typing_extensions import override
@@ -64,7 +65,7 @@ class HitTemplate:
             attributes=hit.attributes,
             started=_TIMES[0],
         )
-        record_hit(root, hit._replace(times=_TIMES))
+        record_hit(root, msgspec.structs.replace(hit, times=_TIMES))
         try:
             encoded = [encode_span(s, s.resource, s.instrumentation_scope) for s in sink.spans]
         except RareSpan:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -23,7 +24,7 @@ _HIT = ReplayedHit(
     name="POST /v1/classify",
     attributes={"http.request.method": "POST", "http.route": "/v1/classify"},
     model="100 %s sure",
-    request_id=b"req_0123456789abcdef0000000007",
+    answer=b"HTTP/1.1 200 OK\r\nx-request-id: req_0123456789abcdef0000000007\r\n\r\n{}",
     times=(_BEGAN, _BEGAN + 10, _BEGAN + 25, _BEGAN + 31),
 )
 
@@ -59,7 +60,8 @@ def without_ids(spans: list[Span]) -> list[Span]:
 
 @pytest.mark.parametrize("context", ["", _PARENT])
 def test_an_encoded_hit_is_what_its_objects_are(context: str) -> None:
-    other = _HIT._replace(request_id=b"req_0123456789abcdef0000000008", times=(1, 2, 3, 4))
+    answer = _HIT.answer.replace(b"07", b"08")
+    other = msgspec.structs.replace(_HIT, answer=answer, times=(1, 2, 3, 4))
 
     ours, queued = recorded(context, _HIT, other, takes_encoded=True)
     theirs, objects = recorded(context, _HIT, other, takes_encoded=False)
