@@ -1,7 +1,7 @@
 """Posts exports over plain HTTP through one connection that is kept open.
 
-`requests` reads the environment, merges headers and looks for a proxy at each request: three
-quarters of what an export costs a process that answers requests meanwhile.
+`requests` reads the environment, merges headers and looks for a proxy at each request: more than
+half of what an export costs a process that answers requests meanwhile.
 """
 
 import io
