@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from typing_extensions import override
 
 from backends.otlp_encoding import SpanBatch, encode_message, encode_spans
+from backends.otlp_session import ExportSession
 from backends.otlp_statistics import TracingStatistics
 from backends.otlp_variables import (
     COMPRESSIONS,
@@ -28,6 +29,8 @@ _log = logging.getLogger(__name__)
 # OpenTelemetry waits 30 s for a collector that is down, which would delay the end of a process.
 CLOSE_WITHIN: Final = 2.0
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
+# They name a package that makes the session, with credentials, which the SDK looks up.
+_CREDENTIALS = "_CREDENTIAL_PROVIDER"
 _KINDS = {"TRACES": ("trace", "OTLPSpanExporter"), "METRICS": ("metric", "OTLPMetricExporter")}
 
 
@@ -199,7 +202,10 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
     # The gRPC exporter knows no `none`, and so none of traces alone.
     compressed = otlp_variable(environ, "COMPRESSION", signal).strip().lower()
     compression = getattr(module.Compression, COMPRESSIONS.get(compressed, "NoCompression"))
+    options: dict[str, Any] = {"timeout": timeout / 1000, "compression": compression}
+    if package == "http" and not any(name.endswith(_CREDENTIALS) for name in environ):
+        options["session"] = ExportSession()
     try:
-        return getattr(module, made)(timeout=timeout / 1000, compression=compression)
+        return getattr(module, made)(**options)
     except Exception as error:  # whatever the exporter makes of a variable
         raise TracingProblem(f"the variables `{OTLP}*` cannot be used: {error}") from error

@@ -38,7 +38,10 @@ class RareSpan(Exception):
 
 
 class SpanBatch(list[Any]):  # Any: exporters ask for spans alone
-    """Holds spans to export; those that come encoded are of `resource` and `SCOPE`."""
+    """Holds spans to export; those that come encoded are of `resource` and `SCOPE`.
+
+    Several that come encoded in one piece are it, and an empty piece for each but the first.
+    """
 
     resource: Resource
 

@@ -6,6 +6,7 @@ whose bytes are equal, and `RequestProcessor` calls `answer` for those whose bod
 `answer_stored` for what another tier than memory had.
 """
 
+from collections.abc import Sequence
 from time import time_ns
 
 from backends.protocol import Task
@@ -23,6 +24,7 @@ from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.phases import PhaseDurations
+from gateway.telemetry.tracing import ReplayedHit, Tracer
 from gateway.types import (
     Answer,
     ArmUsage,
@@ -54,6 +56,7 @@ class MemoryHits:
         limiter: RateLimiter,
         events: RequestEvents,
         phases: PhaseDurations,
+        tracer: Tracer,
     ) -> None:
         self.events = events
         self._runtimes = runtimes
@@ -62,7 +65,12 @@ class MemoryHits:
         self._read_hit = inference.read_hit
         self._limiter = limiter
         self._phases = phases
+        self._tracer = tracer
+        # One number counts down to whichever comes first, and is `_step` at its start.
         self._until_measured = MEASURED_ONE_OF
+        self._until_recorded = tracer.gap()
+        self.until_noted = self._step = min(self._until_measured, self._until_recorded)
+        """The number of the next hit that is measured or recorded, 1 for the next."""
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
         self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST_RUNS)
@@ -81,9 +89,10 @@ class MemoryHits:
         replay = parsed.replay
         if replay is None:
             return None
-        self._until_measured -= 1
-        if self._until_measured <= 0 and times is None:
-            return self._replay_measured(parsed, head)
+        if times is None:
+            self.until_noted -= 1
+            if not self.until_noted:
+                return self._replay_noted(parsed, head)
         run = replay.run
         if run.count == run.max_count and not self.events.join(run):
             return None
@@ -104,16 +113,60 @@ class MemoryHits:
             replay.tail,
         )
 
-    def _replay_measured(self, parsed: ParsedBody, head: bytes) -> bytes | None:
-        """Replay a hit, and count its phases for all those that are not measured."""
+    def replay_recorded(self, parsed: ParsedBody, head: bytes, context: str) -> bytes | None:
+        """Do as `replay` for a request whose trace `context` is sampled."""
         times = [time_ns()]
         answer = self.replay(parsed, head, times)
-        self._until_measured = MEASURED_ONE_OF
         if answer is not None:
-            began, found, charged = times
-            self._phases.add("cache", (found - began) / 1e9, MEASURED_ONE_OF)
-            self._phases.add("admission", (charged - found) / 1e9, MEASURED_ONE_OF)
+            self._measure(times, 1)
+            self._record(parsed, answer, times, context)
         return answer
+
+    def skip_recorded(self) -> None:
+        """Note that the next hit is not recorded, whatever was drawn for it.
+
+        Call it only where `until_noted` is 1.
+        """
+        if self._until_recorded == self._step:
+            self._until_recorded += self._tracer.gap()
+
+    def _replay_noted(self, parsed: ParsedBody, head: bytes) -> bytes | None:
+        """Replay a hit, and measure it for all those that are not, or record it, or both."""
+        self._until_measured -= self._step
+        self._until_recorded -= self._step
+        is_measured, is_recorded = not self._until_measured, not self._until_recorded
+        if is_measured:
+            self._until_measured = MEASURED_ONE_OF
+        if is_recorded:
+            self._until_recorded = self._tracer.gap()
+        self.until_noted = self._step = min(self._until_measured, self._until_recorded)
+        times = [time_ns()]
+        answer = self.replay(parsed, head, times)
+        if answer is None:
+            return None  # it is answered in another way, and decided about again
+        if is_measured:
+            self._measure(times, MEASURED_ONE_OF)
+        if is_recorded:
+            self._record(parsed, answer, times, "")
+        return answer
+
+    def _measure(self, times: Sequence[int], count: int) -> None:
+        """Count the phases of a hit `count` times."""
+        began, found, charged = times
+        self._phases.add("cache", (found - began) / 1e9, count)
+        self._phases.add("admission", (charged - found) / 1e9, count)
+
+    def _record(self, parsed: ParsedBody, answer: bytes, times: list[int], context: str) -> None:
+        """Record the spans of a hit."""
+        replay, route = parsed.replay, parsed.route
+        if replay is None:
+            return
+        times.append(time_ns())
+        model, revision = replay.model, replay.revision
+        hit = ReplayedHit(route.span_name, route.attributes, model, revision, answer, times)
+        self._tracer.replayed(hit, context)
+        if context:  # else its trace has no id yet
+            self.events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)
 
     def answer(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
         """Return the body of the answer, its event published; the headers are noted in `state`.

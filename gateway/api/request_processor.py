@@ -80,6 +80,7 @@ class RequestProcessor:
             limiter=limiter,
             events=events,
             phases=metrics.phases,
+            tracer=tracer,
         )
 
     def new_state(self, match: RouteMatch) -> RequestState:

@@ -92,8 +92,8 @@ _REQUESTS: Final = (
         "Time of a phase of requests. `phase`: `admission` (key, body, limits), `cache` (look-up "
         "in memory, or in Redis), `wait` (from the look-up until every missing item has its "
         "outcome; with the look-up where the limits were asked of Redis), `dispatch` (a call of a "
-        "backend). Of repeated hits one in 64 is measured and counts 64 times; where all "
-        "are traced, none.",
+        "backend). Of repeated hits one in 64 is measured and counts 64 times; those that "
+        "their callers sampled are all measured.",
         "phase",
     ),
     _counter("failed_items_total", "Items that no backend answered, by the error's code.", "code"),

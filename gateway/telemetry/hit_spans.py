@@ -4,10 +4,14 @@ A template is what the encoder makes of the spans of one hit, open where these v
 hit takes a quarter of the time that its spans would take as objects.
 """
 
+import re
 from collections.abc import Callable
+from operator import itemgetter
 from random import getrandbits
+from struct import Struct
 from typing import Final
 
+import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags
 from typing_extensions import override
@@ -18,6 +22,7 @@ from gateway.telemetry.spans import MEMORY, Attributes
 from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
 
+_FOUR_TIMES: Final = Struct("<QQQQ").pack
 # What stands for ids and times until a template is made; nothing else has such bytes.
 _TRACE: Final = b"\xf0" * 16
 _MARKS: Final = {
@@ -26,6 +31,8 @@ _MARKS: Final = {
         (b"parent", b"root", b"lookup", b"admission", b"began", b"found", b"charged", b"ended")
     )
 }
+_ID: Final = len(_MARKS) + 1
+"""The number of the request's id among the values of a format."""
 _TIMES: Final = [
     int.from_bytes(_MARKS[name], "little") for name in (b"began", b"found", b"charged", b"ended")
 ]
@@ -65,31 +72,28 @@ class HitTemplate:
             attributes=hit.attributes,
             started=_TIMES[0],
         )
-        record_hit(root, hit._replace(times=_TIMES))
+        record_hit(root, msgspec.structs.replace(hit, times=_TIMES))
         try:
             encoded = [encode_span(s, s.resource, s.instrumentation_scope) for s in sink.spans]
         except RareSpan:
             encoded = []
-        self._spans = [_opened(span, hit.request_id) for span in encoded]
-        self.is_usable = any(b"%(id)b" in span for span in self._spans)
+        self._format, values = _opened(b"".join(encoded), hit.request_id)
+        self.is_usable = _ID in values
+        self._pick = itemgetter(*values) if self.is_usable else tuple
+        self._nothing = [b""] * (len(encoded) - 1)
 
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
-        """Return the encoded spans of a hit."""
-        began, found, charged, ended = hit.times
+        """Return the encoded spans of a hit in one piece, and nothing for each but the first.
+
+        Batches are counted by their spans.
+        """
         ids = getrandbits(192).to_bytes(24, "big")
-        values = {
-            b"trace": trace,
-            b"parent": parent,
-            b"root": ids[:8],
-            b"lookup": ids[8:16],
-            b"admission": ids[16:],
-            b"began": began.to_bytes(8, "little"),
-            b"found": found.to_bytes(8, "little"),
-            b"charged": charged.to_bytes(8, "little"),
-            b"ended": ended.to_bytes(8, "little"),
-            b"id": hit.request_id,
-        }
-        return [span % values for span in self._spans]
+        times = _FOUR_TIMES(*hit.times)
+        values = (
+            *(trace, parent, ids[:8], ids[8:16], ids[16:]),
+            *(times[:8], times[8:16], times[16:24], times[24:], hit.request_id),
+        )
+        return [self._format % self._pick(values), *self._nothing]
 
 
 class SpanList(SpanSink):
@@ -121,9 +125,12 @@ def _context(name: bytes, *, is_remote: bool = False) -> SpanContext:
     return SpanContext(trace, span, is_remote, TraceFlags(SAMPLED))
 
 
-def _opened(span: bytes, request_id: bytes) -> bytes:
-    """Return an encoded span as a format, open at the marks and at `request_id`."""
-    span = span.replace(b"%", b"%%").replace(_TRACE, b"%(trace)b")
-    for name, mark in _MARKS.items():
-        span = span.replace(mark, b"%%(%b)b" % name)
-    return span.replace(request_id, b"%(id)b")
+def _opened(spans: bytes, request_id: bytes) -> tuple[bytes, list[int]]:
+    """Return encoded spans as a format, open at the marks and at `request_id`.
+
+    The numbers say which values stand there: the trace's id, those of `_MARKS`, the request's id.
+    """
+    marks = [_TRACE, *_MARKS.values(), request_id]
+    parts = re.split(b"(%b)" % b"|".join(map(re.escape, marks)), spans)
+    values = [marks.index(mark) for mark in parts[1::2]]
+    return b"%b".join([part.replace(b"%", b"%%") for part in parts[::2]]), values

@@ -6,14 +6,17 @@ so that work which outlives its request (a detached computation, a probe) needs 
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from backends.otlp_statistics import TracingStatistics
 from gateway.telemetry.propagation import ContextReader
 from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span
 
+_ID = b"x-request-id: "
 
-class ReplayedHit(NamedTuple):
+
+class ReplayedHit(msgspec.Struct, frozen=True):
     """A memory hit that the fast path replayed.
 
     `name` and `attributes` are those of its request's span. `times` are when it began, was found,
@@ -24,8 +27,14 @@ class ReplayedHit(NamedTuple):
     attributes: Attributes
     model: str
     revision: str
-    request_id: bytes
+    answer: bytes
     times: Sequence[int]
+
+    @property
+    def request_id(self) -> bytes:
+        """The id that the head of the answer has: it is read where there is time for it."""
+        start = self.answer.index(_ID) + len(_ID)
+        return self.answer[start : self.answer.index(b"\r", start)]
 
 
 class Tracer:

@@ -1,7 +1,5 @@
 """Records spans of memory hits that the fast path replays, where tracing is on."""
 
-from time import time_ns
-
 from typing_extensions import override
 
 from gateway.api.fast_path.answering import FastPath
@@ -9,10 +7,6 @@ from gateway.api.fast_path.head_cache import RepeatedRequest, RequestHeadCache
 from gateway.api.http import Headers
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import ParsedBody
-from gateway.telemetry.tracing import ReplayedHit
-
-_ID = b"x-request-id: "
 
 
 def build_fast_path(
@@ -24,18 +18,17 @@ def build_fast_path(
 
 
 class TracedFastPath(FastPath):
-    """A fast path that decides first whether a request is recorded.
+    """A fast path that records hits whose trace context is sampled.
 
-    What is not recorded is answered as without tracing.
+    Which of those without a context are recorded is counted down to by `MemoryHits`, with what it
+    measures: the others are answered as without tracing.
     """
 
     def __init__(
         self, *, processor: RequestProcessor, heads: RequestHeadCache, shedder: LoadShedder
     ) -> None:
         super().__init__(processor=processor, heads=heads, shedder=shedder)
-        self._tracer = processor.tracer
         self._samples = processor.tracer.samples
-        self._left = processor.tracer.gap()
 
     @override
     def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
@@ -45,33 +38,14 @@ class TracedFastPath(FastPath):
             parsed, context = self._find_without_context(request)
             if parsed is None:
                 return None
-        if isinstance(parsed, RepeatedRequest):
-            return None if context else parsed  # `repeat` decides whether it is recorded
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         if context:
             if self._samples(context):
-                return self._replay_recorded(parsed, context)
-        else:
-            self._left -= 1
-            if not self._left:
-                self._left = self._tracer.gap()
-                return self._replay_recorded(parsed, "")
-        return self._hits.replay(parsed, self._hit_lines)
-
-    def _replay_recorded(self, parsed: ParsedBody, context: str) -> bytes | None:
-        replay = parsed.replay
-        times = [time_ns()]
-        answer = self._hits.replay(parsed, self._hit_lines, times)
-        if answer is None or replay is None:
-            return None  # it is answered in another way, and decided about again
-        route = parsed.route
-        start = answer.index(_ID) + len(_ID)
-        request_id = answer[start : answer.index(b"\r", start)]
-        times.append(time_ns())
-        model, revision = replay.model, replay.revision
-        hit = ReplayedHit(route.span_name, route.attributes, model, revision, request_id, times)
-        self._tracer.replayed(hit, context)
-        if context:  # else its trace has no id yet
-            self.hit_events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)
+                return self._hits.replay_recorded(parsed, self._hit_lines, context)
+            if self._hits.until_noted == 1:
+                self._hits.skip_recorded()
+        answer = self._hits.replay(parsed, self._hit_lines)
+        if answer is None and not context and isinstance(parsed, RepeatedRequest):
+            return parsed  # `repeat` decides whether it is recorded
         return answer

@@ -223,6 +223,13 @@ def test_a_file_that_is_not_there_is_named_with_its_variable(
         open_from(monkeypatch, environ)
 
 
+def test_a_package_with_credentials_makes_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = _ENDPOINT | {"OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER": "not-installed"}
+
+    with pytest.raises(TracingProblem, match="not-installed"):
+        open_from(monkeypatch, environ)
+
+
 def test_an_unknown_protocol_is_ignored_as_the_specification_says() -> None:
     queue = open_queue(_ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "carrier-pigeon"})
 

@@ -1,12 +1,21 @@
 """Traced requests: spans on the fast path as in the application, and none that is not sampled."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, DEFAULT_OFF, DEFAULT_ON
+from opentelemetry.sdk.trace.sampling import (
+    ALWAYS_OFF,
+    DEFAULT_OFF,
+    DEFAULT_ON,
+    ParentBased,
+    Sampler,
+    TraceIdRatioBased,
+)
 
+from gateway.config.document import LimitsConfig
 from gateway.types import ItemFailure
 from tests.support.api import KEY
 from tests.support.dialects import sent, serve_models
@@ -111,6 +120,51 @@ async def test_every_hit_is_recorded_where_the_sampler_takes_all() -> None:
     roots = [span for span in recorded.spans() if span.name == "POST /v1/classify"]
     assert len(roots) == 6
     assert len({span.context.trace_id for span in roots if span.context}) == 6
+
+
+async def unlimited(sampler: Sampler) -> tuple[Recorded, EntryPoint]:
+    """Return an entry point of the fast path that replays `request()`, without limits."""
+    recorded = Recorded(sampler)
+    entry = EntryPoint(fast=True, tracer=recorded.tracer)
+    entry.api.configure(limits=LimitsConfig())
+    for _ in range(3):
+        await entry.send(request(traceparent("00")))
+    return recorded, entry
+
+
+async def test_hits_are_recorded_by_what_their_callers_decided_and_by_draw_without() -> None:
+    recorded, entry = await unlimited(ParentBased(TraceIdRatioBased(0.2)))
+    left_out, taken = request(traceparent("00", 2)), request(traceparent("01", 3))
+
+    for _ in range(400):
+        for each in (left_out, request(), taken):
+            assert isinstance(entry.api.fast_path.replay(each, entry.state.default_headers), bytes)
+        entry.api.fast_path.hit_events.commit()
+
+    roots = [span for span in recorded.spans() if span.name == "POST /v1/classify"]
+    parents = Counter(span.parent.span_id if span.parent else 0 for span in roots)
+    assert parents[2] == 0
+    assert parents[3] == 400
+    assert 30 < parents[0] < 150  # 80 are expected, and their standard deviation is 8
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+async def test_hits_have_their_phases_counted_whether_they_are_recorded_or_not(
+    share: float,
+) -> None:
+    _, entry = await unlimited(ParentBased(TraceIdRatioBased(share)))
+    metrics, registry = entry.api.metrics, entry.api.registry
+    name, labels = "sluicegate_phase_duration_seconds_count", {"phase": "cache"}
+    metrics.flush()
+    before = registry.get_sample_value(name, labels) or 0
+
+    for _ in range(64):
+        for each in (request(), request(traceparent("01"))):
+            entry.api.fast_path.replay(each, entry.state.default_headers)
+        entry.api.fast_path.hit_events.commit()
+    metrics.flush()
+
+    assert registry.get_sample_value(name, labels) == before + 64 + 64
 
 
 @pytest.mark.parametrize(
