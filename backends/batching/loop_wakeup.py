@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Set as AbstractSet
+from functools import partial
 from typing import Protocol
 
 _log = logging.getLogger(__name__)
@@ -87,32 +88,48 @@ class LoopWakeup:
 
         Once awake, the loop may use all cores of the calling thread again.
         """
-        allowed = self._restrict_to_own_core()
-        try:
+        affinity = self._affinity
+        allowed = self._restrict_to_own_core(affinity) if affinity else _NO_CORES
+        if affinity is None or not allowed:
             self._schedule(callback)
+            return
+        # The loop may be quicker than this thread, and threads that it starts inherit its cores.
+        try:
+            self._schedule(partial(self._call_on, affinity, allowed, callback))
         finally:
-            if allowed:
-                self._restrict(allowed)
+            self._restrict(affinity, allowed)
 
-    def _restrict_to_own_core(self) -> AbstractSet[int]:
+    def _call_on(
+        self, affinity: CoreAffinity, cores: AbstractSet[int], callback: Callable[[], object]
+    ) -> None:
+        self._restrict(affinity, cores)
+        callback()
+
+    def _restrict_to_own_core(self, affinity: CoreAffinity) -> AbstractSet[int]:
         """Keep the loop's thread on the caller's core; return what it may use afterwards, if so."""
-        if self._affinity is None:
+        try:
+            allowed, core = affinity.allowed(), affinity.current()
+        except OSError as error:
+            self._give_up(error)
             return _NO_CORES
-        allowed, core = self._affinity.allowed(), self._affinity.current()
         if core not in allowed or len(allowed) == 1:
             return _NO_CORES
-        return allowed if self._restrict({core}) else _NO_CORES
+        return allowed if self._restrict(affinity, {core}) else _NO_CORES
 
-    def _restrict(self, cores: AbstractSet[int]) -> bool:
-        if self._affinity is None:
-            return False
+    def _restrict(self, affinity: CoreAffinity, cores: AbstractSet[int]) -> bool:
         try:
-            self._affinity.restrict(self._thread, cores)
+            affinity.restrict(self._thread, cores)
         except OSError as error:
-            self._affinity = None
-            _log.warning(
-                "the core of the event loop could not be set; from now on the kernel chooses it",
-                extra={"error": type(error).__name__},
-            )
+            self._give_up(error)
             return False
         return True
+
+    def _give_up(self, error: OSError) -> None:
+        """Leave the choice of cores to the kernel."""
+        if self._affinity is None:
+            return
+        self._affinity = None
+        _log.warning(
+            "the core of the event loop could not be set; from now on the kernel chooses it",
+            extra={"error": type(error).__name__},
+        )

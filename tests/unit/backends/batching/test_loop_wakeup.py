@@ -30,11 +30,14 @@ class RecordedAffinity:
         self._core = core
         self._allowed = allowed
         self.refuses = False
+        self.tells = True
 
     def current(self) -> int:
         return self._core
 
     def allowed(self) -> AbstractSet[int]:
+        if not self.tells:
+            raise PermissionError
         return set(self._allowed)
 
     def restrict(self, thread: int, cores: AbstractSet[int]) -> None:
@@ -55,9 +58,28 @@ def answer() -> None:
 def test_the_loop_is_on_the_callers_core_while_it_is_woken() -> None:
     steps: list[object] = []
 
-    make_wakeup(RecordedAffinity(steps), steps).call_here(answer)
+    scheduled: list[Callable[[], object]] = []
 
-    assert steps == [{1}, answer, ALL]
+    def schedule(callback: Callable[[], object]) -> None:
+        steps.append("schedule")
+        scheduled.append(callback)
+
+    LoopWakeup(schedule, RecordedAffinity(steps)).call_here(answer)
+
+    assert steps == [{1}, "schedule", ALL]
+    assert len(scheduled) == 1
+
+
+def test_a_loop_that_is_quicker_than_its_caller_has_all_cores_when_it_calls() -> None:
+    """Threads that it starts in the call keep its cores for good."""
+    steps: list[object] = []
+
+    def schedule(callback: Callable[[], object]) -> None:
+        callback()
+
+    LoopWakeup(schedule, RecordedAffinity(steps)).call_here(lambda: steps.append(answer))
+
+    assert steps == [{1}, ALL, answer, ALL]
 
 
 def test_the_kernel_chooses_the_core_of_other_calls() -> None:
@@ -98,6 +120,35 @@ def test_a_system_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixtu
 
     assert steps == [answer, answer]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_call_is_scheduled_where_the_system_does_not_tell_the_cores() -> None:
+    steps: list[object] = []
+    affinity = RecordedAffinity(steps)
+    affinity.tells = False
+
+    make_wakeup(affinity, steps).call_here(answer)
+
+    assert steps == [answer]
+
+
+def test_a_loop_that_was_restricted_is_released_though_another_thread_was_refused() -> None:
+    steps: list[object] = []
+    affinity = RecordedAffinity(steps)
+    is_first = True
+
+    def schedule(_callback: Callable[[], object]) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            affinity.refuses = True
+            wakeup.call_here(answer)
+            affinity.refuses = False
+
+    wakeup = LoopWakeup(schedule, affinity)
+    wakeup.call_here(answer)
+
+    assert steps == [{1}, ALL]
 
 
 def test_a_loop_that_is_closed_may_use_all_cores_again() -> None:
