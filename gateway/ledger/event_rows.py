@@ -14,7 +14,7 @@ _used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
-"""The most units of an event: sums of millions of events still fit SQL numbers."""
+"""The most units, and requests, of an event: sums of millions of events still fit SQL numbers."""
 
 
 def is_valid(event: RequestEvent) -> bool:
@@ -25,7 +25,7 @@ def is_valid(event: RequestEvent) -> bool:
         min(used) >= 0
         and count > 0
         and max(used) * count <= _MOST_UNITS
-        and count <= _LARGEST
+        and count <= _MOST_UNITS
         and 0 <= status <= _LARGEST
         and 0 <= time <= _LARGEST
         and len(event.id) <= 128  # noqa: PLR2004

@@ -229,12 +229,18 @@ def _add_in_postgresql(
     table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
 ) -> postgresql.Insert:
     arrays = (
-        sqlalchemy.bindparam(name, type_=postgresql.ARRAY(table.c[name].type)) for name in columns
+        sqlalchemy.bindparam(name, type_=postgresql.ARRAY(_unbounded(table.c[name].type)))
+        for name in columns
     )
     rows = sqlalchemy.select(*map(sqlalchemy.func.unnest, arrays))
     new = postgresql.insert(table).from_select(columns, rows)
     sums = {name: table.c[name] + new.excluded[name] for name in summed}
     return new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+
+
+def _unbounded(column: Any) -> Any:  # Any: of whatever values
+    """Return a type without a length: a cast to one cuts off what an insert refuses."""
+    return sqlalchemy.Text() if isinstance(column, sqlalchemy.String) else column
 
 
 @contextlib.contextmanager

@@ -7,8 +7,10 @@ import pytest
 
 from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.recording import UnrecordableBatch
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import ArmUsage, RequestEvent
+from loadtests.harness.postgresql import PostgreSQL
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record
 
@@ -65,3 +67,15 @@ def test_the_cost_follows_the_price_of_each_hour(ledger: Ledger) -> None:
 
     (arm,) = ledger.arm_costs("mood", "abc", PRICES)
     assert (arm.cost, arm.currency) == ("0.000000030", "EUR")
+
+
+@pytest.mark.system
+def test_names_that_no_column_can_hold_are_refused_and_not_cut_off(postgresql: PostgreSQL) -> None:
+    """Cut off, both would be one arm, which one statement cannot add to twice."""
+    arms = [ArmUsage(arm="a" * 64 + end, hit=1) for end in "bc"]
+    with Ledger(postgresql.database(), clock=Clock()) as ledger:
+        for answered in (arms[:1], arms):
+            with pytest.raises(UnrecordableBatch):
+                record(ledger, "log", 1, [event(1, *answered)])
+
+        assert items(ledger) == {}

@@ -13,6 +13,7 @@ from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
 from gateway.ledger.types import Batch
+from gateway.types import RequestId
 from tests.support.events import START, make_event, make_run, make_usage
 from tests.support.ledgers import Clock, ledger_url, open_ledger, record, sums
 
@@ -96,6 +97,16 @@ def test_an_event_that_no_column_can_hold_is_set_aside(ledger: Ledger) -> None:
 
     assert (recorded.counted, recorded.dead) == (2, 1)
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 3}
+
+
+def test_a_run_of_more_requests_than_sums_can_hold_is_set_aside(ledger: Ledger) -> None:
+    """Added to a sum of all tenants, it would leave no room for what others use."""
+    huge = make_run("req_00000000ff", count=2**62, usage=make_usage())
+    events = [huge, msgspec.structs.replace(huge, id=RequestId("req_f000000000")), make_event(1)]
+
+    recorded = record(ledger, "w0-1", 3, events)
+
+    assert (recorded.counted, recorded.dead) == (1, 2)
 
 
 def test_nothing_is_recorded_when_the_transaction_fails(tmp_path: Path) -> None:
