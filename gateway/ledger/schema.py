@@ -184,34 +184,29 @@ usage_rollups: Final = Table(
 )
 """The time up to which events were added up to rows of an hour and to sums; see `usage_marks`."""
 
-usage_sums: Final = Table(
-    "usage_sums",
-    metadata,
-    Column("length", Integer, primary_key=True, autoincrement=False),
-    Column("day", BigInteger, primary_key=True, autoincrement=False),
-    Column("tenant", String(64), primary_key=True),
-    Column("model", Text, primary_key=True),
-    Column("batch", BigInteger, primary_key=True, autoincrement=False),
-    Column("is_free", Integer, primary_key=True, autoincrement=False),
-    *(Column(name, BigInteger, nullable=False) for name in ("requests", "items", *_USED)),
-    # Rows lie in the order of the key then, in which they are read.
-    sqlite_with_rowid=False,
-)
+
+def _table_of_sums(name: str, begin: str) -> Table:
+    """Return a table of sums of usage from `begin` on, a column."""
+    return Table(
+        name,
+        metadata,
+        Column("length", Integer, primary_key=True, autoincrement=False),
+        Column(begin, BigInteger, primary_key=True, autoincrement=False),
+        Column("tenant", String(64), primary_key=True),
+        Column("model", Text, primary_key=True),
+        Column("batch", BigInteger, primary_key=True, autoincrement=False),
+        Column("is_free", Integer, primary_key=True, autoincrement=False),
+        *(Column(each, BigInteger, nullable=False) for each in ("requests", "items", *_USED)),
+        # Rows lie in the order of the key then, in which they are read.
+        sqlite_with_rowid=False,
+    )
+
+
+usage_sums: Final = _table_of_sums("usage_sums", "day")
 """Sums of usage over `length` days from `day` on, counted since the epoch; the tenant `*` is all of
 them. See `gateway.ledger.usage_sums`."""
 
-usage_hours: Final = Table(
-    "usage_hours",
-    metadata,
-    Column("length", Integer, primary_key=True, autoincrement=False),
-    Column("hour", BigInteger, primary_key=True, autoincrement=False),
-    Column("tenant", String(64), primary_key=True),
-    Column("model", Text, primary_key=True),
-    Column("batch", BigInteger, primary_key=True, autoincrement=False),
-    Column("is_free", Integer, primary_key=True, autoincrement=False),
-    *(Column(name, BigInteger, nullable=False) for name in ("requests", "items", *_USED)),
-    sqlite_with_rowid=False,
-)
+usage_hours: Final = _table_of_sums("usage_hours", "hour")
 """Sums of usage over `length` hours, 1 or 24, from `hour` on, counted since the epoch; the tenant
 `*` is all of them. See `gateway.ledger.usage_hours`."""
 
