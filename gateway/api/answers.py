@@ -4,6 +4,7 @@ Results are sent as they were stored; `Cache-Status` names the tier that the cac
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -116,6 +117,7 @@ _ONE_HIT = Usage(items=1, hit=1, collapsed=0, computed=0, failed=0, rows=0, toke
 _ONE_CUT_HIT = msgspec.structs.replace(_ONE_HIT, truncated=1)
 
 
+@lru_cache
 def failed_usage(items: int) -> Usage:
     """Return the usage of a request that failed as a whole: nothing of it is billed."""
     return Usage(items=items, hit=0, collapsed=0, computed=0, failed=items, rows=0, tokens=0)

@@ -1,6 +1,8 @@
 """Decodes and validates request bodies, and caches the results of small ones."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -8,21 +10,21 @@ from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.error_handling import more_about
 from gateway.api.inference_route import BodySource, InferenceRoute
-from gateway.api.json_bounds import check_item_count, check_json_size
+from gateway.api.json_bounds import MAX_UNCHECKED_BYTES, check_item_count, check_json_size
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import InvalidRequest
 from gateway.inference.interfaces import ModelTable
-from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
-from gateway.types import InferenceRequest, Principal
+from gateway.types import Principal
 
 _MAX_CACHED_BYTES = 1024
 _MAX_CACHED = 4096
 # Each takes 0.1 to 0.2 ms for a vector of 1,024 numbers.
 _MOST_CONVERSIONS = 16
 _GZIP = b"\x1f\x8b"
+_NONE: Mapping[str, str] = MappingProxyType({})
 _Name = tuple[Principal | None, InferenceRoute, tuple[str, ...], tuple[bytes, ...], bytes]
 
 
@@ -47,7 +49,9 @@ class BodyReader:
             self._cache.clear()
         route = state.route
         name = (state.principal, route, state.parameters, state.fields, raw)
-        parsed = self._cache.get(name)
+        parsed = self._cache.newer.get(name)
+        if parsed is None and name in self._cache.older:
+            parsed = self._cache.get(name)
         if parsed is None:
             parsed = self._decode(state, raw)
             if len(raw) <= _MAX_CACHED_BYTES and not route.reads_models:
@@ -68,14 +72,20 @@ class BodyReader:
 
     def _decode(self, state: RequestState, raw: bytes) -> ParsedBody:
         route, document = state.route, state.runtime.document
-        parameters = dict(zip(route.names, state.parameters, strict=True))
-        bounds = document.request
-        check_json_size(route.json_part(raw, state.fields), max_values=bounds.max_values)
+        parameters = _NONE
+        if state.parameters:
+            parameters = dict(zip(route.names, state.parameters, strict=True))
+        bounds, length = document.request, len(raw)
+        # What is as short as most bodies are has neither too many values nor slow numbers.
+        if length > MAX_UNCHECKED_BYTES or length > bounds.max_values:
+            check_json_size(route.json_part(raw, state.fields), max_values=bounds.max_values)
         caller = state.principal
         source = BodySource(raw, parameters, state.fields, document, self._models, caller)
         try:
             body = route.decode(source)
-            check_item_count(body.items(), bounds.max_items)
+            items = body.items()
+            if not 0 < len(items) <= bounds.max_items:
+                check_item_count(items, bounds.max_items)
             request = body.request(parameters.get("model", ""))
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
@@ -83,23 +93,19 @@ class BodyReader:
             route=route,
             body=body,
             request=request,
-            charges=self._charges(state, request),
-            length=len(raw),
-            failed=failed_usage(len(request.items)),
-            is_slow_to_encode=route.conversions(body) > _MOST_CONVERSIONS,
-        )
-
-    def _charges(self, state: RequestState, request: InferenceRequest) -> tuple[Charge, ...]:
-        if state.principal is None:
-            return ()
-        limits = state.runtime.document.limits
-        return charges_for(
-            state.principal,
-            requests=1,
-            items=len(request.items),
-            model=request.model,
-            default_tenant_rules=limits.tenant,
-            default_key_rules=limits.key,
+            charges=()
+            if caller is None
+            else charges_for(
+                caller,
+                requests=1,
+                items=len(items),
+                model=request.model,
+                default_tenant_rules=document.limits.tenant,
+                default_key_rules=document.limits.key,
+            ),
+            length=length,
+            failed=failed_usage(len(items)),
+            is_slow_to_encode=route.converts and route.conversions(body) > _MOST_CONVERSIONS,
         )
 
 

@@ -1,8 +1,9 @@
 """Reads requests and sends responses of inference routes over raw ASGI."""
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
+import msgspec
 from litestar.types import HTTPScope, Receive, Send
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
@@ -79,7 +80,7 @@ async def read_body(
     raise ClientDisconnected
 
 
-class HttpReply(NamedTuple):
+class HttpReply(msgspec.Struct, frozen=True, gc=False):
     """Holds a complete response; `lines` are its headers but the length, each ended by CRLF."""
 
     status: int

@@ -60,7 +60,10 @@ class InferenceHandler:
             scope.setdefault("state", {})[NOT_REPLAYED] = True
         if len(reply.body) >= SMALLEST:
             reply = await compressed(reply, state.coding)
-        await (respond(send, reply) if server is None else server.send(*reply))
+        if server is None:
+            await respond(send, reply)
+        else:
+            await server.send(reply.status, reply.lines, reply.body)
 
     async def _reply(
         self,

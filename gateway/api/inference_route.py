@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
+
 from backends.protocol import Task
 from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.api.key_rights import is_visible
@@ -40,7 +42,7 @@ class RequestBody(Protocol):
         ...
 
 
-class BodySource(NamedTuple):
+class BodySource(msgspec.Struct, frozen=True, gc=False):
     """Holds what a body is decoded from."""
 
     raw: bytes
@@ -60,7 +62,7 @@ class BodySource(NamedTuple):
         return found if is_visible(found, self.document, self.principal) else None
 
 
-class Rendered(NamedTuple):
+class Rendered(msgspec.Struct, frozen=True, gc=False):
     """Holds the body of an answer, and the header lines that say what it is."""
 
     lines: bytes
@@ -91,6 +93,9 @@ class InferenceRoute:
         self.template = _PARAMETER.sub(r"{\1}", self.path)
         self.metric_name = self.template
         """What metrics call it."""
+        # Most routes convert nothing, and are not asked for each body.
+        self.converts = type(self).conversions is not InferenceRoute.conversions
+        """Whether `conversions` of a body may be more than 0."""
         self.span_name = f"POST {self.template}"
         self.attributes = {"http.request.method": "POST", "http.route": self.template}
 

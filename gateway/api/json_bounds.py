@@ -6,11 +6,12 @@ memory speed.
 """
 
 from collections.abc import Sized
+from typing import Final
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
-# Bodies up to this size cannot hold the event loop, whatever their numbers are.
-_MAX_UNCHECKED_BYTES = 16 * 1024
+MAX_UNCHECKED_BYTES: Final = 16 * 1024
+"""Bodies up to this size cannot hold the event loop, whatever their numbers are."""
 # Numbers beyond what a double holds exactly, each 5 to 30 µs to the decoder.
 _MAX_SLOW_NUMBERS = 2_000
 _SHAPES = bytes.maketrans(b"123456789E", b"000000000e")
@@ -26,7 +27,7 @@ def check_json_size(raw: bytes, *, max_values: int) -> None:
         PayloadTooLarge: it holds more values.
         InvalidRequest: too many numbers have a long row of digits or an extreme exponent.
     """
-    is_fast = len(raw) <= _MAX_UNCHECKED_BYTES or _slow_numbers(raw) <= _MAX_SLOW_NUMBERS
+    is_fast = len(raw) <= MAX_UNCHECKED_BYTES or _slow_numbers(raw) <= _MAX_SLOW_NUMBERS
     if is_fast and (len(raw) <= max_values or _most_values(raw) <= max_values):
         return
     # What was counted may be inside strings.
@@ -36,7 +37,7 @@ def check_json_size(raw: bytes, *, max_values: int) -> None:
             f"The body holds more than {max_values} JSON values; send the items in several"
             " requests."
         )
-    if len(raw) > _MAX_UNCHECKED_BYTES and _slow_numbers(syntax) > _MAX_SLOW_NUMBERS:
+    if len(raw) > MAX_UNCHECKED_BYTES and _slow_numbers(syntax) > _MAX_SLOW_NUMBERS:
         raise InvalidRequest(
             f"More than {_MAX_SLOW_NUMBERS} numbers in the body have over 20 digits or exponents"
             " of three digits; round them to 17 digits, and to 0 what is as small."

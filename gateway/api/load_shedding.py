@@ -110,7 +110,10 @@ class SheddingRequests:
             await self._app(scope, receive, send)
             return
         server = buffered_http(scope)
-        await (respond(send, reply) if server is None else server.send(*reply))
+        if server is None:
+            await respond(send, reply)
+        else:
+            await server.send(reply.status, reply.lines, reply.body)
 
     def _refuse(self, scope: HTTPScope) -> HttpReply | None:
         match = self._find(scope["path"]) if scope["method"] == "POST" else None

@@ -301,8 +301,8 @@ class MemoryHits:
             outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
             usage = count_usage([outcome])
             answer = Answer(model=plan.model, outcomes=[outcome])
-            content, body = state.route.encode(parsed.body, answer, usage, state.id)
-            start, _, end = body.partition(_RESULT)
+            rendered = state.route.encode(parsed.body, answer, usage, state.id)
+            start, _, end = rendered.body.partition(_RESULT)
             state.model, state.revision, state.usage = info.name, info.revision, usage
             event = self.events.event_of(state)
             if event is None:
@@ -318,7 +318,7 @@ class MemoryHits:
                 start=start,
                 end=end,
                 lines=lines,
-                content=content,
+                content=rendered.lines,
             )
             self._stored.put(name, found)
         return found

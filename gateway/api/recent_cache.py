@@ -18,16 +18,17 @@ class RecentCache(Generic[K, V]):
         self._most = most // 2
         self.newer: dict[K, V] = {}
         """To be looked at before `get` where a call counts; replaced now and then."""
-        self._older: dict[K, V] = {}
+        self.older: dict[K, V] = {}
+        """As `newer`: what is in neither is not to be asked for by `get`."""
 
     def __len__(self) -> int:
-        return len(self.newer) + len(self._older)
+        return len(self.newer) + len(self.older)
 
     def get(self, key: K) -> V | None:
         """Return the value of `key`, `None` where there is none."""
         found = self.newer.get(key)
         if found is None:
-            found = self._older.pop(key, None)
+            found = self.older.pop(key, None)
             if found is not None:
                 self.put(key, found)
         return found
@@ -35,10 +36,10 @@ class RecentCache(Generic[K, V]):
     def put(self, key: K, value: V) -> None:
         """Store a value."""
         if len(self.newer) >= self._most:
-            self.newer, self._older = {}, self.newer
+            self.newer, self.older = {}, self.newer
         self.newer[key] = value
 
     def clear(self) -> None:
         """Drop everything."""
         self.newer.clear()
-        self._older.clear()
+        self.older.clear()

@@ -7,7 +7,7 @@ log before any of their answers is written: the write coalescer calls `commit` f
 import time
 from collections.abc import Callable
 
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_lines import FAULT, RequestLines
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.errors import EventLogUnavailable
 from gateway.events.base import EventPublisher
@@ -15,6 +15,7 @@ from gateway.events.hit_run import HitRun
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import ArmUsage, RequestEvent, RequestId
 
+_COMPUTED = "computed"
 _FEWEST_IDS, _MOST_IDS = 4, 4096
 """That are reserved at once for a run."""
 
@@ -97,22 +98,37 @@ class RequestEvents:
         usage = state.usage
         if not state.model:
             return
-        for source, count in state.sources():
-            if count:
-                self._metrics.items(state.model, state.revision, source, count)
+        if usage.computed == usage.items:
+            self._metrics.items(
+                state.model,
+                state.revision,
+                _COMPUTED,
+                usage.items,
+                rows=usage.rows,
+                tokens=usage.tokens,
+            )
+        else:
+            self._count_mixed(state)
         for arm in state.arms:
             self._metrics.arm_items(state.model, arm)
-        if usage.rows:
-            self._metrics.work(state.model, rows=usage.rows, tokens=usage.tokens)
 
     def count_request(self, state: RequestState) -> None:
         """Count a request by its status, without its items."""
-        self._lines.add(state, self.now() - state.started)
+        lines = self._lines
+        if lines.is_sampling or state.status >= FAULT or state.is_fault:
+            lines.add(state, self.now() - state.started)
         route, model, took = state.route.metric_name, state.model, self.clock() - state.began
         self._metrics.request(route, model, took, status=state.status, code=state.code)
         if state.span.is_recorded:
             parent = state.span.traceparent
             self._metrics.exemplar(route, model, took, parent, status=state.status, code=state.code)
+
+    def _count_mixed(self, state: RequestState) -> None:
+        for source, count in state.sources():
+            if count:
+                self._metrics.items(state.model, state.revision, source, count)
+        if state.usage.rows:
+            self._metrics.work(state.model, rows=state.usage.rows, tokens=state.usage.tokens)
 
     def sampled_hit(self, run: HitRun, duration: float, traceparent: str) -> None:
         """Keep a replayed hit that is recorded under `traceparent`."""

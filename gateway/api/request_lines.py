@@ -6,7 +6,7 @@ second, in a thread. Their number a second is bounded; what was left out is coun
 
 import asyncio
 import logging
-from typing import Any, Self
+from typing import Any, Final, Self
 from zlib import crc32
 
 from gateway.api.request_state import RequestState
@@ -14,7 +14,8 @@ from gateway.events.hit_run import HitRun
 from gateway.tasks import PeriodicTask
 from gateway.types import ID_DIGITS, Principal, RequestEvent, RequestId, Usage
 
-_FAULT = 500
+FAULT: Final = 500
+"""The first status of those that are logged."""
 _INTERVAL = 1.0
 _ITEMS = ("hit", "collapsed", "computed", "failed")
 _log = logging.getLogger("gateway.requests")
@@ -29,6 +30,8 @@ class RequestLines:
 
     def __init__(self, *, share: float, per_second: int) -> None:
         self._every = round(1 / share) if share > 0 else 0
+        self.is_sampling = self._every > 0
+        """Whether `add` logs requests that did not fail."""
         self._most = per_second
         self._lines: list[tuple[int, Fields]] = []
         self._left_out = 0
@@ -46,7 +49,7 @@ class RequestLines:
 
     def add(self, state: RequestState, duration: float) -> None:
         """Log a request that has ended after `duration` seconds, if it failed or is sampled."""
-        if state.status >= _FAULT or state.is_fault:
+        if state.status >= FAULT or state.is_fault:
             self._add(logging.WARNING, state, duration)
         elif self._every and is_sampled(state.id, self._every):
             self._add(logging.INFO, state, duration)
@@ -66,7 +69,7 @@ class RequestLines:
         self, id_: str, route: str, principal: Principal | None, *, status: int, code: str
     ) -> None:
         """Log a request to a route without inference, if it failed."""
-        if status < _FAULT or not self._has_room(logging.WARNING):
+        if status < FAULT or not self._has_room(logging.WARNING):
             return
         fields = {"request_id": id_, "route": route, "status": status, "code": code}
         if principal is not None:

@@ -150,15 +150,16 @@ class RequestProcessor:
             state.task, state.usage = parsed.request.task, parsed.failed
             # A recorded request is not replayed: each of its steps has a span. Nor is one that the
             # caller named, which has an event of its own.
-            is_alike = not (state.span.is_recorded or state.client_id)
+            is_recorded = state.span.is_recorded
+            is_alike = parsed.replay is not None and not (is_recorded or state.client_id)
             body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
             if parsed.is_slow_to_encode:
                 return None  # `reply_later` does it in a thread
-            lines = None if state.span.is_recorded else self._repeat_charge(state, parsed)
+            lines = None if is_recorded else self._repeat_charge(state, parsed)
             if lines is not None:
-                prepared = state.prepared = self._prepared(state, lines)
+                prepared = state.prepared = self._prepared(state, parsed, lines)
             else:
                 admission = state.span.child("admission")
                 decision = self._limiter.try_admit(parsed.charges)
@@ -166,7 +167,11 @@ class RequestProcessor:
                     return None  # `reply_later` records the admission
                 with admission:
                     prepared = state.prepared = self._admitted(state, decision)
-            answer = from_memory(self._inference, state, prepared)
+            answer = (
+                from_memory(self._inference, state, prepared)
+                if is_recorded
+                else self._inference.from_memory(prepared, state.options.directives)
+            )
             if answer is None:
                 return None
             self._end_phase(state, "cache")
@@ -187,11 +192,14 @@ class RequestProcessor:
         if prepared is None or not prepared.may_read(directives):
             return False
 
+        end_phase = self._phases.end
+
         def found(entries: list[CacheHit | None]) -> None:
             reply = None
             try:
                 if state.phase_weight:
-                    self._end_phase(state, "cache")
+                    # As `_end_phase`, which would be another call; so do others below.
+                    state.phase_began = end_phase("cache", state.phase_began, state.phase_weight)
                 reply = self._found(state, prepared, entries)
             finally:
                 on_done(reply)
@@ -212,7 +220,7 @@ class RequestProcessor:
 
     def reply(self, state: RequestState, answer: Answer) -> HttpReply:
         """Return the whole answer to a request that was computed."""
-        self._end_phase(state, "wait")
+        self._phases.end("wait", state.phase_began, state.phase_weight)
         try:
             return self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - as above
@@ -280,36 +288,40 @@ class RequestProcessor:
         for watched in decision.shadowed:
             self._metrics.shadowed(watched.name)
         self._repeated.add(parsed.charges)
-        return self._prepared(state, lines)
+        return self._prepared(state, parsed, lines)
 
-    def _prepared(self, state: RequestState, limit_lines: bytes) -> PreparedRequest:
+    def _prepared(
+        self, state: RequestState, parsed: ParsedBody, limit_lines: bytes
+    ) -> PreparedRequest:
         """Return the work of a request that is within its limits, and its key's rights."""
         state.admitted = self._now()
         if state.phase_weight:
-            self._end_phase(state, "admission")
+            state.phase_began = self._phases.end("admission", state.phase_began, state.phase_weight)
         state.limit_lines = limit_lines
-        principal, parsed = state.caller_and_body()
-        prepared = parsed.prepared
+        principal, prepared = state.principal, parsed.prepared
+        if principal is None:
+            raise RuntimeError("the request has not been read yet")
         if prepared is not None and self._inference.is_current(prepared.plan, state.runtime):
             return prepared
         request = parsed.request
-        check_model(principal, request.model)
+        if principal.models is not None:
+            check_model(principal, request.model)
         parsed.replay = None
         parsed.prepared = prepared = self._inference.prepare(request, principal, state.runtime)
         return prepared
 
     def _answered(self, state: RequestState, answer: Answer) -> HttpReply:
-        _, parsed = state.caller_and_body()
-        state.model = answer.model.info.name
-        state.revision = answer.model.info.revision
+        parsed, info = state.parsed, answer.model.info
+        if parsed is None:
+            raise RuntimeError("the request has not been read yet")
+        state.model, state.revision = info.name, info.revision
         lines = sum_up(state, answer, continue_on_error=parsed.request.continue_on_error)
-        content, body = state.rendered or parsed.route.encode(
-            parsed.body, answer, state.usage, state.id
-        )
+        rendered = state.rendered or parsed.route.encode(parsed.body, answer, state.usage, state.id)
+        body = rendered.body
         state.answer_length = len(body)
         # Last: what fails before has an event of its own.
         self._events.publish(state)
-        state.lines, state.content = lines, content
+        state.lines, state.content = lines, rendered.lines
         return self._reply(state, body)
 
     def _found(
@@ -323,6 +335,9 @@ class RequestProcessor:
                     return self._reply(state, body)
             if state.phase_weight != 1:
                 state.phase_began, state.phase_weight = self._phases.clock(), 1
+            if not any(found):
+                state.outcomes = [None] * len(found)
+                return None
             directives = state.options.directives
             outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
             hits = [outcome for outcome in outcomes if outcome is not None]

@@ -224,12 +224,14 @@ class RequestState:
 
     def caller(self) -> Caller:
         """Return what the backends' side needs to know of the request, which was read."""
-        principal, _ = self.caller_and_body()
+        if self.principal is None:
+            raise RuntimeError("the request has not been read yet")
+        span = self.span
         return Caller(
-            principal=principal,
+            principal=self.principal,
             deadline=self.deadline,
             directives=self.options.directives,
-            traceparent=self.span.traceparent,
+            traceparent="" if span is NO_SPAN else span.traceparent,
             criticality=self.options.criticality,
         )
 

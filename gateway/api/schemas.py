@@ -56,13 +56,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Return what all items share."""
         raise NotImplementedError
 
-    def request(self, model: str) -> InferenceRequest:
+    def request(self, model: str = "") -> InferenceRequest:
         """Return the request in the gateway's terms; `model` is that of the path, where one is."""
         return InferenceRequest(
             task=self.task,
-            model=ModelName(model),
+            # Of the body, but where only the path names it: see `TaskBody`.
+            model=ModelName(getattr(self, "model", model)),
             parameters=_encode(self.task_parameters()),
-            items=tuple([_encode(item) for item in self.items()]),
+            items=tuple(map(_encode, self.items())),
             continue_on_error=self.on_error == "continue",
             truncate=self.truncate,
         )
@@ -73,10 +74,6 @@ class TaskBody(Body, frozen=True, kw_only=True):
 
     model: str
     """The name of a model that answers this task; `GET /v1/models` lists them."""
-
-    @override
-    def request(self, model: str = "") -> InferenceRequest:
-        return super().request(self.model)
 
 
 class InputBody(TaskBody, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import msgspec
 from typing_extensions import override
 
 from backends.protocol import Task
+from gateway.api.answers import encode_answer
 from gateway.api.dialect import Dialect
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
@@ -296,7 +297,7 @@ class CohereClassifyRoute(NativeRoute):
     @override
     def decode(self, source: BodySource) -> Any:
         try:
-            return super().decode(source)
+            return self._decode(source.raw)
         except msgspec.ValidationError:
             try:
                 self._decode_inputs(source.raw)
@@ -315,7 +316,7 @@ class CohereClassifyRoute(NativeRoute):
     @override
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         if not isinstance(body, CohereClassifyBody):
-            return super().encode(body, answer, usage, request_id)
+            return Rendered(JSON, encode_answer(body, answer, usage))
         found = [
             _classification(index, text, outcome.result)
             for index, (text, outcome) in enumerate(zip(body.inputs, answer.outcomes, strict=True))

@@ -99,9 +99,21 @@ class GatewayMetrics:
         labels = (route, model, outcome_of(status, code))
         self.exemplars.add(labels, duration, traceparent[3:35])
 
-    def items(self, model: str, revision: str, source: str, count: int) -> None:
-        """Count `count` items of a revision of `model` that ended as `source`."""
+    def items(
+        self,
+        model: str,
+        revision: str,
+        source: str,
+        count: int,
+        *,
+        rows: int = 0,
+        tokens: int = 0,
+    ) -> None:
+        """Count `count` items of a revision of `model` that ended as `source`, and their work."""
         self._items[model, revision, source] += count
+        if rows:  # as `work`, which would be another call
+            self._rows[model] += rows
+            self._tokens[model] += tokens
 
     def arm_items(self, model: str, usage: ArmUsage) -> None:
         """Count items of `model` by the revision that answered them."""

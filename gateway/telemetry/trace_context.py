@@ -22,7 +22,8 @@ _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _
 # As most clients write them. A folded line is left to the parser.
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
-_MARK = b"raceparent: 00-"
+MARK: Final = b"raceparent: 00-"
+"""Is in each request that `split_context` takes a context out of."""
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
@@ -31,7 +32,7 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     So requests are the same whose traces differ. A head of unusual form is returned as it is, with
     no context: a parser then reads it, and `context_of` its fields.
     """
-    start = request.find(_MARK) - 3
+    start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
     # Not in a body, where it would end elsewhere than its declared length says.
     # The empty line may end where the field begins.

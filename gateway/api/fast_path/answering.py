@@ -16,6 +16,7 @@ from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer
+from gateway.telemetry.trace_context import MARK
 
 
 class FastPath:
@@ -31,6 +32,7 @@ class FastPath:
         self.processor = processor
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
+        self._is_traced = processor.tracer.is_on
         self._splits_first = False
         self._until_measured = MEASURED_ONE_OF
         self._server_headers: Headers = []
@@ -46,6 +48,8 @@ class FastPath:
         context = ""
         parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
+            if MARK not in request and not self._splits_first:
+                return None
             parsed, context = self._find_without_context(request)
             if parsed is None:
                 return None
@@ -65,18 +69,21 @@ class FastPath:
             state.phase_weight = 0
         else:
             state.phase_weight = self._until_measured = MEASURED_ONE_OF
-        return _reply_or_state(state, self.processor.reply_now(state, b""))
+        return _sendable(state, self.processor.reply_now(state, b"")) or state
 
     def find(self, head: bytes) -> FoundHead | None:
         """Return what is known of a head, `None` where the application answers the request."""
-        context, head = self._split(head)
+        context = ""
+        if MARK in head:
+            context, head = self._split(head)
         found = self.heads.find(head)
         return found and FoundHead(found[0], head, context or found[0].context, found[1])
 
     def shed(self, known: CachedHead) -> HttpReply | None:
-        """Count a request; return the answer to it where an overloaded worker refuses it."""
-        if not self.shedder.add_request():
-            return None
+        """Return the answer to a request that an overloaded worker refuses, `None` to others.
+
+        To be asked after `shedder.add_request` has returned true for it.
+        """
         return self.shedder.refuse(known.match.route, known.options, known.own_lines)
 
     def reply(
@@ -97,7 +104,7 @@ class FastPath:
                 self.heads.add_replayable(found.head + body, parsed)
             elif parsed.stored is not None and not found.context:
                 self.heads.add_repeated(found, body, parsed)
-        return _reply_or_state(state, reply)
+        return state if reply is None else _sendable(state, reply) or state
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
         """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
@@ -126,8 +133,11 @@ class FastPath:
             state.own_lines, state.client_id = head.own_lines, head.client_id
         if head.fields:
             state.fields = head.fields
-        self.processor.start_span(state, context)
-        state.on_head_read()
+        if context or self._is_traced:
+            self.processor.start_span(state, context)
+        # As `on_head_read`, which would be another call.
+        state.is_body_due = False
+        state.deadline = state.started + head.options.allowed
         return state
 
     def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
@@ -147,9 +157,9 @@ class FastPath:
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
 
 
-def _reply_or_state(state: RequestState, reply: HttpReply | None) -> HttpReply | RequestState:
-    """Return what can be sent at once; the state where it has to be waited for."""
+def _sendable(state: RequestState, reply: HttpReply | None) -> HttpReply | None:
+    """Return what can be sent at once, `None` where it has to be waited for."""
     if reply is not None and state.coding and len(reply.body) >= SMALLEST:
         state.reply = reply  # it is compressed first, in a thread
-        return state
-    return reply or state
+        return None
+    return reply

@@ -6,7 +6,7 @@ cleared when keys or the document change.
 
 import secrets
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import httptools
 import msgspec
@@ -68,7 +68,7 @@ class RepeatedRequest(ParsedBody, kw_only=True):
     head: CachedHead
 
 
-class FoundHead(NamedTuple):
+class FoundHead(msgspec.Struct, frozen=True, gc=False):
     """What is `known` of the `head` of a request, the trace context, and the body's length."""
 
     known: CachedHead
@@ -139,7 +139,9 @@ class RequestHeadCache:
         hasher = self._keyed.copy()
         hasher.update(request)
         digest = hasher.digest()
-        return self._requests.newer.get(digest) or self._requests.get(digest)
+        requests = self._requests
+        found = requests.newer.get(digest)
+        return requests.get(digest) if found is None and digest in requests.older else found
 
     def add_replayable(self, request: bytes, parsed: ParsedBody) -> None:
         """Store a whole request, head and body."""

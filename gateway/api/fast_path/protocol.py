@@ -139,11 +139,12 @@ class FastPathProtocol(WriteCoalescingProtocol):
             stop = end + head.length
             # By what proxies say, before the request is charged.
             refusal = self._count_client(split_fields(head.head)) if most else None
-            reply = fast_path.shed(head.known) or fast_path.reply(head, data[end:stop], refusal)
+            refused = fast_path.shed(head.known) if fast_path.shedder.add_request() else None
+            reply = refused or fast_path.reply(head, data[end:stop], refusal)
             if isinstance(reply, RequestState):
                 self._send(b"".join(answers), len(answers))
                 self._begin(reply)
-                return self._hold(data[stop:])
+                return self._hold(data[stop:]) if stop < len(data) else b""
             if most and refusal is None:
                 self._forget_client()
             answers.append(fast_path.render(reply, self.server_state.default_headers))
@@ -162,7 +163,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
     def _repeat(self, repeated: RepeatedRequest) -> None:
         """Answer a whole request that is the same as an earlier one."""
         fast_path = self._fast_path
-        reply = fast_path.shed(repeated.head) or fast_path.repeat(repeated)
+        refused = fast_path.shed(repeated.head) if fast_path.shedder.add_request() else None
+        reply = refused or fast_path.repeat(repeated)
         if isinstance(reply, RequestState):
             self._begin(reply)
         else:
@@ -228,7 +230,9 @@ class FastPathProtocol(WriteCoalescingProtocol):
     def _on_computed(self, state: RequestState, answer: Answer) -> None:
         if self._computed is not state:
             return  # it was cancelled
-        self._forget_computed()
+        # As `_forget_computed`, which would be another call.
+        self._computed = None
+        self.tasks.discard(self)
         try:
             reply = self._fast_path.processor.reply(state, answer)
             if self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
