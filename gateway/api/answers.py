@@ -3,8 +3,9 @@
 Results are sent as they were stored; `Cache-Status` names the tier that the cache names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from operator import attrgetter
 
 import msgspec
 
@@ -26,6 +27,7 @@ HIT = b"cache-status: sluicegate; hit; detail=memory\r\nage: "
 PRIVATE = b"\r\ncache-control: private, no-store\r\n"
 """The header lines that follow the id of every response."""
 _encode = msgspec.json.encode
+_stored_result = attrgetter("result")
 # Members of an enumeration are looked up by a method, and hashed by another, in Python 3.11.
 _HIT, _COLLAPSED, _COMPUTED = Source.HIT, Source.COLLAPSED, Source.COMPUTED
 _UNPROCESSABLE = 422
@@ -150,16 +152,13 @@ def passing_failures(answer: Answer) -> frozenset[int]:
 def encode_answer(body: Body | None, answer: Answer, usage: Usage) -> bytes:
     """Return the JSON body of an answer."""
     info = answer.model.info
-    results = (
-        _ranked(body, answer.outcomes)
-        if isinstance(body, RerankBody)
-        else [
-            outcome.result
-            if outcome.failure is None and not outcome.truncated_from
-            else _result(body, outcome)
-            for outcome in answer.outcomes
-        ]
-    )
+    results: Iterable[bytes]
+    if isinstance(body, RerankBody):
+        results = _ranked(body, answer.outcomes)
+    elif usage.failed or usage.truncated:
+        results = [_result(body, outcome) for outcome in answer.outcomes]
+    else:
+        results = map(_stored_result, answer.outcomes)
     return b'{"model":%b,"revision":%b,"results":[%b],"usage":%b}' % (
         _encode(info.name),
         _encode(info.revision),
