@@ -290,11 +290,12 @@ class RequestDispatch:
 
     def _free_places(self, attempt: Attempt, answered: int, took: float) -> None:
         """Let the fleet know of requests that have ended: they do not wait for the others."""
-        fleet, endpoint = self._context.fleet, attempt.endpoint
-        if answered and self._work.task not in TOKEN_TASKS:
-            fleet.answered(endpoint, answered, took)
         left = len(attempt.waiting) + len(attempt.duplicated)
-        fleet.ended(endpoint, attempt.in_flight - left)
+        if self._work.task in TOKEN_TASKS:
+            answered = 0
+        self._context.fleet.answered(
+            attempt.endpoint, answered, took, ended=attempt.in_flight - left
+        )
         attempt.in_flight = left
 
     def _retry_failed(self, attempt: Attempt) -> None:
@@ -382,15 +383,22 @@ class RequestDispatch:
     def _settle(self, outcomes: Outcomes) -> None:
         """Settle those of the items that are open; none is named twice."""
         still_open, counters = self._open, self._context.counters
-        new: Outcomes = [one for one in outcomes if one[0] in still_open]
+        new: list[tuple[int, ItemOutcome]] = []
+        failed = 0
+        for one in outcomes:
+            index, outcome = one
+            if index not in still_open:
+                continue
+            still_open.remove(index)
+            new.append(one)
+            if outcome.failure is not None:
+                failed += 1
+                counters.count_failure(outcome.failure.code)
         if not new:
             return
-        still_open.difference_update([index for index, _ in new])
-        failed = [outcome.failure for _, outcome in new if outcome.failure is not None]
-        counters.computed += len(new) - len(failed)
-        for failure in failed:
-            counters.count_failure(failure.code)
+        counters.computed += len(new) - failed
         if failed and self._attempts:
             explain = self._context.overload.explain
-            new = explain(new, self._work, self._attempts, self._deadline)
-        self._on_settled(new)
+            self._on_settled(explain(new, self._work, self._attempts, self._deadline))
+        else:
+            self._on_settled(new)

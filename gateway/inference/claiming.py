@@ -49,7 +49,7 @@ class _HeldClaims:
     stays.
     """
 
-    __slots__ = ("_on_end", "_open", "_release", "_settle", "since", "unsettled")
+    __slots__ = ("_on_end", "_release", "_settle", "since", "unsettled")
 
     def __init__(
         self,
@@ -63,21 +63,17 @@ class _HeldClaims:
         self._settle = settle
         self._release = release
         self._on_end = on_end
-        self._open = len(items)
         self.unsettled = {item.index: item.key for item in items if item.key is not None}
         self.since = since
 
     def settle(self, outcomes: Outcomes) -> None:
         """Settle items, whose claims have ended."""
-        unsettled = self.unsettled
-        failed = [index for index, outcome in outcomes if outcome.failure is not None]
-        unanswered = [unsettled[index] for index in failed if index in unsettled]
-        self._open -= len(outcomes)
-        if self._open:
-            for index, _ in outcomes:
-                unsettled.pop(index, None)
-        else:
-            unsettled.clear()
+        end = self.unsettled.pop
+        unanswered: list[CacheKey] = []
+        for index, outcome in outcomes:
+            key = end(index, None)
+            if outcome.failure is not None and key is not None:
+                unanswered.append(key)
         if unanswered:
             self._release(unanswered)
         if not self.unsettled:

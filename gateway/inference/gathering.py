@@ -6,6 +6,7 @@ Claims, limits, dispatch and the cache then take their steps once for all of the
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.inference.coalescing import Flights
@@ -21,7 +22,7 @@ _DEADLINES = 256
 _Kind = tuple[int, int, int, int, bool]
 
 
-class LedRequest(NamedTuple):
+class LedRequest(msgspec.Struct, frozen=True):
     """A request of one item, which its caller leads."""
 
     prepared: PreparedRequest
@@ -88,7 +89,7 @@ class MissGatherer:
                 except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
                     log_failure(bug)
                     keys = [request.prepared.flight_keys[0] for request in requests]
-                    self._flights.settle_all([(key, LOST) for key in keys])
+                    self._flights.settle_all(keys, [(place, LOST) for place in range(len(keys))])
 
 
 def _cut(requests: list[LedRequest]) -> Iterator[list[LedRequest]]:

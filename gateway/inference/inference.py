@@ -109,10 +109,12 @@ class Inference:
 
         Only where the caller may read it: see `PreparedRequest.may_read`.
         """
+        plan = prepared.plan
         self._cache.lookup_nowait(
             prepared.keys,
             on_done,
-            prepared.plan.validity(directives),
+            # Without a call for most requests, which name no age.
+            plan.is_valid if directives.max_age is None else plan.validity(directives),
             claims=prepared.is_shared(directives),
         )
 
@@ -325,7 +327,7 @@ class Inference:
                 if keep is not None:
                     keep(prepared, outcomes)
             finally:
-                settle_flights([(keys[index], outcome) for index, outcome in outcomes])
+                settle_flights(keys, outcomes)
 
         span = self._tracer.span("dispatch", parent=caller.traceparent)
         try:
@@ -337,7 +339,7 @@ class Inference:
             )
         except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
             log_failure(bug)
-            settle_flights([(keys[index], LOST) for index in led])
+            settle_flights(keys, [(index, LOST) for index in led])
             return None
 
 
@@ -346,7 +348,7 @@ def _answer(
 ) -> Answer:
     return Answer(
         model=model,
-        outcomes=[outcome for outcome in outcomes if outcome is not None],
+        outcomes=list(filter(None, outcomes)),
         is_cacheable=prepared.plan.entry.cache_ttl > 0,
     )
 

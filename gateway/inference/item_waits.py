@@ -66,7 +66,8 @@ class ItemWaits:
     def flights_ended(self, flights: Sequence[Flight]) -> None:
         """Note that these have ended."""
         self._open -= len(flights)
-        if self._is_failing or self._on_end is None:
+        on_end = self._on_end
+        if self._is_failing or on_end is None:
             return
         if self._is_whole:
             for flight in flights:
@@ -77,7 +78,11 @@ class ItemWaits:
                     self._loop.call_soon(self._end, True)
                     return
         if not self._open:
-            self._end(False)
+            # As `_end` does, without a call for each request.
+            timer, self._on_end, self._timer = self._timer, None, None
+            if timer is not None:
+                timer.cancel()
+            on_end(False)
 
     def cancel(self) -> None:
         """Call nothing any more."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task
+from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
@@ -63,7 +63,8 @@ class CallPart:
     def end(self, how: Report | BaseException) -> None:
         """End with the report, or as failed."""
         if self.is_open:
-            self.cancel()
+            self.is_open = False
+            self._shared.part_ended()
             self._on_end(how)
 
 
@@ -119,10 +120,11 @@ class SharedCall:
         self, call: Call, receive: Receive, on_end: OnEnd, *, deadline: float, idle_timeout: float
     ) -> CallPart:
         """Add the items of `call`."""
+        items = call.items
         part = CallPart(
             self,
             start=len(self._items),
-            items=len(call.items),
+            items=len(items),
             receive=receive,
             on_end=on_end,
             joined=self._loop.time(),
@@ -130,10 +132,10 @@ class SharedCall:
         self._waiting += 1
         self._deadline = max(self._deadline, deadline)
         self._idle_timeout = max(self._idle_timeout, idle_timeout)
-        self._items += call.items
-        self._owners += [part] * len(call.items)
+        self._items += items
+        self._owners += [part] * len(items)
         self._parts.append(part)
-        self._bytes += _size(call)
+        self._bytes += len(items[0].body) if len(items) == 1 else _size(call)
         return part
 
     def on_abandoned(self, stop: Callable[[], object]) -> None:
@@ -146,25 +148,31 @@ class SharedCall:
         Raises:
             CallFailed: it cannot be decoded.
         """
-        outcomes: list[Done | Failed] = []
+        frames: list[Frame] = []
         try:
-            for frame in self._frames.feed(chunk):
-                if isinstance(frame, Report):
-                    self._deliver(outcomes)
-                    outcomes = []
-                    self._report(frame)
-                else:
-                    outcomes.append(frame)
+            self._frames.read_into(frames, chunk)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
         finally:
-            self._deliver(outcomes)
+            self._take(frames)
+
+    def _take(self, frames: Sequence[Frame]) -> None:
+        """Deliver frames in their order, outcomes between two reports together."""
+        outcomes: list[Done | Failed] = []
+        for frame in frames:
+            if isinstance(frame, Report):
+                self._deliver(outcomes)
+                outcomes = []
+                self._report(frame)
+            else:
+                outcomes.append(frame)
+        self._deliver(outcomes)
 
     def _report(self, report: Report) -> None:
         """End the parts that are answered by now: they need not wait for the others."""
         self._final_report = report
         for part in self._parts:
-            if part.missing <= 0:
+            if part.is_open and part.missing <= 0:
                 part.end(report)
 
     def _deliver(self, frames: Sequence[Done | Failed]) -> None:
@@ -173,17 +181,19 @@ class SharedCall:
             return
         self._final_report = None
         owners, count = self._owners, len(self._owners)
-        known = [frame for frame in frames if 0 <= frame.index < count]
-        if known and len(self._parts) == 1:
-            self._parts[0].take(known)
-            return
         shares: dict[CallPart, list[Done | Failed]] = {}
-        for frame in known:
-            part = owners[frame.index]
-            own = frame
-            if part.start:
-                own = msgspec.structs.replace(frame, index=frame.index - part.start)
-            shares.setdefault(part, []).append(own)
+        # Most are of one part, item after item.
+        last: CallPart | None = None
+        share: list[Done | Failed] = []
+        for frame in frames:
+            index = frame.index
+            if not 0 <= index < count:
+                continue
+            part = owners[index]
+            if part is not last:
+                last, share = part, shares.setdefault(part, [])
+            start = part.start
+            share.append(msgspec.structs.replace(frame, index=index - start) if start else frame)
         for part, share in shares.items():
             part.take(share)
 
@@ -194,7 +204,8 @@ class SharedCall:
             self.fail(CallFailed(Cause.CUT, "the backend's answer ended too early"))
             return
         for part in self._parts:
-            part.end(self._final_report)
+            if part.is_open:
+                part.end(self._final_report)
         self._forget_parts()
 
     def fail(self, error: BaseException) -> None:
@@ -213,8 +224,10 @@ class SharedCall:
         self._waiting -= 1
         if self._waiting or self._on_abandoned is None:
             return
-        if any(part.missing > 0 for part in self._parts):
-            self._on_abandoned()
+        for part in self._parts:
+            if part.missing > 0:
+                self._on_abandoned()
+                return
 
 
 def _size(call: Call) -> int:
