@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker
@@ -188,7 +189,8 @@ class Inference:
 
         `False`: `infer` has to, since more than the backends may answer.
         """
-        if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
+        plan = prepared.plan
+        if plan.unrevised is not None or caller.directives.only_if_cached:
             return False
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         is_whole = not prepared.request.continue_on_error
@@ -204,7 +206,10 @@ class Inference:
             if waiting.fill(outcomes, has_failed=has_failed):
                 self.compute_nowait(prepared, caller, outcomes, on_done)
             else:
-                on_done(_answer(prepared, outcomes, prepared.plan.model))
+                # As `_answer` does, without a call for each request.
+                model, is_cacheable = plan.model, plan.entry.cache_ttl > 0
+                found = list(filter(None, outcomes))
+                on_done(Answer(model=model, outcomes=found, is_cacheable=is_cacheable))
 
         waiting.on_end(ended)
         return True
@@ -239,7 +244,7 @@ class Inference:
         *,
         is_whole: bool,
     ) -> ItemWaits:
-        waits = ItemWaits(caller, is_whole=is_whole)
+        waits = ItemWaits(caller, is_whole)
         led = self._lead_all(prepared, caller, missing, waits)
         try:
             if led is None:
@@ -258,12 +263,9 @@ class Inference:
         self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
     ) -> Sequence[int] | None:
         """Lead all items of a request, `None` where some are found now, or in flight already."""
-        keys, has = prepared.keys, self._cache.has
-        if len(missing) < len(keys):
+        keys = prepared.keys
+        if len(missing) < len(keys) or any(map(self._cache.has, map(_address, keys))):
             return None
-        for address, _ in keys:
-            if has(address):
-                return None
         if not prepared.request.truncate:
             keys = prepared.flight_keys
         flights = self._flights.lead_all(keys, caller.criticality)
@@ -341,6 +343,9 @@ class Inference:
             log_failure(bug)
             settle_flights(keys, [(index, LOST) for index in led])
             return None
+
+
+_address = attrgetter("address")
 
 
 def _answer(
