@@ -15,6 +15,7 @@ from gateway.upstream.base import CallFailed, Cause, StartedCall
 # A member of an enumeration is looked up by a method in Python 3.11.
 _COMPUTED = Source.COMPUTED
 _context = attrgetter("traceparent")
+_index = attrgetter("index")
 
 
 class Attempt:
@@ -44,7 +45,7 @@ class Attempt:
         self.endpoint = endpoint
         self.items = items
         self.tried = (*before, endpoint.backend)
-        self.waiting = {item.index: item for item in items}
+        self.waiting = dict(zip(map(_index, items), items, strict=True))
         self.duplicated: dict[int, WorkItem] = {}
         """Items that are tried at a second backend as well, and may still be answered here."""
         self.in_flight = len(items)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -13,6 +14,7 @@ MAX_ITEMS = 256
 MAX_BYTES = 256 * 1024
 # Seconds of waiting for a slot after which the remaining time of items is computed anew.
 _NOTICEABLE_WAIT = 0.01
+_body = attrgetter("body")
 
 CallKind = tuple[str, str, str, Task, bytes, str, bool]
 
@@ -23,26 +25,17 @@ def kind_of(call: Call) -> CallKind:
     return (*fields, call.truncate)
 
 
-class CallPart:
+class CallPart(msgspec.Struct, eq=False):
     """The items of one caller in a call, from `start` on. It ends once all are answered."""
 
-    def __init__(
-        self,
-        shared: "SharedCall",
-        *,
-        start: int,
-        items: int,
-        receive: Receive,
-        on_end: OnEnd,
-        joined: float,
-    ) -> None:
-        self.joined = joined
-        self.start = start
-        self.missing = items
-        self.receive = receive
-        self.is_open = True
-        self._shared = shared
-        self._on_end = on_end
+    shared: "SharedCall"
+    start: int
+    missing: int
+    """The items without an answer."""
+    receive: Receive
+    on_end: OnEnd
+    joined: float
+    is_open: bool = True
 
     def take(self, frames: Sequence[Done | Failed]) -> None:
         """Hand outcomes to the caller, unless it waits no longer."""
@@ -58,14 +51,14 @@ class CallPart:
         """End without telling the caller."""
         if self.is_open:
             self.is_open = False
-            self._shared.part_ended()
+            self.shared.part_ended()
 
     def end(self, how: Report | BaseException) -> None:
         """End with the report, or as failed."""
         if self.is_open:
             self.is_open = False
-            self._shared.part_ended()
-            self._on_end(how)
+            self.shared.part_ended()
+            self.on_end(how)
 
 
 class SharedCall:
@@ -121,21 +114,14 @@ class SharedCall:
     ) -> CallPart:
         """Add the items of `call`."""
         items = call.items
-        part = CallPart(
-            self,
-            start=len(self._items),
-            items=len(items),
-            receive=receive,
-            on_end=on_end,
-            joined=self._loop.time(),
-        )
+        part = CallPart(self, len(self._items), len(items), receive, on_end, self._loop.time())
         self._waiting += 1
         self._deadline = max(self._deadline, deadline)
         self._idle_timeout = max(self._idle_timeout, idle_timeout)
         self._items += items
         self._owners += [part] * len(items)
         self._parts.append(part)
-        self._bytes += len(items[0].body) if len(items) == 1 else _size(call)
+        self._bytes += _size(call)
         return part
 
     def on_abandoned(self, stop: Callable[[], object]) -> None:
@@ -231,4 +217,4 @@ class SharedCall:
 
 
 def _size(call: Call) -> int:
-    return sum([len(item.body) for item in call.items])
+    return sum(map(len, map(_body, call.items)))
