@@ -102,7 +102,8 @@ class ResultCache:
             if not missing:
                 asyncio.get_running_loop().call_soon(on_done, found)
                 return
-            absent = [keys[index] for index in missing]
+            everything = len(missing) == len(keys)
+            absent = keys if everything else [keys[index] for index in missing]
 
         def fetched(entries: list[CachedResult | None]) -> None:
             try:

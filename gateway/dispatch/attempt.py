@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from operator import attrgetter
 
 from backends.protocol import Call, CallItem, Done, Failed
@@ -30,8 +30,8 @@ class Attempt:
     has_full_timeout = False
     """Whether silence of the backend would have been noticed before the deadline."""
     started_call: StartedCall | None = None
-    span: AbstractContextManager[str] = nullcontext("")
-    """Is around the call."""
+    span: AbstractContextManager[str] | None = None
+    """Is around a call that is recorded."""
     hedge_timer: asyncio.TimerHandle | None = None
     answered = 0
     rows = 0

@@ -23,11 +23,6 @@ _body = attrgetter("body")
 WorkKind = tuple[int, int, bytes, str, bool, int]
 
 
-def may_be_gathered(work: Work) -> bool:
-    """Tell whether the items of `work` may be dispatched with those of others."""
-    return work.is_gathered or len(work.items) == 1
-
-
 def kind_of(work: Work) -> WorkKind:
     """Return what works must share to be gathered; it is valid while `work` exists."""
     # By identity: models cannot be hashed, and members of enumerations are by a method in Python.

@@ -178,8 +178,10 @@ class RequestDispatch:
         late = self._latencies.late
         if self._may_hedge and now + late < self._deadline:
             attempt.hedge_timer = self._loop.call_later(late, self._hedge, attempt)
-        attempt.span = context.tracer.on_call(endpoint, items=count, traceparent=self._traceparent)
-        traceparent = attempt.span.__enter__()
+        traceparent = self._traceparent
+        if context.tracer.records(traceparent):
+            span = context.tracer.on_call(endpoint, items=count, traceparent=traceparent)
+            attempt.span, traceparent = span, span.__enter__()
         try:
             attempt.started_call = context.client.start_call(
                 endpoint,
@@ -220,7 +222,8 @@ class RequestDispatch:
         self._context.endpoints.call_ended(attempt.endpoint, error)
         self._context.fleet.ended(attempt.endpoint, attempt.in_flight)
         attempt.in_flight = 0
-        attempt.span.__exit__(None if error is None else type(error), error, None)
+        if attempt.span is not None:
+            attempt.span.__exit__(None if error is None else type(error), error, None)
         self._leave()
 
     def _hedge(self, attempt: Attempt) -> None:

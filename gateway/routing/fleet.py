@@ -131,7 +131,8 @@ class Fleet:
 
     def preferred_region(self, model: ServedModel) -> RegionName:
         """Return the region that `model` is served in first; empty where it is nowhere."""
-        placement = self._placements.get(model.info.name)
+        catalog = self._catalog
+        placement = (self._placements if catalog is None else catalog).get(model.info.name)
         tiers = () if placement is None else placement.tiers
         return tiers[0][0].endpoint.region if tiers else RegionName("")
 
@@ -372,10 +373,11 @@ class Fleet:
         return found
 
     def _tiers(self, model: ServedModel) -> tuple[tuple[Member, ...], ...]:
-        placement = self._placements.get(model.info.name)
+        catalog = self._catalog
+        placement = (self._placements if catalog is None else catalog).get(model.info.name)
         if placement is None:
             return ()
-        if placement.is_of(model):
+        if placement.model is model or placement.is_of(model):
             return placement.tiers
         # The catalog moved on since the request began: it keeps the revision it began with.
         info = model.info

@@ -244,7 +244,7 @@ class HttpBackendClient:
         self._start(channel, shared)
 
     def _start(self, channel: _Channel, shared: SharedCall) -> None:
-        if shared.has_waiting_callers and not self._start_exchange(channel, shared):
+        if shared.waiting and not self._start_exchange(channel, shared):
             task = self._tasks.create_task(self._run_call(channel, shared))
             shared.on_abandoned(task.cancel)
 

@@ -72,7 +72,8 @@ class SharedCall:
         self._bytes = 0
         self._loop = asyncio.get_running_loop()
         self._created = self._loop.time()
-        self._waiting = 0
+        self.waiting = 0
+        """How many callers still wait."""
         self._frames = FrameReader()
         self._final_report: Report | None = None
         self._on_abandoned: Callable[[], object] | None = None
@@ -99,11 +100,6 @@ class SharedCall:
         """
         return min(self._deadline, self._loop.time() + self._idle_timeout)
 
-    @property
-    def has_waiting_callers(self) -> bool:
-        """Whether any caller still waits."""
-        return self._waiting > 0
-
     def has_room(self, call: Call) -> bool:
         """Return whether the items of `call` may be added."""
         size = _size(call)
@@ -115,7 +111,7 @@ class SharedCall:
         """Add the items of `call`."""
         items = call.items
         part = CallPart(self, len(self._items), len(items), receive, on_end, self._loop.time())
-        self._waiting += 1
+        self.waiting += 1
         self._deadline = max(self._deadline, deadline)
         self._idle_timeout = max(self._idle_timeout, idle_timeout)
         self._items += items
@@ -147,12 +143,14 @@ class SharedCall:
         outcomes: list[Done | Failed] = []
         for frame in frames:
             if isinstance(frame, Report):
-                self._deliver(outcomes)
-                outcomes = []
+                if outcomes:
+                    self._deliver(outcomes)
+                    outcomes = []
                 self._report(frame)
             else:
                 outcomes.append(frame)
-        self._deliver(outcomes)
+        if outcomes:
+            self._deliver(outcomes)
 
     def _report(self, report: Report) -> None:
         """End the parts that are answered by now: they need not wait for the others."""
@@ -163,8 +161,6 @@ class SharedCall:
 
     def _deliver(self, frames: Sequence[Done | Failed]) -> None:
         """Hand outcomes to the callers whose items they are of."""
-        if not frames:
-            return
         self._final_report = None
         owners, count = self._owners, len(self._owners)
         shares: dict[CallPart, list[Done | Failed]] = {}
@@ -207,8 +203,8 @@ class SharedCall:
 
     def part_ended(self) -> None:
         """Note that one more caller waits no longer."""
-        self._waiting -= 1
-        if self._waiting or self._on_abandoned is None:
+        self.waiting -= 1
+        if self.waiting or self._on_abandoned is None:
             return
         for part in self._parts:
             if part.missing > 0:
