@@ -369,6 +369,18 @@ class MessageReader(Generic[_Message]):
         Raises:
             msgspec.DecodeError: the bytes are no frame of this version.
         """
+        messages: list[_Message] = []
+        try:
+            self.read_into(messages, chunk)
+        finally:
+            yield from messages
+
+    def read_into(self, messages: list[_Message], chunk: bytes) -> None:
+        """Append the frames that `chunk` completes, also where an error follows them.
+
+        Raises:
+            msgspec.DecodeError: the bytes are no frame of this version.
+        """
         data: bytes | bytearray = chunk
         if self._rest:
             self._rest += chunk
@@ -383,10 +395,9 @@ class MessageReader(Generic[_Message]):
                 break
             start = body + length
             try:
-                frame = self._decoder.decode(data[body:start])
+                messages.append(self._decoder.decode(data[body:start]))
             except UNREADABLE as error:
                 raise msgspec.DecodeError(f"a frame cannot be read: {error}") from None
-            yield frame
         if data is chunk:
             self._rest += data[start:]
         else:

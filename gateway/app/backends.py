@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+from contextlib import AsyncExitStack, contextmanager
 from typing import Self
 
 from backends.plans import ServingPlans
@@ -32,21 +32,12 @@ class CallSpans:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-
-    def records(self, traceparent: str) -> bool:
+        self.records: Callable[[str], bool] = tracer.records
         """See `CallTracer.records`."""
-        return self._tracer.records(traceparent)
-
-    def on_call(
-        self, endpoint: Endpoint, *, items: int, traceparent: str
-    ) -> AbstractContextManager[str]:
-        """Open a span around a call; the backend's spans go under it."""
-        if not self._tracer.records(traceparent):
-            return nullcontext(traceparent)
-        return self._recorded(endpoint, items, traceparent)
 
     @contextmanager
-    def _recorded(self, endpoint: Endpoint, items: int, traceparent: str) -> Iterator[str]:
+    def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
+        """Open a span around a call; the backend's spans go under it."""
         attributes: Attributes = {
             "http.request.method": "POST",
             "url.path": CALL_PATH,

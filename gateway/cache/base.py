@@ -15,22 +15,17 @@ from gateway.tasks import log_failure
 LookupCallback = Callable[[list[CachedResult | None]], object]
 
 
-class PendingLookup:
+class PendingLookup(msgspec.Struct, eq=False):
     """The keys of a look-up and its callback: `None` once it was called or cancelled.
 
     `claims` tells that its caller computes what is not found, and shares that: not one that has
     cancelled it (`is_cancelled`).
     """
 
-    __slots__ = ("claims", "is_cancelled", "keys", "on_done")
-
-    def __init__(
-        self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
-    ) -> None:
-        self.keys = keys
-        self.claims = claims
-        self.is_cancelled = False
-        self.on_done: LookupCallback | None = on_done
+    keys: Sequence[CacheKey]
+    on_done: LookupCallback | None
+    claims: bool = False
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         """Drop the callback."""

@@ -66,20 +66,22 @@ class MemoryTier:
         self._main: deque[_Node] = deque()
         self._window_bytes = 0
         self._main_bytes = 0
-        self._hits = self._misses = self._mismatches = self._evicted = self._refused = 0
+        self.misses = 0
+        """Reads that found nothing; who asked `has` first counts those that it then left out."""
+        self._hits = self._mismatches = self._evicted = self._refused = 0
 
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
         """Return `key`'s entry unless it expired by `now`."""
         node = self._nodes.get(key.address)
         if node is None:
-            self._misses += 1
+            self.misses += 1
             return None
         if node.tag != key.tag:
             self._mismatches += 1
             return None
         entry = node.entry
         if entry.expires_at <= now:
-            self._misses += 1
+            self.misses += 1
             return None
         node.hits += 1
         self._hits += 1
@@ -90,10 +92,6 @@ class MemoryTier:
         node = self._nodes.get(key.address)
         return node.entry if node is not None and node.tag == key.tag else None
 
-    def count_misses(self, count: int) -> None:
-        """Count keys that were not read since nothing is at their addresses."""
-        self._misses += count
-
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Keep `entry`, in place of what was at its address, if it is worth its bytes."""
         if self._capacity:
@@ -102,12 +100,14 @@ class MemoryTier:
             self._refused += 1
 
     def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Keep those of `entries` that are worth their bytes, each under its key."""
+        """Keep those of `entries` that last and are worth their bytes, each under its key."""
         if not self._capacity:
             self._refused += len(entries)
             return
         nodes, largest = self._nodes, self._main_capacity
         for key, entry in entries:
+            if entry.expires_at <= now:
+                continue
             cost = ENTRY_OVERHEAD_BYTES + len(entry.payload) + len(entry.detail)
             if cost > largest:
                 self._refused += 1
@@ -162,7 +162,7 @@ class MemoryTier:
             used_bytes=self._window_bytes + self._main_bytes,
             capacity_bytes=self._capacity,
             hits=self._hits,
-            misses=self._misses,
+            misses=self.misses,
             mismatches=self._mismatches,
             evicted=self._evicted,
             refused=self._refused,

@@ -24,7 +24,7 @@ from gateway.cache.value_reader import ValueReader
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import CallbackBatch, TaskScope
+from gateway.tasks import CallbackBatch, TaskScope, log_failure
 
 KEY_PREFIX = b"sg:r:"
 _MOST_READS = 1
@@ -105,6 +105,12 @@ class RedisTier:
             is_usable=self._is_usable,
             on_call=self._note_write,
         )
+        # Attributes, as a method would be one more call for what each item takes.
+        self.store_all: Callable[[Sequence[tuple[CacheKey, CachedResult]], float], None]
+        self.store_all = self._writer.add
+        """Queues entries to be written with what is left of their lives, less the jitter."""
+        self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._claims.take
+        """Tells, once, whether look-ups have claimed all of some keys."""
 
     async def __aenter__(self) -> Self:
         # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
@@ -128,7 +134,7 @@ class RedisTier:
 
         While most keys are not found, the same round trip claims them.
         """
-        lookup = PendingLookup(keys, on_done, claims=claims and self._finds_little)
+        lookup = PendingLookup(keys, on_done, claims and self._finds_little)
         if self._breaker.state is BreakerState.CLOSED or self._is_usable():
             self._pending.append(lookup)
             self._timeless.append(lookup)
@@ -138,14 +144,6 @@ class RedisTier:
             self._counts.skipped += len(keys)
             self._loop.call_soon(lookup.miss)
         return lookup
-
-    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Queue entries to be written with what is left of their lives, less the jitter."""
-        self._writer.add(entries, now)
-
-    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Tell, once, whether look-ups have claimed all of `keys`."""
-        return self._claims.take(keys)
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
@@ -219,14 +217,24 @@ class RedisTier:
     def _begin_time_out(self) -> None:
         """Have the look-ups of this iteration end in time, all by one timer: each costs as much."""
         begun, self._timeless = self._timeless, []
-        for large in [lookup for lookup in begun if len(lookup.keys) > _MANY_KEYS]:
-            begun.remove(large)
-            end = partial(self._time_out, [large])
-            self._call_late(self._timeout + _PER_KEY * len(large.keys), end)
-        late = self._timeout + _PER_KEY * max([len(lookup.keys) for lookup in begun], default=0)
+        most = max([len(lookup.keys) for lookup in begun])
+        if most > _MANY_KEYS:
+            begun, most = self._time_large(begun)
+        late = self._timeout + _PER_KEY * most
         self._timed.append((self._loop.time() + late, begun))
         if self._timer is None:
             self._timer = self._call_late(late, self._time_out_late)
+
+    def _time_large(self, begun: list[PendingLookup]) -> tuple[list[PendingLookup], int]:
+        """Give large look-ups timers of their own; return the others, and the most keys of one."""
+        others: list[PendingLookup] = []
+        for lookup in begun:
+            if len(lookup.keys) > _MANY_KEYS:
+                end = partial(self._time_out, [lookup])
+                self._call_late(self._timeout + _PER_KEY * len(lookup.keys), end)
+            else:
+                others.append(lookup)
+        return others, max([len(lookup.keys) for lookup in others], default=0)
 
     def _call_late(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
         return self._loop.call_later(seconds, self._loop.call_later, _GRACE, call)
@@ -269,7 +277,7 @@ class RedisTier:
         names = [KEY_PREFIX + key.address for lookup in batch for key in lookup.keys]
         claimed = [key for lookup in batch if lookup.claims for key in lookup.keys]
         commands = [(b"MGET", *names), *self._claims.commands(claimed)]
-        on_done = partial(self._replied, batch, claimed, self._monotonic())
+        on_done = partial(self._replied, batch, claimed, len(names), self._monotonic())
         try:
             if not self._read_client.execute_nowait(commands, on_done):
                 self._tasks.start(self._execute(commands, on_done))
@@ -289,9 +297,13 @@ class RedisTier:
             on_done(replies)
 
     def _replied(
-        self, batch: list[PendingLookup], claimed: list[CacheKey], started: float, replies: Replies
+        self,
+        batch: list[PendingLookup],
+        claimed: list[CacheKey],
+        count: int,
+        started: float,
+        replies: Replies,
     ) -> None:
-        count = sum([len(lookup.keys) for lookup in batch])
         read = None if isinstance(replies, OSError) else read_values(replies[0], count)
         values: list[bytes | None] | None = None
         if read is None or isinstance(replies, OSError):
@@ -328,11 +340,31 @@ class RedisTier:
         self._reading -= 1
         if self._pending:
             self._schedule()
+        if values is None or not any(values):
+            self._finish_empty_read(batch, is_read=values is not None)
+            return
         place = 0
         with self.batch:
             for lookup in batch:
                 end = place + len(lookup.keys)
                 if lookup.on_done is not None:
-                    found = values and values[place:end]
-                    lookup.end(self._reader.entries(lookup.keys, found))
+                    lookup.end(self._reader.entries(lookup.keys, values[place:end]))
                 place = end
+
+    def _finish_empty_read(self, batch: list[PendingLookup], *, is_read: bool) -> None:
+        """Have look-ups miss of which nothing was found, or, unless it `is_read`, nothing said."""
+        missed = 0
+        with self.batch:
+            for lookup in batch:
+                on_done = lookup.on_done
+                if on_done is None:
+                    continue
+                missed += len(lookup.keys)
+                # As `PendingLookup.miss` does, without two calls for each miss.
+                lookup.on_done = None
+                try:
+                    on_done([None] * len(lookup.keys))
+                except Exception as bug:  # noqa: BLE001 - it must not keep others of the read waiting
+                    log_failure(bug)
+        if is_read:
+            self._counts.misses += missed

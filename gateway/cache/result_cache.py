@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from operator import attrgetter
 from typing import Any, Self
 
 from msgspec.structs import replace
@@ -15,6 +16,9 @@ from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
 """What the memory tier shrinks by between two event-loop iterations: a millisecond or two."""
+_FIRST = (0,)
+"""The places that a look-up of one key misses."""
+_address = attrgetter("address")
 _GRACE = 1.0
 """Seconds that a replaced remote tier is kept open for look-ups that began in it."""
 
@@ -86,14 +90,20 @@ class ResultCache:
         claims: bool = False,
     ) -> None:
         """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
-        if len(keys) == 1 and not self._memory.has(keys[0].address):
-            self._fetch_one(keys, on_done, claims=claims)
-            return
-        found, missing = self._in_memory(keys, is_valid)
-        if not missing:
-            asyncio.get_running_loop().call_soon(on_done, found)
-            return
-        remote = self._remote
+        memory, remote = self._memory, self._remote
+        found: list[CacheHit | None]
+        missing: Sequence[int]
+        absent: Sequence[CacheKey]
+        if len(keys) == 1 and not memory.has(keys[0][0]):
+            memory.misses += 1
+            found, missing, absent = [None], _FIRST, keys
+        else:
+            found, missing = self._in_memory(keys, is_valid)
+            if not missing:
+                asyncio.get_running_loop().call_soon(on_done, found)
+                return
+            everything = len(missing) == len(keys)
+            absent = keys if everything else [keys[index] for index in missing]
 
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
@@ -102,30 +112,7 @@ class ResultCache:
             finally:
                 on_done(found)
 
-        remote.fetch_nowait([keys[index] for index in missing], fetched, claims=claims)
-
-    def _fetch_one(
-        self,
-        keys: Sequence[CacheKey],
-        on_done: Callable[[list[CacheHit | None]], object],
-        *,
-        claims: bool,
-    ) -> None:
-        """Look up a single key in the remote tier alone."""
-        self._memory.count_misses(1)
-        remote = self._remote
-
-        def fetched(entries: list[CachedResult | None]) -> None:
-            found: CacheHit | None = None
-            try:
-                entry, now = entries[0], self._clock()
-                if entry is not None and entry.expires_at > now:
-                    self._memory.put(keys[0], entry, now)
-                    found = CacheHit(entry=entry, tier=remote.name)
-            finally:
-                on_done([found])
-
-        remote.fetch_nowait(keys, fetched, claims=claims)
+        remote.fetch_nowait(absent, fetched, claims=claims)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Keep `entry` in memory now, and in the remote tier soon."""
@@ -134,9 +121,8 @@ class ResultCache:
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]]) -> None:
         """Keep each entry under its key: in memory now, in the remote tier soon."""
         now = self._clock()
-        lasting = [each for each in entries if each[1].expires_at > now]
-        self._memory.put_all(lasting, now)
-        self._remote.store_all(lasting, now)
+        self._memory.put_all(entries, now)
+        self._remote.store_all(entries, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Tell, once, whether look-ups have claimed all of `keys`."""
@@ -173,23 +159,19 @@ class ResultCache:
         self, keys: Sequence[CacheKey], is_valid: Validity | None
     ) -> tuple[list[CacheHit | None], list[int]]:
         """Return what memory has of `keys` that is valid, and the places of the rest."""
-        now, has, peek = self._clock(), self._memory.has, self._memory.peek
-        found: list[CacheHit | None] = []
+        memory = self._memory
+        found: list[CacheHit | None] = [None] * len(keys)
+        if not any(map(memory.has, map(_address, keys))):
+            memory.misses += len(keys)
+            return found, list(range(len(keys)))
+        now, peek = self._clock(), memory.peek
         missing: list[int] = []
-        absent = 0
         for index, key in enumerate(keys):
-            if not has(key[0]):
-                absent += 1
-                missing.append(index)
-                found.append(None)
-                continue
             entry = peek(key, now)
             if entry is None or not (is_valid is None or is_valid(entry, now)):
                 missing.append(index)
-                found.append(None)
             else:
-                found.append(CacheHit(entry=entry, tier="memory"))
-        self._memory.count_misses(absent)
+                found[index] = CacheHit(entry=entry, tier="memory")
         return found, missing
 
     def _add(

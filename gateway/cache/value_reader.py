@@ -16,13 +16,9 @@ class ValueReader:
         self._counts = counts
 
     def entries(
-        self, keys: Sequence[CacheKey], values: Sequence[bytes | None] | None
+        self, keys: Sequence[CacheKey], values: Sequence[bytes | None]
     ) -> list[CachedResult | None]:
-        """Return the entry of each key; `values` are unpacked, `None` where nothing was read."""
-        if values is None:
-            return [None] * len(keys)
-        if len(keys) == 1:
-            return [self._entry(keys[0], values[0])]
+        """Return the entry of each key; `values` are unpacked."""
         if any(values):
             return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
         self._counts.misses += len(keys)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from operator import attrgetter
 
 from backends.protocol import Call, CallItem, Done, Failed
@@ -15,6 +15,7 @@ from gateway.upstream.base import CallFailed, Cause, StartedCall
 # A member of an enumeration is looked up by a method in Python 3.11.
 _COMPUTED = Source.COMPUTED
 _context = attrgetter("traceparent")
+_index = attrgetter("index")
 
 
 class Attempt:
@@ -29,8 +30,8 @@ class Attempt:
     has_full_timeout = False
     """Whether silence of the backend would have been noticed before the deadline."""
     started_call: StartedCall | None = None
-    span: AbstractContextManager[str] = nullcontext("")
-    """Is around the call."""
+    span: AbstractContextManager[str] | None = None
+    """Is around a call that is recorded."""
     hedge_timer: asyncio.TimerHandle | None = None
     answered = 0
     rows = 0
@@ -44,7 +45,7 @@ class Attempt:
         self.endpoint = endpoint
         self.items = items
         self.tried = (*before, endpoint.backend)
-        self.waiting = {item.index: item for item in items}
+        self.waiting = dict(zip(map(_index, items), items, strict=True))
         self.duplicated: dict[int, WorkItem] = {}
         """Items that are tried at a second backend as well, and may still be answered here."""
         self.in_flight = len(items)

@@ -7,7 +7,7 @@ from typing import Self
 
 from gateway.dispatch.budget import RetryBudget
 from gateway.dispatch.endpoint_counts import CallStatistics
-from gateway.dispatch.gathering import Gatherer, may_be_gathered
+from gateway.dispatch.gathering import Gatherer
 from gateway.dispatch.overload import OverloadCauses
 from gateway.dispatch.request_dispatch import DispatchContext, RequestDispatch
 from gateway.dispatch.statistics import DispatchStatistics
@@ -82,7 +82,8 @@ class Dispatcher:
         settled as a failure. A failure of backends is an outcome, and so is one of ours.
         """
         self.hedging.share = self._context.fleet.routing.hedge_share
-        if may_be_gathered(work) and not (self._is_closed or self._records(traceparent)):
+        may_be_gathered = work.is_gathered or len(work.items) == 1
+        if may_be_gathered and not (self._is_closed or self._records(traceparent)):
             return self._gatherer.add(
                 work, deadline=deadline, settle=settle, traceparent=traceparent
             )

@@ -5,7 +5,9 @@ requests. Each item goes to the backend that it would go to alone, and is settle
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
+import msgspec
 from msgspec.structs import replace
 
 from gateway.dispatch import failures
@@ -17,12 +19,8 @@ from gateway.upstream.shared_call import MAX_BYTES, MAX_ITEMS
 
 # Deadlines may differ by so many seconds from the first: the earliest then holds for all.
 _SPREAD = 0.002
+_body = attrgetter("body")
 WorkKind = tuple[int, int, bytes, str, bool, int]
-
-
-def may_be_gathered(work: Work) -> bool:
-    """Tell whether the items of `work` may be dispatched with those of others."""
-    return work.is_gathered or len(work.items) == 1
 
 
 def kind_of(work: Work) -> WorkKind:
@@ -32,23 +30,20 @@ def kind_of(work: Work) -> WorkKind:
     return (model, task, work.parameters, work.lane, work.truncate, criticality)
 
 
-class GatheredPart:
-    """Implements `StartedWork` for one of the works that were gathered."""
+class GatheredPart(msgspec.Struct, eq=False):
+    """Implements `StartedWork` for one of the works that were gathered to a `whole`."""
 
-    __slots__ = ("_whole", "first", "is_cancelled", "settle", "traceparent", "work")
-
-    def __init__(self, whole: "GatheredWork", work: Work, settle: Settle, traceparent: str) -> None:
-        self._whole = whole
-        self.work = work
-        self.settle = settle
-        self.traceparent = traceparent
-        self.first = 0
-        """The place of its first item among those of all."""
-        self.is_cancelled = False
+    whole: "GatheredWork"
+    work: Work
+    settle: Settle
+    traceparent: str
+    first: int = 0
+    """The place of its first item among those of all."""
+    is_cancelled: bool = False
 
     def cancel(self) -> None:
         """Settle the items as cancelled; those of others go on."""
-        self._whole.cancel(self)
+        self.whole.cancel(self)
 
 
 class GatheredWork:
@@ -172,4 +167,4 @@ class Gatherer:
 
 
 def _size(work: Work) -> int:
-    return sum([len(item.body) for item in work.items])
+    return sum(map(len, map(_body, work.items)))

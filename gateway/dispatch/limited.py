@@ -51,8 +51,8 @@ class LimitedRunner:
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
     ) -> StartedWork:
         """Settle all of `work`; items that were gathered are held and refused one by one."""
-        rules, principal = self._rules(work), work.principal
-        if principal is None or not _may_cost(rules, principal):
+        principal = work.principal
+        if principal is None or not self._may_cost(work, principal):
             return self._runner.start(
                 work, deadline=deadline, settle=settle, traceparent=traceparent
             )
@@ -69,6 +69,7 @@ class LimitedRunner:
                 ]
             )
         task = WorkTask(work, settle)
+        rules = self._rules(work)
         steps = self._run_limited(rules, principal, work, deadline, task.settle, traceparent)
         return task.run(self._tasks, steps)
 
@@ -121,6 +122,17 @@ class LimitedRunner:
         except TimeoutError:
             return Reservation(refusal=_LATE)
 
+    def _may_cost(self, work: Work, principal: Principal) -> bool:
+        document = self._runtimes.current.document
+        entry, limits = document.models.get(work.model.info.name), document.limits
+        if entry is not None and entry.limits:
+            return True
+        for own in (principal.tenant_rules or limits.tenant, principal.key_rules or limits.key):
+            for rule in own:
+                if rule.unit in WORK_UNITS:
+                    return True
+        return False
+
     def _rules(self, work: Work) -> WorkLimits:
         document = self._runtimes.current.document
         entry = document.models.get(work.model.info.name)
@@ -129,13 +141,3 @@ class LimitedRunner:
             key=document.limits.key,
             model=entry.limits if entry is not None else (),
         )
-
-
-def _may_cost(rules: WorkLimits, principal: Principal) -> bool:
-    if rules.model:
-        return True
-    for own in (principal.tenant_rules or rules.tenant, principal.key_rules or rules.key):
-        for rule in own:
-            if rule.unit in WORK_UNITS:
-                return True
-    return False

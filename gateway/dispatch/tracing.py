@@ -7,7 +7,7 @@ from gateway.types import Endpoint
 
 
 class CallTracer(Protocol):
-    """Traces calls; the context sees the `CallFailed` of a call that failed.
+    """Traces calls that are recorded; the context sees the `CallFailed` of one that failed.
 
     It sees `CancelledError` where the request's deadline, or its caller, ended the call.
     """
@@ -24,7 +24,7 @@ class CallTracer(Protocol):
 
 
 class NoTracing:
-    """Passes the request's own `traceparent` on."""
+    """Records nothing."""
 
     def on_call(
         self, endpoint: Endpoint, *, items: int, traceparent: str

@@ -42,47 +42,32 @@ _RENEWED_EACH = 0.25
 """Of a lease: claims that are as old are renewed, so that none is older than half a lease."""
 
 
-class _HeldClaims:
+class _HeldClaims(msgspec.Struct, eq=False):
     """The claims of one work, from when it began on until they end, which is told to `on_end`.
 
-    Claims of items that failed are ended by `release`: a refusal that was stored in their place
-    stays.
+    `unsettled` are the keys by the items' indexes. Claims of items that failed are ended by
+    `release`: a refusal that was stored in their place stays.
     """
 
-    __slots__ = ("_on_end", "_open", "_release", "_settle", "since", "unsettled")
-
-    def __init__(
-        self,
-        items: Sequence[WorkItem],
-        settle: Settle,
-        since: float,
-        *,
-        release: Callable[[Sequence[CacheKey]], object],
-        on_end: "Callable[[_HeldClaims], object]",
-    ) -> None:
-        self._settle = settle
-        self._release = release
-        self._on_end = on_end
-        self._open = len(items)
-        self.unsettled = {item.index: item.key for item in items if item.key is not None}
-        self.since = since
+    unsettled: dict[int, CacheKey]
+    since: float
+    pass_on: Settle
+    release: Callable[[Sequence[CacheKey]], object]
+    on_end: "Callable[[_HeldClaims], object]"
 
     def settle(self, outcomes: Outcomes) -> None:
         """Settle items, whose claims have ended."""
-        unsettled = self.unsettled
-        failed = [index for index, outcome in outcomes if outcome.failure is not None]
-        unanswered = [unsettled[index] for index in failed if index in unsettled]
-        self._open -= len(outcomes)
-        if self._open:
-            for index, _ in outcomes:
-                unsettled.pop(index, None)
-        else:
-            unsettled.clear()
+        end = self.unsettled.pop
+        unanswered: list[CacheKey] = []
+        for index, outcome in outcomes:
+            key = end(index, None)
+            if outcome.failure is not None and key is not None:
+                unanswered.append(key)
         if unanswered:
-            self._release(unanswered)
+            self.release(unanswered)
         if not self.unsettled:
-            self._on_end(self)
-        self._settle(outcomes)
+            self.on_end(self)
+        self.pass_on(outcomes)
 
 
 class ClaimingRunner:
@@ -118,13 +103,13 @@ class ClaimingRunner:
         self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
     ) -> StartedWork:
         """Settle all of `work`, at the latest at the deadline."""
-        keys = _keys(work.items)
+        keys = _keys_by_index(work.items)
         if self.lease <= 0 or not keys:
             return self._runner.start(
                 work, deadline=deadline, settle=settle, traceparent=traceparent
             )
-        if self._cache.has_claimed(keys):
-            return self._start_claimed(work, deadline, traceparent, settle)
+        if self._cache.has_claimed(list(keys.values())):
+            return self._hold_and_start(keys, work, deadline, traceparent, settle)
         if work.is_gathered and len(work.items) > 1:
             return self._start_each(work, deadline, traceparent, settle)
         return self._start_unclaimed(work, deadline, traceparent, settle)
@@ -181,14 +166,20 @@ class ClaimingRunner:
         self, work: Work, deadline: float, traceparent: str, settle: Settle
     ) -> StartedWork:
         """Run `work`, whose claims are renewed until they end; release what has no answer."""
+        keys = _keys_by_index(work.items)
+        return self._hold_and_start(keys, work, deadline, traceparent, settle)
+
+    def _hold_and_start(
+        self,
+        keys: dict[int, CacheKey],
+        work: Work,
+        deadline: float,
+        traceparent: str,
+        settle: Settle,
+    ) -> StartedWork:
+        """Do the same with the keys of `work` by its items' indexes."""
         loop = asyncio.get_running_loop()
-        held = _HeldClaims(
-            work.items,
-            settle,
-            loop.time(),
-            release=self._cache.release,
-            on_end=self._end,
-        )
+        held = _HeldClaims(keys, loop.time(), settle, self._cache.release, self._forget)
         self._held[held] = None
         if self._renewing is None:
             self._renewing = loop.call_later(self._pause(), self._renew)
@@ -201,7 +192,7 @@ class ClaimingRunner:
             self._cache.release(list(held.unsettled.values()))
             raise
 
-    def _end(self, held: _HeldClaims) -> None:
+    def _forget(self, held: _HeldClaims) -> None:
         self._held.pop(held, None)
 
     async def _claim(
@@ -289,3 +280,7 @@ def _part(work: Work, items: Sequence[WorkItem]) -> Work:
 
 def _keys(items: Sequence[WorkItem]) -> list[CacheKey]:
     return [item.key for item in items if item.key is not None]
+
+
+def _keys_by_index(items: Sequence[WorkItem]) -> dict[int, CacheKey]:
+    return {item.index: item.key for item in items if item.key is not None}

@@ -1,6 +1,6 @@
 """Coalesces equal items that are in flight at once, so that each is computed once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -75,7 +75,11 @@ class Flights:
         """Begin the flights of `keys`; begin none where one has a flight, or is there twice."""
         flights = self._flights
         if len(keys) == 1:
-            return None if keys[0] in flights else [self.lead(keys[0], criticality)]
+            if keys[0] in flights:
+                return None
+            only = flights[keys[0]] = Flight(criticality)
+            self._led += 1
+            return [only]
         led = [Flight(criticality) for _ in keys]
         new = dict(zip(keys, led, strict=True))
         if len(new) < len(led) or not flights.keys().isdisjoint(new):
@@ -86,17 +90,22 @@ class Flights:
 
     def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
         """Give `outcome` to all who wait for `key`; the next to ask leads anew."""
-        self.settle_all([(key, outcome)])
+        self.settle_all((key,), [(0, outcome)])
 
-    def settle_all(self, outcomes: Iterable[tuple[CacheKey, ItemOutcome]]) -> None:
-        """Settle keys whose outcomes became known together, and tell each waiter once."""
+    def settle_all(
+        self, keys: Sequence[CacheKey], outcomes: Sequence[tuple[int, ItemOutcome]]
+    ) -> None:
+        """Settle those of `keys` whose outcomes became known together; tell each waiter once.
+
+        Outcomes come with the places of their keys.
+        """
         ended: dict[FlightWaiter, list[Flight]] = {}
         # Most are of one waiter, item after item.
         last: FlightWaiter | None = None
         its: list[Flight] = []
         end = self._flights.pop
-        for key, outcome in outcomes:
-            flight = end(key, None)
+        for place, outcome in outcomes:
+            flight = end(keys[place], None)
             if flight is None:
                 continue
             flight.outcome = outcome

@@ -3,11 +3,12 @@
 Claims, limits, dispatch and the cache then take their steps once for all of them.
 """
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable
 
+import msgspec
 from msgspec.structs import replace
 
+from gateway.cache.key import CacheKey
 from gateway.inference.coalescing import Flights
 from gateway.inference.outcomes import LOST
 from gateway.inference.prepared_request import PreparedRequest
@@ -21,29 +22,45 @@ _DEADLINES = 256
 _Kind = tuple[int, int, int, int, bool]
 
 
-class LedRequest(NamedTuple):
-    """A request of one item, which its caller leads."""
+class _Together(msgspec.Struct, eq=False):
+    """Requests of one item that are alike, as many as one call of a backend has room for.
 
-    prepared: PreparedRequest
-    caller: Caller
-
-
-class _Together(NamedTuple):
-    """Requests of one item as one request, with a caller in the place of all of theirs.
-
-    `contexts` are the trace contexts of the items, empty where none has one.
+    Their items, keys and trace contexts have the same places. `prepared` and `caller` are those of
+    the first, `deadline` is the earliest, and `size` is the bytes of all items.
     """
 
     prepared: PreparedRequest
     caller: Caller
-    contexts: list[str]
+    deadline: float
+    items: list[bytes] = []
+    keys: list[CacheKey] = []
+    contexts: list[str] = []
+    size: int = 0
+
+    def merged(self) -> PreparedRequest:
+        """Return them as one request."""
+        first = self.prepared
+        if len(self.items) == 1:
+            return first
+        request = replace(first.request, items=tuple(self.items))
+        return PreparedRequest(request=request, plan=first.plan, keys=self.keys)
+
+    def merged_caller(self) -> Caller:
+        """Return a caller in the place of all of theirs."""
+        return replace(self.caller, deadline=self.deadline, traceparent="")
+
+    def flight_keys(self) -> list[CacheKey]:
+        """Return the keys of their flights."""
+        first = self.prepared
+        return replace(first, keys=self.keys).flight_keys
 
 
 class MissGatherer:
     """Gathers the requests of a batch of callbacks, and has them computed at its end.
 
-    By `compute`, which is given the indexes of all items. `records` tells whether a trace context
-    is recorded: such requests are left alone, as each of their steps has a span.
+    By `compute`, which is given the indexes of all items, and their trace contexts where there are
+    any. `records` tells whether a trace context is recorded: such requests are left alone, as each
+    of their steps has a span.
     """
 
     def __init__(
@@ -58,63 +75,51 @@ class MissGatherer:
         self._compute = compute
         self._flights = flights
         self._records = records
-        self._led: dict[_Kind, list[LedRequest]] = {}
+        self._open: dict[_Kind, _Together] = {}
+        self._all: list[_Together] = []
 
     def add(self, prepared: PreparedRequest, caller: Caller) -> bool:
         """Add a request whose items are led, `False` where it is to be computed alone.
 
         Nothing of it can be given up: with its only item, it has ended.
         """
-        if len(prepared.keys) > 1 or caller.directives != _PLAIN:
+        keys, deadline, context = prepared.keys, caller.deadline, caller.traceparent
+        if len(keys) > 1 or caller.directives != _PLAIN:
             return False
-        if caller.traceparent and self._records(caller.traceparent):
+        if context and self._records(context):
             return False
-        if not self._led:
-            self._batch.defer(self._start)
         # By identity: members of an enumeration are hashed by a method in Python.
         ids = (id(prepared.plan), id(caller.principal), id(caller.criticality))
-        kind = (*ids, int(caller.deadline * _DEADLINES), prepared.request.truncate)
-        self._led.setdefault(kind, []).append(LedRequest(prepared, caller))
+        kind = (*ids, int(deadline * _DEADLINES), prepared.request.truncate)
+        (item,) = prepared.request.items
+        size = len(item)
+        together = self._open.get(kind)
+        if together is None or not (
+            len(together.items) < MAX_ITEMS and together.size + size <= MAX_BYTES
+        ):
+            if not self._all:
+                self._batch.defer(self._start)
+            together = self._open[kind] = _Together(prepared, caller, deadline)
+            self._all.append(together)
+        elif deadline < together.deadline:
+            together.deadline = deadline
+        together.items.append(item)
+        together.keys.append(keys[0])
+        together.contexts.append(context)
+        together.size += size
         return True
 
     def _start(self) -> None:
-        gathered, self._led = self._led, {}
-        for alike in gathered.values():
-            for requests in _cut(alike):
-                try:
-                    together = _merge(requests)
-                    items = range(len(requests))
-                    self._compute(together.prepared, together.caller, items, together.contexts)
-                except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
-                    log_failure(bug)
-                    keys = [request.prepared.flight_keys[0] for request in requests]
-                    self._flights.settle_all([(key, LOST) for key in keys])
-
-
-def _cut(requests: list[LedRequest]) -> Iterator[list[LedRequest]]:
-    """Cut requests into such as one call of a backend has room for."""
-    start = size = 0
-    for place, request in enumerate(requests):
-        own = len(request.prepared.request.items[0])
-        size += own
-        if place > start and (size > MAX_BYTES or place - start >= MAX_ITEMS):
-            yield requests[start:place]
-            start, size = place, own
-    yield requests[start:]
-
-
-def _merge(requests: list[LedRequest]) -> _Together:
-    first = requests[0]
-    contexts = [request.caller.traceparent for request in requests]
-    given = contexts if any(contexts) else []
-    if len(requests) == 1 and not given:
-        return _Together(first.prepared, first.caller, [])
-    each = [request.prepared for request in requests]
-    items = tuple([prepared.request.items[0] for prepared in each])
-    prepared = PreparedRequest(
-        request=replace(first.prepared.request, items=items),
-        plan=first.prepared.plan,
-        keys=[prepared.keys[0] for prepared in each],
-    )
-    deadline = min([request.caller.deadline for request in requests])
-    return _Together(prepared, replace(first.caller, deadline=deadline, traceparent=""), given)
+        gathered, self._all = self._all, []
+        self._open.clear()
+        for together in gathered:
+            try:
+                contexts = together.contexts
+                given = contexts if any(contexts) else []
+                is_alone = len(contexts) == 1 and not given
+                caller = together.caller if is_alone else together.merged_caller()
+                self._compute(together.merged(), caller, range(len(contexts)), given)
+            except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
+                log_failure(bug)
+                keys = together.flight_keys()
+                self._flights.settle_all(keys, [(place, LOST) for place in range(len(keys))])

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker
@@ -109,10 +110,12 @@ class Inference:
 
         Only where the caller may read it: see `PreparedRequest.may_read`.
         """
+        plan = prepared.plan
         self._cache.lookup_nowait(
             prepared.keys,
             on_done,
-            prepared.plan.validity(directives),
+            # Without a call for most requests, which name no age.
+            plan.is_valid if directives.max_age is None else plan.validity(directives),
             claims=prepared.is_shared(directives),
         )
 
@@ -186,7 +189,8 @@ class Inference:
 
         `False`: `infer` has to, since more than the backends may answer.
         """
-        if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
+        plan = prepared.plan
+        if plan.unrevised is not None or caller.directives.only_if_cached:
             return False
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         is_whole = not prepared.request.continue_on_error
@@ -202,7 +206,10 @@ class Inference:
             if waiting.fill(outcomes, has_failed=has_failed):
                 self.compute_nowait(prepared, caller, outcomes, on_done)
             else:
-                on_done(_answer(prepared, outcomes, prepared.plan.model))
+                # As `_answer` does, without a call for each request.
+                model, is_cacheable = plan.model, plan.entry.cache_ttl > 0
+                found = list(filter(None, outcomes))
+                on_done(Answer(model=model, outcomes=found, is_cacheable=is_cacheable))
 
         waiting.on_end(ended)
         return True
@@ -237,7 +244,7 @@ class Inference:
         *,
         is_whole: bool,
     ) -> ItemWaits:
-        waits = ItemWaits(caller, is_whole=is_whole)
+        waits = ItemWaits(caller, is_whole)
         led = self._lead_all(prepared, caller, missing, waits)
         try:
             if led is None:
@@ -256,12 +263,9 @@ class Inference:
         self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
     ) -> Sequence[int] | None:
         """Lead all items of a request, `None` where some are found now, or in flight already."""
-        keys, has = prepared.keys, self._cache.has
-        if len(missing) < len(keys):
+        keys = prepared.keys
+        if len(missing) < len(keys) or any(map(self._cache.has, map(_address, keys))):
             return None
-        for address, _ in keys:
-            if has(address):
-                return None
         if not prepared.request.truncate:
             keys = prepared.flight_keys
         flights = self._flights.lead_all(keys, caller.criticality)
@@ -325,7 +329,7 @@ class Inference:
                 if keep is not None:
                     keep(prepared, outcomes)
             finally:
-                settle_flights([(keys[index], outcome) for index, outcome in outcomes])
+                settle_flights(keys, outcomes)
 
         span = self._tracer.span("dispatch", parent=caller.traceparent)
         try:
@@ -337,8 +341,11 @@ class Inference:
             )
         except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
             log_failure(bug)
-            settle_flights([(keys[index], LOST) for index in led])
+            settle_flights(keys, [(index, LOST) for index in led])
             return None
+
+
+_address = attrgetter("address")
 
 
 def _answer(
@@ -346,7 +353,7 @@ def _answer(
 ) -> Answer:
     return Answer(
         model=model,
-        outcomes=[outcome for outcome in outcomes if outcome is not None],
+        outcomes=list(filter(None, outcomes)),
         is_cacheable=prepared.plan.entry.cache_ttl > 0,
     )
 

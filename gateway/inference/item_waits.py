@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
+import msgspec
+
 from gateway.dispatch.work import StartedWork
 from gateway.inference.coalescing import Flight
 from gateway.inference.outcomes import GIVEN_UP, LATE, joined_outcome
@@ -19,23 +21,22 @@ _LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
 _SHED = "overloaded"
 
 
-class ItemWaits:
+class ItemWaits(msgspec.Struct, eq=False, dict=True):
     """The items of a request that are in flight, by index: those it leads, those it joined.
 
-    `work` computes the former.
+    `work` computes the former. A request that `is_whole` is of no use with a part of them.
     """
 
-    def __init__(self, caller: Caller, *, is_whole: bool) -> None:
-        self.led: dict[int, Flight] = {}
-        self.joined: dict[int, Flight] = {}
-        self.work: StartedWork | None = None
-        self._caller = caller
-        self._is_whole = is_whole
-        self._loop = asyncio.get_running_loop()
-        self._open = 0
-        self._is_failing = False
-        self._on_end: Callable[[bool], object] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+    caller: Caller
+    is_whole: bool
+    led: dict[int, Flight] = {}
+    joined: dict[int, Flight] = {}
+    work: StartedWork | None = None
+    _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    _open: int = 0
+    _is_failing: bool = False
+    _on_end: Callable[[bool], object] | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     @cached_property
     def _led_flights(self) -> frozenset[Flight]:
@@ -53,7 +54,7 @@ class ItemWaits:
         if self.joined:  # an item may be there twice
             flights = dict.fromkeys((*flights, *self.joined.values()))
         self._open = len(flights)
-        self._timer = self._loop.call_at(self._caller.deadline + _GRACE, self._end, False)
+        self._timer = self._loop.call_at(self.caller.deadline + _GRACE, self._end, False)
         ended: list[Flight] = []
         for flight in flights:
             if flight.outcome is None:
@@ -66,9 +67,10 @@ class ItemWaits:
     def flights_ended(self, flights: Sequence[Flight]) -> None:
         """Note that these have ended."""
         self._open -= len(flights)
-        if self._is_failing or self._on_end is None:
+        on_end = self._on_end
+        if self._is_failing or on_end is None:
             return
-        if self._is_whole:
+        if self.is_whole:
             for flight in flights:
                 outcome = flight.outcome
                 if outcome and outcome.failure and self._ends_the_request(flight):
@@ -77,7 +79,11 @@ class ItemWaits:
                     self._loop.call_soon(self._end, True)
                     return
         if not self._open:
-            self._end(False)
+            # As `_end` does, without a call for each request.
+            timer, self._on_end, self._timer = self._timer, None, None
+            if timer is not None:
+                timer.cancel()
+            on_end(False)
 
     def cancel(self) -> None:
         """Call nothing any more."""
@@ -122,7 +128,7 @@ class ItemWaits:
 
         None where the caller's deadline has passed.
         """
-        if self._loop.time() >= self._caller.deadline:
+        if self._loop.time() >= self.caller.deadline:
             return []
         own = self._led_flights
         return [
@@ -152,5 +158,5 @@ class ItemWaits:
             return False
         code = outcome.failure.code
         return code in _LEADERS_OWN or (
-            code == _SHED and self._caller.criticality.outranks(flight.leader)
+            code == _SHED and self.caller.criticality.outranks(flight.leader)
         )

@@ -24,6 +24,7 @@ class RequestPlans:
     def __init__(self, *, models: ModelTable, keys: KeyMaker) -> None:
         self._models = models
         self._keys = keys
+        self._model = models.model
         self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
 
     def prepare(
@@ -38,7 +39,12 @@ class RequestPlans:
         """
         name = (request.model, request.task, principal.tenant, request.parameters)
         plan = self._plans.get(name)
-        if plan is None or not self.is_current(plan, runtime):
+        # As `is_current` tells, without a call for each request.
+        if (
+            plan is None
+            or plan.runtime is not runtime
+            or plan.model is not self._model(request.model)
+        ):
             plan = self._plan(request, principal, runtime)
             if len(request.parameters) <= _LONGEST_REMEMBERED:
                 if len(self._plans) >= _MOST_REMEMBERED:

@@ -80,28 +80,46 @@ class LeasedCharge:
         """Take the charges, and return the header lines; see `RepeatedCharge`."""
         now = self._monotonic()
         for lease, amount in self._amounts:
-            if lease.available < amount or lease.usable_until <= now:
+            # The bucket may have become one that does not refill.
+            if lease.available < amount or lease.usable_until <= now or not lease.refill:
                 return None
-        is_low = False
+        is_low = self._spend_hidden(now) if self._hidden else False
         values, half = self._values, len(self._values) // 2
-        for lease, amount in self._hidden:
-            lease.spend(amount, now)
-            is_low = is_low or lease.available < lease.renew_below
         for lease, amount, at in self._shown:
-            remaining, reset = lease.spend(amount, now)
-            if lease.available < lease.renew_below:
+            # As `Lease.spend` does for buckets that refill, without a call for each.
+            lease.available = available = lease.available - amount
+            lease.spent += amount
+            lease.used_at = now
+            if available < lease.renew_below:
                 is_low = True
-            values[at] = values[half + at] = remaining
-            values[at + 1] = ceil(reset)
+            capacity, refill = lease.rule.capacity, lease.refill
+            level = lease.level + (now - lease.at) * refill
+            if level < capacity:
+                level += available
+            if level >= capacity:
+                values[at] = values[half + at] = capacity
+                values[at + 1], values[half + at + 1] = 0, b"0s"
+                continue
+            values[at] = values[half + at] = int(level) if level > 0.0 else 0
+            reset = (capacity - level) / refill
             # As `go_duration`, which would be another call.
             milliseconds = ceil(reset * 1000)
+            values[at + 1] = -(-milliseconds // _SECOND)
             values[half + at + 1] = (
-                MILLISECONDS[milliseconds] if 0 <= milliseconds < _SECOND else go_duration(reset)
+                MILLISECONDS[milliseconds] if milliseconds < _SECOND else go_duration(reset)
             )
         self._counts.admitted_by_lease += 1
         if is_low:
             self._renew(self._charges, self._leases, now)
         return self._lines % tuple(values)
+
+    def _spend_hidden(self, now: float) -> bool:
+        """Take the charges that are not shown; return whether one of their leases is low."""
+        is_low = False
+        for lease, amount in self._hidden:
+            lease.spend(amount, now)
+            is_low = is_low or lease.available < lease.renew_below
+        return is_low
 
 
 class RepeatedCharges:

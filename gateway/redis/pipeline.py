@@ -128,9 +128,9 @@ class StandaloneClient:
 
 
 class _SentCommands:
-    """Holds the replies and the timeout of commands that were sent together."""
+    """Holds the callback and the timeout of commands that were sent together."""
 
-    __slots__ = ("count", "on_done", "replies", "timer")
+    __slots__ = ("count", "on_done", "timer")
 
     def __init__(
         self, count: int, on_done: Callable[[Replies], object], timer: asyncio.TimerHandle
@@ -138,7 +138,6 @@ class _SentCommands:
         self.count = count
         self.on_done = on_done
         self.timer = timer
-        self.replies: list[Any] = []
 
     def end(self, outcome: Replies) -> None:
         """Cancel the timeout, and call `on_done`."""
@@ -154,6 +153,8 @@ class _Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._sent_batches: deque[_SentCommands] = deque()
+        self._arrived: list[Any] = []
+        """Replies to the first of them, until all are here."""
         self.is_closed = False
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
@@ -194,14 +195,18 @@ class _Connection(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         self._reader.feed(data)
+        arrived, is_valid = self._arrived, True
         try:
-            while (reply := self._reader.gets()) is not _NOTHING:
-                batch = self._sent_batches[0]
-                batch.replies.append(reply)
-                if len(batch.replies) == batch.count:
-                    self._sent_batches.popleft()
-                    batch.end(batch.replies)
-        except (hiredis.ProtocolError, IndexError):
+            # Without a step in Python for each reply; those before an invalid one are kept.
+            arrived += iter(self._reader.gets, _NOTHING)
+        except hiredis.ProtocolError:
+            is_valid = False
+        while self._sent_batches and len(arrived) >= self._sent_batches[0].count:
+            batch = self._sent_batches.popleft()
+            replies, arrived = arrived[: batch.count], arrived[batch.count :]
+            batch.end(replies)
+        self._arrived = arrived
+        if not is_valid or (arrived and not self._sent_batches):
             self.close(ConnectionError("Redis sent an invalid reply"))
 
     @override

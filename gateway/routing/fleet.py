@@ -13,6 +13,7 @@ from backends.protocol import Report, ServingState
 from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import WIDE, ChoiceContext, choose, sample, score
+from gateway.routing.limit import after_answer
 from gateway.routing.member import CallVerdict, Health, Member, ProbeFailure
 from gateway.routing.regions import Availability, Tier, availability, choose_tier, keeps_all
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
@@ -116,7 +117,8 @@ class Fleet:
 
     def model(self, name: str) -> ServedModel | None:
         """Return the model as served, or `None` when no backend ever reported it."""
-        placement = self._placements.get(name)
+        catalog = self._catalog
+        placement = (self._placements if catalog is None else catalog).get(name)
         return None if placement is None else placement.model
 
     def models(self) -> list[ServedModel]:
@@ -129,7 +131,8 @@ class Fleet:
 
     def preferred_region(self, model: ServedModel) -> RegionName:
         """Return the region that `model` is served in first; empty where it is nowhere."""
-        placement = self._placements.get(model.info.name)
+        catalog = self._catalog
+        placement = (self._placements if catalog is None else catalog).get(model.info.name)
         tiers = () if placement is None else placement.tiers
         return tiers[0][0].endpoint.region if tiers else RegionName("")
 
@@ -264,11 +267,18 @@ class Fleet:
         member = self._member(endpoint)
         return 0.0 if member is None else member.queueing(self._clock(), own=own)
 
-    def answered(self, endpoint: Endpoint, requests: int, took: float) -> None:
-        """Note that so many requests of one item were answered, which took `took` seconds."""
+    def answered(self, endpoint: Endpoint, requests: int, took: float, *, ended: int = 0) -> None:
+        """Note that so many requests of one item were answered, which took `took` seconds.
+
+        Then remove the `ended` items of a call from those in flight.
+        """
         member = self._member(endpoint)
-        if member is not None:
-            member.record_latency(took, requests)
+        if member is None:
+            return
+        if requests:
+            member.limit = after_answer(member.limit, took, member.in_flight, requests)
+        # A member replaced since then has not counted the start.
+        member.in_flight = max(0, member.in_flight - ended)
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
         """Remove so many items of a call from those in flight."""
@@ -363,10 +373,11 @@ class Fleet:
         return found
 
     def _tiers(self, model: ServedModel) -> tuple[tuple[Member, ...], ...]:
-        placement = self._placements.get(model.info.name)
+        catalog = self._catalog
+        placement = (self._placements if catalog is None else catalog).get(model.info.name)
         if placement is None:
             return ()
-        if placement.is_of(model):
+        if placement.model is model or placement.is_of(model):
             return placement.tiers
         # The catalog moved on since the request began: it keeps the revision it began with.
         info = model.info

@@ -39,17 +39,21 @@ def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1)
     usual = limit.usual
     if not usual:
         return Limit(allowed=limit.allowed, usual=seconds)
-    usual += _weight(_UP if seconds > usual else _DOWN, answers) * (seconds - usual)
-    gradient = max(0.5, min(1.0, _TOLERANCE * usual / max(seconds, 1e-6)))
-    if gradient >= 1.0 and 2 * in_flight < limit.allowed:
+    share = _UP if seconds > usual else _DOWN
+    usual += (share if answers == 1 else _weight(share, answers)) * (seconds - usual)
+    base, gradient = limit.allowed, 1.0
+    if seconds > _TOLERANCE * usual:
+        gradient = max(0.5, _TOLERANCE * usual / seconds)
+        # Shrinks from what is in use: a limit far above that would take long to have an effect.
+        base = min(base, 2.0 * max(in_flight, LEAST))
+    elif 2 * in_flight < base:
         # A limit that is not reached says nothing about a higher one.
-        return Limit(allowed=limit.allowed, usual=usual)
-    # Shrinks from what is in use: a limit far above that would take long to have an effect.
-    base = limit.allowed if gradient >= 1.0 else min(limit.allowed, 2.0 * max(in_flight, LEAST))
+        return Limit(allowed=base, usual=usual)
     target = base * gradient + math.sqrt(base)
-    allowed = base + _weight(_SMOOTHING, answers) * (target - base)
+    share = _SMOOTHING if answers == 1 else _weight(_SMOOTHING, answers)
+    allowed = base + share * (target - base)
     return Limit(allowed=min(_MOST, max(LEAST, allowed)), usual=usual)
 
 
 def _weight(share: float, answers: int) -> float:
-    return share if answers == 1 else 1.0 - (1.0 - share) ** answers
+    return 1.0 - (1.0 - share) ** answers

@@ -155,9 +155,9 @@ class Member:
         ):
             self.affinity_speed = speed
 
-    def record_latency(self, seconds: float, answers: int = 1) -> None:
-        """Update the limit by the latency of so many answers that came together."""
-        self.limit = after_answer(self.limit, seconds, self.in_flight, answers)
+    def record_latency(self, seconds: float) -> None:
+        """Update the limit by the latency of an answer."""
+        self.limit = after_answer(self.limit, seconds, self.in_flight)
 
     def is_full(self) -> bool:
         """Return whether it has as many items in flight as its limit allows."""

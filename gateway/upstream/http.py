@@ -103,7 +103,7 @@ class _Channel:
     """Holds what calls to one backend share: request heads, and a bound on concurrent calls."""
 
     def __init__(self, endpoint: Endpoint, limit: int, token: bytes) -> None:
-        self.address = _address(endpoint)
+        self.address = (endpoint.url, endpoint.server_name)
         self.limit = limit
         self.origin, host, path = locate(endpoint.url, endpoint.server_name)
         common = b" HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n" % (host, MEDIA_TYPE.encode())
@@ -244,7 +244,7 @@ class HttpBackendClient:
         self._start(channel, shared)
 
     def _start(self, channel: _Channel, shared: SharedCall) -> None:
-        if shared.has_waiting_callers and not self._start_exchange(channel, shared):
+        if shared.waiting and not self._start_exchange(channel, shared):
             task = self._tasks.create_task(self._run_call(channel, shared))
             shared.on_abandoned(task.cancel)
 
@@ -367,16 +367,13 @@ class HttpBackendClient:
     def _channel(self, endpoint: Endpoint) -> _Channel:
         channel = self._channels.get(endpoint.backend)
         limit = self._routing.max_calls_per_backend
-        if channel is None or channel.address != _address(endpoint) or channel.limit != limit:
+        address = (endpoint.url, endpoint.server_name)
+        if channel is None or channel.address != address or channel.limit != limit:
             try:
                 channel = self._channels[endpoint.backend] = _Channel(endpoint, limit, self._token)
             except ValueError as error:
                 raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
         return channel
-
-
-def _address(endpoint: Endpoint) -> tuple[str, str]:
-    return endpoint.url, endpoint.server_name
 
 
 async def _deliver(response: TransportResponse, shared: SharedCall, scope: asyncio.Timeout) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task
+from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
@@ -13,6 +14,7 @@ MAX_ITEMS = 256
 MAX_BYTES = 256 * 1024
 # Seconds of waiting for a slot after which the remaining time of items is computed anew.
 _NOTICEABLE_WAIT = 0.01
+_body = attrgetter("body")
 
 CallKind = tuple[str, str, str, Task, bytes, str, bool]
 
@@ -23,26 +25,17 @@ def kind_of(call: Call) -> CallKind:
     return (*fields, call.truncate)
 
 
-class CallPart:
+class CallPart(msgspec.Struct, eq=False):
     """The items of one caller in a call, from `start` on. It ends once all are answered."""
 
-    def __init__(
-        self,
-        shared: "SharedCall",
-        *,
-        start: int,
-        items: int,
-        receive: Receive,
-        on_end: OnEnd,
-        joined: float,
-    ) -> None:
-        self.joined = joined
-        self.start = start
-        self.missing = items
-        self.receive = receive
-        self.is_open = True
-        self._shared = shared
-        self._on_end = on_end
+    shared: "SharedCall"
+    start: int
+    missing: int
+    """The items without an answer."""
+    receive: Receive
+    on_end: OnEnd
+    joined: float
+    is_open: bool = True
 
     def take(self, frames: Sequence[Done | Failed]) -> None:
         """Hand outcomes to the caller, unless it waits no longer."""
@@ -58,13 +51,14 @@ class CallPart:
         """End without telling the caller."""
         if self.is_open:
             self.is_open = False
-            self._shared.part_ended()
+            self.shared.part_ended()
 
     def end(self, how: Report | BaseException) -> None:
         """End with the report, or as failed."""
         if self.is_open:
-            self.cancel()
-            self._on_end(how)
+            self.is_open = False
+            self.shared.part_ended()
+            self.on_end(how)
 
 
 class SharedCall:
@@ -78,7 +72,8 @@ class SharedCall:
         self._bytes = 0
         self._loop = asyncio.get_running_loop()
         self._created = self._loop.time()
-        self._waiting = 0
+        self.waiting = 0
+        """How many callers still wait."""
         self._frames = FrameReader()
         self._final_report: Report | None = None
         self._on_abandoned: Callable[[], object] | None = None
@@ -105,11 +100,6 @@ class SharedCall:
         """
         return min(self._deadline, self._loop.time() + self._idle_timeout)
 
-    @property
-    def has_waiting_callers(self) -> bool:
-        """Whether any caller still waits."""
-        return self._waiting > 0
-
     def has_room(self, call: Call) -> bool:
         """Return whether the items of `call` may be added."""
         size = _size(call)
@@ -119,19 +109,13 @@ class SharedCall:
         self, call: Call, receive: Receive, on_end: OnEnd, *, deadline: float, idle_timeout: float
     ) -> CallPart:
         """Add the items of `call`."""
-        part = CallPart(
-            self,
-            start=len(self._items),
-            items=len(call.items),
-            receive=receive,
-            on_end=on_end,
-            joined=self._loop.time(),
-        )
-        self._waiting += 1
+        items = call.items
+        part = CallPart(self, len(self._items), len(items), receive, on_end, self._loop.time())
+        self.waiting += 1
         self._deadline = max(self._deadline, deadline)
         self._idle_timeout = max(self._idle_timeout, idle_timeout)
-        self._items += call.items
-        self._owners += [part] * len(call.items)
+        self._items += items
+        self._owners += [part] * len(items)
         self._parts.append(part)
         self._bytes += _size(call)
         return part
@@ -146,44 +130,52 @@ class SharedCall:
         Raises:
             CallFailed: it cannot be decoded.
         """
-        outcomes: list[Done | Failed] = []
+        frames: list[Frame] = []
         try:
-            for frame in self._frames.feed(chunk):
-                if isinstance(frame, Report):
-                    self._deliver(outcomes)
-                    outcomes = []
-                    self._report(frame)
-                else:
-                    outcomes.append(frame)
+            self._frames.read_into(frames, chunk)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
         finally:
+            self._take(frames)
+
+    def _take(self, frames: Sequence[Frame]) -> None:
+        """Deliver frames in their order, outcomes between two reports together."""
+        outcomes: list[Done | Failed] = []
+        for frame in frames:
+            if isinstance(frame, Report):
+                if outcomes:
+                    self._deliver(outcomes)
+                    outcomes = []
+                self._report(frame)
+            else:
+                outcomes.append(frame)
+        if outcomes:
             self._deliver(outcomes)
 
     def _report(self, report: Report) -> None:
         """End the parts that are answered by now: they need not wait for the others."""
         self._final_report = report
         for part in self._parts:
-            if part.missing <= 0:
+            if part.is_open and part.missing <= 0:
                 part.end(report)
 
     def _deliver(self, frames: Sequence[Done | Failed]) -> None:
         """Hand outcomes to the callers whose items they are of."""
-        if not frames:
-            return
         self._final_report = None
         owners, count = self._owners, len(self._owners)
-        known = [frame for frame in frames if 0 <= frame.index < count]
-        if known and len(self._parts) == 1:
-            self._parts[0].take(known)
-            return
         shares: dict[CallPart, list[Done | Failed]] = {}
-        for frame in known:
-            part = owners[frame.index]
-            own = frame
-            if part.start:
-                own = msgspec.structs.replace(frame, index=frame.index - part.start)
-            shares.setdefault(part, []).append(own)
+        # Most are of one part, item after item.
+        last: CallPart | None = None
+        share: list[Done | Failed] = []
+        for frame in frames:
+            index = frame.index
+            if not 0 <= index < count:
+                continue
+            part = owners[index]
+            if part is not last:
+                last, share = part, shares.setdefault(part, [])
+            start = part.start
+            share.append(msgspec.structs.replace(frame, index=index - start) if start else frame)
         for part, share in shares.items():
             part.take(share)
 
@@ -194,7 +186,8 @@ class SharedCall:
             self.fail(CallFailed(Cause.CUT, "the backend's answer ended too early"))
             return
         for part in self._parts:
-            part.end(self._final_report)
+            if part.is_open:
+                part.end(self._final_report)
         self._forget_parts()
 
     def fail(self, error: BaseException) -> None:
@@ -210,12 +203,14 @@ class SharedCall:
 
     def part_ended(self) -> None:
         """Note that one more caller waits no longer."""
-        self._waiting -= 1
-        if self._waiting or self._on_abandoned is None:
+        self.waiting -= 1
+        if self.waiting or self._on_abandoned is None:
             return
-        if any(part.missing > 0 for part in self._parts):
-            self._on_abandoned()
+        for part in self._parts:
+            if part.missing > 0:
+                self._on_abandoned()
+                return
 
 
 def _size(call: Call) -> int:
-    return sum([len(item.body) for item in call.items])
+    return sum(map(len, map(_body, call.items)))

@@ -8,6 +8,8 @@ import asyncio
 import ssl
 from collections.abc import Callable
 
+import msgspec
+
 from gateway.errors import ConfigurationError
 from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
@@ -149,16 +151,13 @@ class BackendTransport:
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """Implements `TransportResponse` and `SentRequest` over a connection of the pool."""
 
-    def __init__(
-        self, transport: BackendTransport, origin: Origin, connection: HttpClientProtocol
-    ) -> None:
-        self._transport = transport
-        self._origin = origin
-        self._connection = connection
-        self._closed = False
+    _transport: BackendTransport
+    _origin: Origin
+    _connection: HttpClientProtocol
+    _closed: bool = False
 
     @property
     def status(self) -> int:

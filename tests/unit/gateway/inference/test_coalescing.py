@@ -29,7 +29,7 @@ def test_who_waits_for_several_that_end_together_is_told_once() -> None:
     for flight in led:
         flight.waiters.append(waiter)
 
-    flights.settle_all([(cache_key("a"), DONE), (cache_key("x"), DONE), (cache_key("c"), DONE)])
+    flights.settle_all([cache_key(text) for text in "axc"], [(0, DONE), (1, DONE), (2, DONE)])
     flights.settle(cache_key("b"), DONE)
 
     assert waiter.heard == [[led[0], led[2]], [led[1]]]
@@ -50,7 +50,7 @@ def test_one_who_fails_costs_no_other_its_outcome(caplog: pytest.LogCaptureFixtu
     led[0].waiters.append(BrokenWaiter())
     led[1].waiters.append(waiter)
 
-    flights.settle_all([(cache_key("a"), DONE), (cache_key("b"), DONE)])
+    flights.settle_all([cache_key(text) for text in "ab"], [(0, DONE), (1, DONE)])
 
     assert waiter.heard == [[led[1]]]
     assert "a background task failed" in caplog.text
