@@ -14,7 +14,6 @@ It may hold `ServingPlans` to follow. `POST /v1/models/check` answers a `PlanVer
 """
 
 import struct
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -363,24 +362,13 @@ class MessageReader(Generic[_Message]):
         self._decoder = decoder
         self._rest = bytearray()
 
-    def feed(self, chunk: bytes) -> Iterator[_Message]:
-        """Yield the frames that `chunk` completes.
+    def feed(self, chunk: bytes, messages: list[_Message] | None = None) -> list[_Message]:
+        """Append to `messages` the frames that `chunk` completes, and return them.
 
         Raises:
             msgspec.DecodeError: the bytes are no frame of this version.
         """
-        messages: list[_Message] = []
-        try:
-            self.read_into(messages, chunk)
-        finally:
-            yield from messages
-
-    def read_into(self, messages: list[_Message], chunk: bytes) -> None:
-        """Append the frames that `chunk` completes, also where an error follows them.
-
-        Raises:
-            msgspec.DecodeError: the bytes are no frame of this version.
-        """
+        messages = [] if messages is None else messages
         data: bytes | bytearray = chunk
         if self._rest:
             self._rest += chunk
@@ -402,6 +390,7 @@ class MessageReader(Generic[_Message]):
             self._rest += data[start:]
         else:
             del self._rest[:start]
+        return messages
 
 
 class FrameReader(MessageReader[Frame]):

@@ -100,11 +100,13 @@ class HostProtocol(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
+        messages: list[FromHost] = []
         try:
-            for message in self._reader.feed(data):
-                self._received(message)
+            self._reader.feed(data, messages)
         except msgspec.DecodeError:
             self._transport.abort()
+        for message in messages:
+            self._received(message)
 
     @override
     def connection_lost(self, error: Exception | None) -> None:

@@ -8,6 +8,7 @@ from operator import attrgetter
 from backends.protocol import Call, CallItem, Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import Work, WorkItem
+from gateway.routing.fleet import Fleet
 from gateway.routing.member import CallVerdict
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause, StartedCall
@@ -118,6 +119,12 @@ class Attempt:
         self.answered, self.rows = answered, rows
         self._is_useful = self._is_useful or bool(ended)
         return ended
+
+    def free_places(self, fleet: Fleet, answered: int, took: float) -> None:
+        """Let the fleet know of requests that have ended: they do not wait for the others."""
+        left = len(self.waiting) + len(self.duplicated)
+        fleet.answered(self.endpoint, answered, took, ended=self.in_flight - left)
+        self.in_flight = left
 
     def waiting_of(self, wanted: set[int]) -> list[WorkItem]:
         """Return the waiting ones of the items whose indexes are `wanted`."""

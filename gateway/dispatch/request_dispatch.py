@@ -141,7 +141,6 @@ class RequestDispatch:
         preferred = context.fleet.preferred_region(self._work.model)
         for share in shares:
             context.endpoints.sent(share.endpoint, len(share.items), preferred)
-            # Each place is there once, in order.
             its = items if len(shares) == 1 else [items[place] for place in share.items]
             self._launch(Attempt(share.endpoint, its))
         if not shares:
@@ -289,23 +288,14 @@ class RequestDispatch:
         ended = attempt.take(frames)
         took = self._loop.time() - attempt.started
         if self._work.is_gathered:
-            self._free_places(attempt, attempt.answered - answered, took)
+            counted = 0 if self._work.task in TOKEN_TASKS else attempt.answered - answered
+            attempt.free_places(self._context.fleet, counted, took)
         if attempt.failed and is_first_failure:
             # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, attempt)
         if ended:
             self._latencies.note(took, len(ended))
             self._settle(ended)
-
-    def _free_places(self, attempt: Attempt, answered: int, took: float) -> None:
-        """Let the fleet know of requests that have ended: they do not wait for the others."""
-        left = len(attempt.waiting) + len(attempt.duplicated)
-        if self._work.task in TOKEN_TASKS:
-            answered = 0
-        self._context.fleet.answered(
-            attempt.endpoint, answered, took, ended=attempt.in_flight - left
-        )
-        attempt.in_flight = left
 
     def _retry_failed(self, attempt: Attempt) -> None:
         failed, attempt.failed = attempt.failed, []
@@ -394,20 +384,17 @@ class RequestDispatch:
         still_open, counters = self._open, self._context.counters
         new: list[tuple[int, ItemOutcome]] = []
         failed = 0
-        for one in outcomes:
-            index, outcome = one
-            if index not in still_open:
-                continue
-            still_open.remove(index)
-            new.append(one)
-            if outcome.failure is not None:
-                failed += 1
-                counters.count_failure(outcome.failure.code)
+        for index, outcome in outcomes:
+            if index in still_open:
+                still_open.remove(index)
+                new.append((index, outcome))
+                if outcome.failure is not None:
+                    failed += 1
+                    counters.count_failure(outcome.failure.code)
         if not new:
             return
         counters.computed += len(new) - failed
         if failed and self._attempts:
             explain = self._context.overload.explain
-            self._on_settled(explain(new, self._work, self._attempts, self._deadline))
-        else:
-            self._on_settled(new)
+            new = [*explain(new, self._work, self._attempts, self._deadline)]
+        self._on_settled(new)

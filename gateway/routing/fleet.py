@@ -131,8 +131,7 @@ class Fleet:
 
     def preferred_region(self, model: ServedModel) -> RegionName:
         """Return the region that `model` is served in first; empty where it is nowhere."""
-        catalog = self._catalog
-        placement = (self._placements if catalog is None else catalog).get(model.info.name)
+        placement = self._placements.get(model.info.name)
         tiers = () if placement is None else placement.tiers
         return tiers[0][0].endpoint.region if tiers else RegionName("")
 
@@ -268,10 +267,7 @@ class Fleet:
         return 0.0 if member is None else member.queueing(self._clock(), own=own)
 
     def answered(self, endpoint: Endpoint, requests: int, took: float, *, ended: int = 0) -> None:
-        """Note that so many requests of one item were answered, which took `took` seconds.
-
-        Then remove the `ended` items of a call from those in flight.
-        """
+        """Note answers to so many requests of one item, and that `ended` are in flight no more."""
         member = self._member(endpoint)
         if member is None:
             return

@@ -132,7 +132,7 @@ class SharedCall:
         """
         frames: list[Frame] = []
         try:
-            self._frames.read_into(frames, chunk)
+            self._frames.feed(chunk, frames)
         except msgspec.DecodeError as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
         finally:

@@ -122,7 +122,9 @@ class RequestHeadCache:
         if length > self._max_body_bytes:
             return None
         # A head without a length, which is none of a length that was taken out, ends otherwise.
-        digest = self._digest(rest + _TAKEN_OUT if length else rest)
+        hasher = self._keyed.copy()  # as `_digest`, which would be another call
+        hasher.update(rest + _TAKEN_OUT if length else rest)
+        digest = hasher.digest()
         known = self._heads.newer.get(digest) or self._heads.get(digest)
         if known is None:
             known = self._read_new(head, digest)

@@ -7,6 +7,7 @@ untouched.
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -142,8 +143,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
             refused = fast_path.shed(head.known) if fast_path.shedder.add_request() else None
             reply = refused or fast_path.reply(head, data[end:stop], refusal)
             if isinstance(reply, RequestState):
-                self._send(b"".join(answers), len(answers))
-                self._begin(reply)
+                self._begin(reply, answers)
                 return self._hold(data[stop:]) if stop < len(data) else b""
             if most and refusal is None:
                 self._forget_client()
@@ -186,8 +186,13 @@ class FastPathProtocol(WriteCoalescingProtocol):
         if self.timeout_keep_alive_task is None:
             self._wait_for_requests(self.timeout_keep_alive)
 
-    def _begin(self, state: RequestState) -> None:
-        """Start to answer `state`; until then nothing else is answered."""
+    def _begin(self, state: RequestState, answers: Sequence[bytes] = ()) -> None:
+        """Send `answers` to what came before, and start to answer `state`.
+
+        Until that is answered nothing else is.
+        """
+        if answers:
+            self._send(b"".join(answers), len(answers))
         self._is_waiting = True
         self._waits_until = state.deadline + self._timeouts.idle
         if state.reply is not None:
