@@ -4,16 +4,24 @@
 half of what an export costs a process that answers requests meanwhile.
 """
 
+import contextlib
 import io
+import select
+import socket
 from collections.abc import Mapping
-from http.client import HTTPConnection, HTTPException
-from typing import Any
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import requests
 from requests.structures import CaseInsensitiveDict
 from requests.utils import select_proxy
 from typing_extensions import override
+
+MOST_READ: Final = 4 * 1024 * 1024
+"""Bytes of an answer that are kept: nobody needs more than its status."""
+# Those of TLS say nothing over plain HTTP.
+_ARGUMENTS: Final = {"headers", "data", "timeout", "allow_redirects", "verify", "cert"}
 
 
 class ExportSession(requests.Session):
@@ -35,7 +43,9 @@ class ExportSession(requests.Session):
         """Send a request as `requests.Session` does."""
         body, timeout = kwargs.get("data"), kwargs.get("timeout")
         headers = kwargs.get("headers") or {}
-        if method != "POST" or kwargs.get("allow_redirects") is not False:
+        given = {name for name, value in kwargs.items() if value is not None}
+        is_export = method == "POST" and not args and given <= _ARGUMENTS
+        if not is_export or kwargs.get("allow_redirects") is not False:
             return super().request(method, url, *args, **kwargs)
         if (url, headers) != self._endpoint:
             self._open(url, headers)
@@ -54,7 +64,7 @@ class ExportSession(requests.Session):
         """Prepare requests to `url`: they need no connection of ours with TLS, or with a proxy."""
         if self._connection is not None:
             self._connection.close()
-        self._endpoint, self._connection = (url, headers), None
+        self._endpoint, self._connection = (url, dict(headers)), None
         prepared = self.prepare_request(requests.Request("POST", url, headers=headers, data=b"x"))
         full_url = prepared.url or url
         parts = urlsplit(full_url)
@@ -63,21 +73,22 @@ class ExportSession(requests.Session):
             return
         if select_proxy(full_url, settings["proxies"]):
             return
-        self._connection = HTTPConnection(parts.hostname, parts.port)
+        # Without a port it would be looked for in the address, where one of IPv6 has colons.
+        self._connection = HTTPConnection(parts.hostname, parts.port or 80)
         self._path = prepared.path_url
-        self._headers = dict(prepared.headers) | {"Accept-Encoding": "identity"}
-        del self._headers["Content-Length"]
+        prepared.headers["Accept-Encoding"] = "identity"
+        del prepared.headers["Content-Length"]
+        self._headers = dict(prepared.headers)
 
     def _post(
         self, connection: HTTPConnection, body: bytes, timeout: float | None
     ) -> requests.Response:
-        connection.timeout = timeout
-        if connection.sock is not None:
-            connection.sock.settimeout(timeout)
         try:
-            connection.request("POST", self._path, body, self._headers)
-            answer = connection.getresponse()
-            content = answer.read()
+            answer = _exchange(connection, self._path, body, self._headers, timeout)
+            with answer:
+                content = answer.read(MOST_READ)
+                if not answer.isclosed():
+                    connection.close()  # the rest of it would be read as the next answer
         except TimeoutError as error:
             connection.close()
             raise requests.Timeout(error) from error
@@ -89,3 +100,32 @@ class ExportSession(requests.Session):
         response.headers = CaseInsensitiveDict(answer.headers.items())
         response.raw = io.BytesIO(content)
         return response
+
+
+def _exchange(
+    connection: HTTPConnection,
+    path: str,
+    body: bytes,
+    headers: dict[str, str | bytes],
+    timeout: float | None,
+) -> HTTPResponse:
+    """Send a request, and return its answer with a body that is still to be read."""
+    connection.timeout = timeout
+    if connection.sock is not None and _is_readable(connection.sock):
+        # It was closed, or is about to be: what came without a request is no answer to one.
+        connection.close()
+    if connection.sock is None:
+        connection.connect()
+    else:
+        connection.sock.settimeout(timeout)
+    # It may have answered, and closed the connection, before it read all of the body.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        connection.request("POST", path, body, headers)
+    return connection.getresponse()
+
+
+def _is_readable(opened: socket.socket) -> bool:
+    """Tell whether bytes, or an end, have come; `select` takes no numbers above 1023."""
+    polled = select.poll()
+    polled.register(opened, select.POLLIN)
+    return bool(polled.poll(0))

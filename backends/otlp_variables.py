@@ -5,14 +5,19 @@ some of them as it is imported, raises instead: so `drop_unusable` comes first.
 """
 
 import logging
+import re
 from collections.abc import Mapping, MutableMapping
 from typing import Final
+from urllib.parse import unquote
 
 OTLP: Final = "OTEL_EXPORTER_OTLP_"
 COMPRESSIONS: Final = {"none": "NoCompression", "gzip": "Gzip", "deflate": "Deflate"}
 _EXPORTERS = frozenset({"otlp", "console"})
 _NUMBERS = ("TIMEOUT", "LIMIT")
-_PAIRS = ("HEADERS", "OTEL_RESOURCE_ATTRIBUTES")
+_HEADERS = "HEADERS"
+_PAIRS = "OTEL_RESOURCE_ATTRIBUTES"
+# What the SDK takes; it quotes in the log what it does not.
+_HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 _log = logging.getLogger(__name__)
 
 
@@ -83,9 +88,16 @@ def _is_usable(name: str, text: str) -> bool:
         return text.isascii() and text.isdecimal()
     if name.endswith("COMPRESSION"):
         return text in COMPRESSIONS
-    if name.endswith(_PAIRS):
+    if name.endswith(_HEADERS):
+        return all(map(_is_header, _named(text)))
+    if name == _PAIRS:
         return all("=" in pair for pair in _named(text))
     return True
+
+
+def _is_header(pair: str) -> bool:
+    """Tell whether a pair is a header that can be sent, without line breaks."""
+    return _HEADER.fullmatch(pair) is not None and unquote(pair).replace("\t", " ").isprintable()
 
 
 def _named(text: str) -> list[str]:

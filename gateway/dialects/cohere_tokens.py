@@ -45,8 +45,8 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     tokens: list[int]
 
     def items(self) -> list[Any]:
-        """Return the tokens of the text."""
-        return [self.tokens]
+        """Return the tokens of the text; none are no item, as the native route has it."""
+        return [self.tokens] if self.tokens else []
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the request that the native route would make of it."""

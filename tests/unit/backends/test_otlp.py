@@ -170,6 +170,10 @@ def test_timeouts_are_in_milliseconds_and_the_shortest_counts() -> None:
         ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "-1", 1),
         ("OTEL_TRACES_SAMPLER_ARG", " ", 0),
         ("OTEL_EXPORTER_OTLP_HEADERS", "a secret", 1),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a%0Asecret", 1),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a%00secret", 1),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a secret, y-key=a€secret", 1),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a%20secret,y-key=%C3%A4 secret==", 0),
     ],
 )
 def test_what_is_empty_or_invalid_is_ignored_as_the_specification_says(

@@ -1,9 +1,11 @@
 """Exports over plain HTTP: over one connection, and otherwise as `requests` sends them."""
 
+import contextlib
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import requests
@@ -48,7 +50,8 @@ class _Handler(BaseHTTPRequestHandler):
         collector: Any = self.server
         body = self.rfile.read(int(self.headers["content-length"]))
         collector.answers.wait(60.0)
-        headers = {name.lower(): value for name, value in self.headers.items()}
+        names = {name.lower() for name in self.headers}
+        headers = {name: ", ".join(self.headers.get_all(name) or ()) for name in names}
         collector.received.append((self.path, body, headers))
         collector.ports.append(self.client_address[1])
         self.send_response(collector.status)
@@ -61,6 +64,44 @@ class _Handler(BaseHTTPRequestHandler):
     @override
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
+
+
+class ScriptedCollector:
+    """Serves one connection by each of `steps`, and the others by none."""
+
+    def __init__(self, *steps: Callable[[socket.socket], object]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, args=(steps,), daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self, steps: tuple[Callable[[socket.socket], object], ...]) -> None:
+        for step in steps:
+            with contextlib.suppress(OSError):  # the test has ended
+                connection, _ = self._listener.accept()
+                with connection:
+                    step(connection)
+
+
+def read_export(connection: socket.socket) -> None:
+    """Read a request with the body `spans`."""
+    received = b""
+    while not received.endswith(b"spans"):
+        received += connection.recv(65536) or b"spans"
+
+
+def answer(connection: socket.socket, status: bytes = b"200 OK") -> None:
+    """Answer an export."""
+    read_export(connection)
+    connection.sendall(b"HTTP/1.1 %b\r\ncontent-length: 0\r\n\r\n" % status)
 
 
 @pytest.fixture
@@ -117,11 +158,11 @@ def test_an_answer_has_its_status_headers_and_body(
 ) -> None:
     collector.status = 503
 
-    answer = post(session, collector.url)
+    answered = post(session, collector.url)
 
-    assert (answer.status_code, answer.reason) == (503, "Service Unavailable")
-    assert answer.headers["Retry-After"] == "7"
-    assert answer.text == "text"
+    assert (answered.status_code, answered.reason) == (503, "Service Unavailable")
+    assert answered.headers["Retry-After"] == "7"
+    assert answered.text == "text"
 
 
 def test_a_connection_that_the_collector_closed_is_opened_anew(
@@ -166,7 +207,141 @@ def test_the_proxy_of_the_environment_is_used(
 
 
 def test_other_requests_are_sent_by_requests(collector: Collector, session: ExportSession) -> None:
-    answer = session.post(collector.url, data={"a": "b"})
+    answered = session.post(collector.url, data={"a": "b"})
 
-    assert answer.status_code == 200
+    assert answered.status_code == 200
     assert collector.received[0][1] == b"a=b"
+
+
+def test_an_argument_that_is_not_of_exports_is_left_to_requests(
+    collector: Collector, session: ExportSession
+) -> None:
+    session.request("POST", collector.url, data=b"spans", params={"a": "b"}, allow_redirects=False)
+
+    assert [path for path, _, _ in collector.received] == ["/?a=b"]
+
+
+def test_headers_that_change_are_sent_as_they_are(
+    collector: Collector, session: ExportSession
+) -> None:
+    headers = {"x-key": "old", "accept-encoding": "gzip"}
+
+    for value in ("old", "new"):
+        headers["x-key"] = value
+        session.request(
+            "POST", collector.url, data=b"spans", headers=headers, allow_redirects=False
+        )
+
+    sent = [received for _, _, received in collector.received]
+    assert [received["x-key"] for received in sent] == ["old", "new"]
+    assert {received["accept-encoding"] for received in sent} == {"identity"}
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://[::1]/v1/traces", ("::1", 80)),
+        ("http://[fd00::4318]/v1/traces", ("fd00::4318", 80)),
+        ("http://[fd00::1]:4318/v1/traces", ("fd00::1", 4318)),
+        ("http://collector.invalid/v1/traces", ("collector.invalid", 80)),
+    ],
+)
+def test_the_address_is_that_of_the_url(
+    session: ExportSession,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str,
+    address: tuple[str, int],
+) -> None:
+    connected: list[tuple[str, int]] = []
+
+    def refuse(host: str, port: int, *_: object) -> None:
+        connected.append((host, port))
+        raise OSError("refused")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+    with pytest.raises(requests.ConnectionError):
+        post(session, url)
+
+    assert connected == [address]
+
+
+def test_what_an_idle_connection_was_told_is_no_answer(session: ExportSession) -> None:
+    """Some servers and proxies say 408 as they close a connection that nobody uses."""
+    may_close, has_closed = threading.Event(), threading.Event()
+
+    def close_when_idle(connection: socket.socket) -> None:
+        answer(connection)
+        may_close.wait(60.0)
+        connection.sendall(b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\n\r\n")
+        connection.close()
+        has_closed.set()
+
+    with ScriptedCollector(close_when_idle, answer) as collector:
+        before = post(session, collector.url)
+        may_close.set()
+        has_closed.wait(60.0)
+
+        after = post(session, collector.url)
+
+    assert (before.status_code, after.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize("kind", [requests.Session, ExportSession])
+def test_a_collector_may_answer_before_it_has_read_everything(
+    kind: type[requests.Session],
+) -> None:
+    def refuse(connection: socket.socket) -> None:
+        connection.recv(1)
+        connection.sendall(b"HTTP/1.1 413 Content Too Large\r\ncontent-length: 0\r\n\r\n")
+
+    with ScriptedCollector(refuse) as collector, kind() as session:
+        answered = post(session, collector.url, bytes(32 * 1024 * 1024))
+
+    assert answered.status_code == 413
+
+
+def test_of_a_large_answer_a_part_is_read(session: ExportSession) -> None:
+    size = 32 * 1024 * 1024
+
+    def answer_at_length(connection: socket.socket) -> None:
+        read_export(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
+        with contextlib.suppress(OSError):  # it is closed meanwhile
+            connection.sendall(bytes(size))
+
+    with ScriptedCollector(answer_at_length, answer) as collector:
+        answers = [post(session, collector.url) for _ in range(2)]
+
+    assert [one.status_code for one in answers] == [200, 200]
+    assert 0 < len(answers[0].content) < size
+
+
+def test_the_status_of_half_an_answer_counts(session: ExportSession) -> None:
+    """The collector has the spans: sent once more they would be there twice."""
+
+    def answer_in_part(connection: socket.socket) -> None:
+        read_export(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf")
+
+    with ScriptedCollector(answer_in_part, answer) as collector:
+        answers = [post(session, collector.url) for _ in range(2)]
+
+    assert [(one.status_code, one.content) for one in answers] == [(200, b"half"), (200, b"")]
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"503 Service Unavailable"])
+def test_answers_in_chunks_leave_the_connection_open(session: ExportSession, status: bytes) -> None:
+    def answer_in_chunks(connection: socket.socket) -> None:
+        read_export(connection)
+        connection.sendall(
+            b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 %b\r\ntransfer-encoding: chunked\r\n\r\n"
+            b"4\r\ntext\r\n0\r\n\r\n" % status
+        )
+        answer(connection, status)
+
+    with ScriptedCollector(answer_in_chunks) as collector:
+        answers = [post(session, collector.url) for _ in range(2)]
+
+    code = int(status[:3])
+    assert [(one.status_code, one.text) for one in answers] == [(code, "text"), (code, "")]

@@ -142,6 +142,12 @@ async def test_cohere_s_clients_are_answered_by_the_native_routes(
     assert "inputs" in problem(wrong, 400, "invalid_request")
 
 
+async def test_cohere_s_clients_have_no_text_of_no_tokens(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/detokenize", json={"model": "minilm", "tokens": []})
+
+    assert "empty" in problem(response, 400, "invalid_request")
+
+
 @pytest.mark.parametrize(
     ("given", "items"),
     [
