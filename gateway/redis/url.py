@@ -7,6 +7,7 @@ data servers; Sentinels are queried without.
 """
 
 import contextlib
+import re
 from collections.abc import Sequence
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +15,7 @@ import msgspec
 
 from gateway.errors import ConfigurationError
 
+_AUTHORITY_END = re.compile("[/?#]")
 _PORTS = {"sentinel": 26_379, "cluster": 6_379}
 
 
@@ -52,11 +54,14 @@ def read_servers(url: str) -> Servers | None:
     Raises:
         ConfigurationError: it names no servers, no primary, or a database of a cluster.
     """
-    parts = urlsplit(url)
-    base, _, kind = parts.scheme.partition("-")
+    # Not by `urlsplit` as a whole: since Python 3.11.12 it refuses `[` behind a first server.
+    scheme, _, rest = url.partition("://")
+    base, _, kind = scheme.lower().partition("-")
     if base not in ("redis", "rediss") or kind not in _PORTS:
         return None
-    credentials, at, hosts = parts.netloc.rpartition("@")
+    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
+    parts = urlsplit(rest[len(authority) :])
+    credentials, at, hosts = authority.rpartition("@")
     primary = parse_qs(parts.query).get("primary", [""])[0]
     if kind == "sentinel" and not primary:
         raise ConfigurationError(
