@@ -7,6 +7,7 @@ data servers; Sentinels are queried without.
 """
 
 import contextlib
+import re
 from collections.abc import Sequence
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,6 +15,7 @@ import msgspec
 
 from gateway.errors import ConfigurationError
 
+_AFTER_SERVERS = re.compile("[/?#]")
 _PORTS = {"sentinel": 26_379, "cluster": 6_379}
 
 
@@ -52,11 +54,15 @@ def read_servers(url: str) -> Servers | None:
     Raises:
         ConfigurationError: it names no servers, no primary, or a database of a cluster.
     """
-    parts = urlsplit(url)
-    base, _, kind = parts.scheme.partition("-")
+    scheme, _, rest = url.partition(":")
+    base, _, kind = scheme.lower().partition("-")
     if base not in ("redis", "rediss") or kind not in _PORTS:
         return None
-    credentials, at, hosts = parts.netloc.rpartition("@")
+    # An address of IPv6 beside others is no host of a URL: `urlsplit` may refuse it.
+    rest = rest.removeprefix("//")
+    servers = _AFTER_SERVERS.split(rest, maxsplit=1)[0]
+    parts = urlsplit("//host" + rest.removeprefix(servers))
+    credentials, at, hosts = servers.rpartition("@")
     primary = parse_qs(parts.query).get("primary", [""])[0]
     if kind == "sentinel" and not primary:
         raise ConfigurationError(
