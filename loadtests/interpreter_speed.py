@@ -11,8 +11,7 @@ from collections.abc import Callable
 import xxhash
 
 _ROUNDS, _STEPS = 200, 500
-# A block stays in the cache of the first level: other work on the core's second thread slows the
-# hash as little as the loop.
+# A block stays in the cache of the first level.
 _BLOCK, _BLOCKS = bytes(1 << 14), 4
 
 
@@ -31,8 +30,9 @@ class _Entry:
 def interpreter_speed() -> int:
     """Return how many steps of a fixed Python loop take as long as xxHash takes for a MiB.
 
-    It compares interpreters on processors of one kind: the clock changes both times alike, and
+    It compares interpreters on one machine under one load: the clock changes both times alike, and
     compiled code of xxHash comes with its package. The median of slices of both in turns, in tens.
+    A busy neighbour core that shares units with this one slows the loop more, by a third.
     """
     hashed = len(_BLOCK) * _BLOCKS / (1 << 20)
     rates = (_STEPS / _seconds(_loop) * _seconds(_hash) / hashed for _ in range(_ROUNDS))
