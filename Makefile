@@ -261,6 +261,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo 'Python 3.11 or newer is needed; name one with `make PYTHON=python3.12 ...`' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@# The one that an interpreter brings takes twice the time to install what follows.
+	@$(PIP) install --quiet --no-compile --require-hashes -r requirements/pip.txt
 
 $(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
 	@echo 'Installing packages into $(VENV) (once, about 200 MB)'

@@ -227,7 +227,7 @@ def _core_times() -> tuple[float, float]:
 
 def _show(spent: dict[str, list[Spent]], size: int) -> None:
     machine = this_machine()
-    print(f"\n## Bulk: {size:,} texts a round, {machine.cpu}, {machine.cores} cores\n")
+    print(f"\n## Bulk: {size:,} texts a round, {machine.headline}\n")
     print(
         "| what | texts/s | of the bare session | µs of processors a text | of it"
         " | cores idle | had by others | stolen | MiB |"

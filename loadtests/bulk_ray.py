@@ -121,7 +121,7 @@ def _shown(rate: JobRate) -> str:
 
 def _show(rates: dict[str, list[JobRate]]) -> None:
     machine = this_machine()
-    print(f"\n## One node of Ray beside the plain command, {machine.cpu}, {machine.cores} cores\n")
+    print(f"\n## One node of Ray beside the plain command, {machine.headline}\n")
     print("| what | rows/s | of plain | µs of processors a row | of plain | first part |")
     print("|---|---|---|---|---|---|")
     for kind, own in rates.items():

@@ -98,7 +98,7 @@ def measure(*, redis: str, quiet: float, faulty: float, hits: float, misses: flo
         if redis in ("both", case.redis)
     ]
     machine = this_machine()
-    print(f"\n## Faults of Redis\n\n{machine.cpu}, {machine.commit}\n")
+    print(f"\n## Faults of Redis\n\n{machine.headline}\n")
     print(
         "| Redis | fault | hit p99 ms | hits over 50 ms | miss p99 ms | failed"
         " | last miss that waited | breaker |"

@@ -251,7 +251,7 @@ def violations(results: Sequence[FailoverResult], compared: LedgerComparison) ->
 
 def _show(results: Sequence[FailoverResult], compared: LedgerComparison) -> None:
     machine = this_machine()
-    print(f"\n{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}\n")
+    print(f"\n{machine.headline}\n")
     print("| kill | without a primary | 200 | 429 | other | slowest | over the limit | bound |")
     print("|---|---|---|---|---|---|---|---|")
     for number, one in enumerate(results, start=1):

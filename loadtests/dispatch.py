@@ -75,9 +75,7 @@ def measure(*, count: int, rounds: int, over_tls: bool) -> None:
             for name, (url, ca) in stubs.items():
                 runs.setdefault(name, []).append(run(url, ca, count=count, seed=seed))
     machine = this_machine()
-    print(
-        f"\n## Dispatch, {count} items a run\n\n{machine.cpu}, {machine.date}, {machine.commit}\n"
-    )
+    print(f"\n## Dispatch, {count} items a run\n\n{machine.headline}\n")
     print("| missed items | processor time an item | items/s |\n|---|---|---|")
     for way in _WAYS:
         for name, each in runs.items():

@@ -260,7 +260,7 @@ def _billed(settings: Settings) -> Counter[str]:
 
 def _show(sent: list[KeyedRequest], seen: Seen, kills: Counter[str], compared: Comparison) -> None:
     machine = this_machine()
-    print(f"\n{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}\n")
+    print(f"\n{machine.headline}\n")
     print(f"Killed: {', '.join(f'{name} {count}x' for name, count in sorted(kills.items()))}.")
     print("| outcome of a call | calls |\n|---|---|")
     for name, count in sorted(seen.outcomes.items()):

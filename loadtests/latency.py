@@ -75,7 +75,7 @@ def _send(way: _Subject, duration: float) -> SteadyLoadResult:
 
 def _show(ways: dict[str, _Subject], runs: dict[str, list[SteadyLoadResult]]) -> None:
     machine = this_machine()
-    print(f"\n## Latency of hits\n\n{machine.cpu}, {machine.cores} cores, {machine.date}\n")
+    print(f"\n## Latency of hits\n\n{machine.headline}\n")
     print("| what | offered/s | capacity/s | p50 ms | p99 ms | p99.9 ms | p99 of all runs", end="")
     print(" | left late | p99 of the rest |\n|---|---|---|---|---|---|---|---|---|")
     table = []

@@ -1,4 +1,4 @@
-"""Describes the machine, pins processes to cores, and reads their memory and time."""
+"""Describes the machine and its interpreter, pins processes, and reads their memory and time."""
 
 import os
 import platform
@@ -10,16 +10,33 @@ from pathlib import Path
 
 import msgspec
 
+from loadtests.interpreter_speed import interpreter_speed
+
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine, commit and versions on which a figure depends."""
+    """The machine, interpreter and commit on which a figure depends.
+
+    Records of before 2026-11-28 have no `interpreter_speed`; see `interpreter_speed`.
+    """
 
     cpu: str
     cores: int
     memory_gib: float
     python: str
+    interpreter_speed: int | None = None
     date: str
     commit: str
+
+    @property
+    def interpreter(self) -> str:
+        """The interpreter's version, and its speed where that is known."""
+        speed = self.interpreter_speed
+        return f"Python {self.python}" + (f" of speed {speed}" if speed is not None else "")
+
+    @property
+    def headline(self) -> str:
+        """What stands above each table."""
+        return f"{self.cpu}, {self.cores} cores, {self.interpreter}, {self.date}, {self.commit}"
 
 
 def this_machine() -> Machine:
@@ -38,6 +55,7 @@ def this_machine() -> Machine:
         cores=os.cpu_count() or 1,
         memory_gib=round(pages / 2**30, 1),
         python=platform.python_version(),
+        interpreter_speed=interpreter_speed(),
         date=datetime.now(UTC).date().isoformat(),
         commit=_commit(),
     )

@@ -53,7 +53,7 @@ class CacheMeasurement(msgspec.Struct, frozen=True, kw_only=True):
 def measure(*, items: int, requests: int, universe: int) -> None:
     """Print both tables; end with an error where a bound does not hold."""
     machine = this_machine()
-    print(f"\n## The memory tier\n\n{machine.cpu}, {machine.commit}\n")
+    print(f"\n## The memory tier\n\n{machine.headline}\n")
     grown, most = flood(items)
     print(
         f"{items:,} distinct items through {_CAPACITY // _MIB} MiB: RSS {grown:+.1f} MiB at the"

@@ -326,9 +326,7 @@ def row(items: int, samples: Sequence[PipelineSample], units: Sequence[float]) -
 def show(table: Sequence[PipelineRow], unit: float, machine: Machine) -> None:
     """Print a table as Markdown, and keep it under `loadtests/results`."""
     title = f"Pipeline: misses of a model that takes no time; bare uvicorn takes {unit:.1f} us"
-    print(
-        f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}\n"
-    )
+    print(f"\n## {title}\n\n{machine.headline}\n")
     print(_HEAD + "|---" * _HEAD.count(" | ") + "|---|")
     for line in table:
         for what, cost, digits in (

@@ -54,9 +54,7 @@ def rows(measured: dict[str, list[Outcome]]) -> list[Row]:
 
 def show(title: str, table: list[Row], memory: dict[str, float], machine: Machine) -> None:
     """Print a table as Markdown, and keep it under `loadtests/results`."""
-    print(
-        f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}\n"
-    )
+    print(f"\n## {title}\n\n{machine.headline}\n")
     print("| what | a second | of the baseline | p50 ms | p99 ms | statuses |")
     print("|---|---|---|---|---|---|")
     for row in table:

@@ -212,7 +212,7 @@ def _spans(system: System) -> dict[str, int]:
 
 def _show(table: Sequence[TracedLatency]) -> None:
     machine = this_machine()
-    about = f"{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}"
+    about = f"{machine.headline}"
     print(f"\n## Latency of traced memory hits\n\n{about}\n")
     print("| what | a second | p50 ms | p99 ms | p99 of those sent in time | failed | spans |")
     print("|---|---|---|---|---|---|---|")

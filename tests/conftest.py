@@ -15,6 +15,8 @@ from loadtests.harness.postgresql import PostgreSQL, programs
 from loadtests.harness.valkey import Valkey
 from tests.support.ledgers import ledger_url
 
+_LONGEST = {"test_usage_hours.py", "test_usage_sums.py"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let what chance decides be tried as often as wanted."""
@@ -60,6 +62,11 @@ def _freeze(result: object) -> object:
     gc.freeze()
     gc.enable()
     return result
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no process has one left at the end."""
+    items.sort(key=lambda item: item.path.name not in _LONGEST)
 
 
 @pytest.fixture(scope="session")

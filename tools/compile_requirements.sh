@@ -62,6 +62,9 @@ for client in tests/clients/*/requirements.in; do
         echo "left as it is: ${client%.in}.txt" >&2
 done
 
+# What installs the packages.
+compile pip requirements/pip.in "$@"
+
 # What writes the lists of packages, apart from all of ours.
 compile sbom requirements/sbom.in "$@"
 

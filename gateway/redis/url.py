@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.errors import ConfigurationError
 
-_AUTHORITY_END = re.compile("[/?#]")
+_AFTER_SERVERS = re.compile("[/?#]")
 _PORTS = {"sentinel": 26_379, "cluster": 6_379}
 
 
@@ -54,14 +54,15 @@ def read_servers(url: str) -> Servers | None:
     Raises:
         ConfigurationError: it names no servers, no primary, or a database of a cluster.
     """
-    # Not by `urlsplit` as a whole: since Python 3.11.12 it refuses `[` behind a first server.
-    scheme, _, rest = url.partition("://")
+    scheme, _, rest = url.partition(":")
     base, _, kind = scheme.lower().partition("-")
     if base not in ("redis", "rediss") or kind not in _PORTS:
         return None
-    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0]
-    parts = urlsplit(rest[len(authority) :])
-    credentials, at, hosts = authority.rpartition("@")
+    # An address of IPv6 beside others is no host of a URL: `urlsplit` may refuse it.
+    rest = rest.removeprefix("//")
+    servers = _AFTER_SERVERS.split(rest, maxsplit=1)[0]
+    parts = urlsplit("//host" + rest.removeprefix(servers))
+    credentials, at, hosts = servers.rpartition("@")
     primary = parse_qs(parts.query).get("primary", [""])[0]
     if kind == "sentinel" and not primary:
         raise ConfigurationError(

@@ -42,8 +42,8 @@ def collect(options: Options) -> Report:
 def render(report: Report) -> str:
     """Return the report as Markdown, the ratios last."""
     machine, device = report.machine, report.device
-    head = f"{device.name or 'no GPU'}, {machine.cpu}, {machine.cores} cores, {machine.date}"
-    lines = [f"## GPU, provider {report.provider}", "", f"{head}, {machine.commit}", ""]
+    head = f"{device.name or 'no GPU'}, {machine.headline}"
+    lines = [f"## GPU, provider {report.provider}", "", head, ""]
     if report.tiny:
         lines += ["A dry run with toy models: the figures mean nothing.", ""]
     lines += [

@@ -48,4 +48,5 @@ def _note(points: Sequence[GrowthPoint]) -> str:
         others > _LOUD
     )
     commits = ", ".join(sorted({point.machine.commit for point in points}))
-    return f"{machine.cpu}, {machine.cores} cores, {machine.date}, {commits}{loud}"
+    about = f"{machine.cpu}, {machine.cores} cores, {machine.interpreter}, {machine.date}"
+    return f"{about}, {commits}{loud}"

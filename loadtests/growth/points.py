@@ -71,11 +71,11 @@ class PointFile:
         self._path.write_bytes(b"".join(lines))
 
     def has(self, section: str, curve: str, size: int, machine: Machine) -> bool:
-        """Return whether the point was measured on this machine at this commit."""
+        """Return whether the point was measured on this machine, with this version and commit."""
         found = self._points.get((section, curve, size))
-        return found is not None and (found.machine.cpu, found.machine.commit) == (
-            machine.cpu,
-            machine.commit,
+        return found is not None and (
+            (found.machine.cpu, found.machine.python, found.machine.commit)
+            == (machine.cpu, machine.python, machine.commit)
         )
 
     def curves(self, section: str) -> dict[str, list[GrowthPoint]]:

@@ -142,8 +142,8 @@ class Measurement:
         table = self.table(own=OWN)
         title = f"{self._task.value} {self._models.precision}, {title}"
         machine = this_machine()
-        print(f"\n## {title}\n\n{machine.cpu}, {machine.cores} cores, {machine.date}, ", end="")
-        print(f"{machine.commit}\n\n{markdown(table)}\n\n{verdict(table, own=OWN)}", flush=True)
+        print(f"\n## {title}\n\n{machine.headline}\n")
+        print(f"{markdown(table)}\n\n{verdict(table, own=OWN)}", flush=True)
         slug = re.sub(r"[^a-z0-9]+", "-", title.partition(":")[0].lower())
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{machine.date}-{slug}.json"

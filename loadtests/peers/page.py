@@ -100,6 +100,6 @@ def _sources(comparison: Comparison) -> Iterator[str]:
         versions = "; ".join(f"{what} {version}" for what, version in source.versions.items())
         yield (
             f"- **{name}**: {source.text}; {machine.cpu}, {machine.cores} cores, "
-            f"{machine.memory_gib:g} GiB, Python {machine.python}, {machine.date}, "
+            f"{machine.memory_gib:g} GiB, {machine.interpreter}, {machine.date}, "
             f"{machine.commit}.{note}" + (f" Versions: {versions}." if versions else "")
         )

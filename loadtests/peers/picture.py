@@ -101,7 +101,7 @@ def _foot(comparison: Comparison, groups: dict[Kind, list[Figure]]) -> list[str]
     lines = ["A DRY RUN: these figures say nothing."] * comparison.is_dry_run
     for kind, figures in groups.items():
         ran = {
-            f"{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}": 0
+            f"{machine.headline}": 0
             for each in figures
             for machine in [comparison.sources[each.source].machine]
         }

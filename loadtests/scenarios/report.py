@@ -129,6 +129,7 @@ def facts(run: Run) -> Iterator[tuple[str, str]]:
         "machine of the generator",
         f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB",
     )
+    yield "interpreter", machine.interpreter
     yield "date, commit", f"{machine.date}, {machine.commit}"
     yield "generator", run.generator
     users = f"{run.result.users} at most; {run.result.dropped:,} were due and not sent"

@@ -30,7 +30,7 @@ def soak_command(*, minutes: float, every: float, look: float) -> None:
 
 def _show(result: SoakResult) -> None:
     machine, wear = this_machine(), result.wear
-    print(f"\n## {result.duration / 60:g} minutes under load\n\n{machine.cpu}, {machine.commit}\n")
+    print(f"\n## {result.duration / 60:g} minutes under load\n\n{machine.headline}\n")
     print("| process | memory MiB | rise MiB | files | rise | threads | rise |")
     print("|---|---|---|---|---|---|---|")
     for name, memory in wear.memory.items():

@@ -151,7 +151,7 @@ def check(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -
         AnswersDiffer: some answer is wrong or missing.
     """
     machine = this_machine()
-    print(f"{machine.cpu}, {machine.cores} cores, {machine.date}, {machine.commit}\n")
+    print(f"{machine.headline}\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = folder / "repository"

@@ -1,6 +1,12 @@
-"""The generated pages are what their sources say, and leave nothing out."""
+"""The generated pages are what their sources say, and leave nothing out.
 
+What is tested is named by the written pages, and a test compares these names with the sources:
+the pages are generated where a test needs them, and not in each process that collects tests.
+"""
+
+import functools
 import re
+from typing import Any
 
 import pytest
 
@@ -14,33 +20,45 @@ from tools.reference.errors_page import ADVICE
 from tools.reference.pages import pages
 from tools.reference.units import unit
 
-GENERATED = pages()
-LISTED = first_cells(GENERATED["reference/configuration.md"])
+WRITTEN = sorted(
+    path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/reference/**/*.md")
+)
 ERRORS = page("docs/reference/errors.md")
-DOCUMENTS = documents()
-ROUTES = {
-    f"{method.upper()} {path}": operation
-    for method, path, operation in operations(DOCUMENTS["customers"])
-}
-OPERATORS = {
-    f"{method.upper()} {path}": operation
-    for method, path, operation in operations(DOCUMENTS["operators"])
-}
+_OPERATORS = "reference/api/operators.md"
+_ROUTE = re.compile(r"^## ([A-Z]+ /.*)$", re.MULTILINE)
+OPERATORS = sorted(_ROUTE.findall(page(f"docs/{_OPERATORS}")))
+ROUTES = sorted(
+    route
+    for name in WRITTEN
+    if name.startswith("reference/api/") and name != _OPERATORS
+    for route in _ROUTE.findall(page(f"docs/{name}"))
+)
+generated = functools.cache(pages)
 
 
-@pytest.mark.parametrize("name", sorted(GENERATED))
+@functools.cache
+def described(document: str) -> dict[str, dict[str, Any]]:
+    """Return the operations of a document by method and path."""
+    return {
+        f"{method.upper()} {path}": operation
+        for method, path, operation in operations(documents()[document])
+    }
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_a_generated_page_is_as_its_sources_say(name: str) -> None:
     written = page(f"docs/{name}")
 
-    assert written == GENERATED[name], "run `make reference`"
+    assert written == generated()[name], "run `make reference`"
 
 
 def test_every_page_of_the_reference_is_generated() -> None:
-    written = {
-        path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/reference/**/*.md")
-    }
+    assert sorted(generated()) == WRITTEN
 
-    assert written == GENERATED.keys()
+
+@pytest.mark.parametrize(("document", "routes"), [("customers", ROUTES), ("operators", OPERATORS)])
+def test_every_route_is_on_a_page_once(document: str, routes: list[str]) -> None:
+    assert routes == sorted(described(document))
 
 
 @pytest.mark.parametrize("code", sorted(CODES))
@@ -57,9 +75,15 @@ def test_the_catalogue_has_advice_for_no_other_error() -> None:
     assert ADVICE.keys() == CODES.keys() >= {GatewayError.code}
 
 
+@functools.cache
+def listed_names() -> set[str]:
+    """Return every name that the reference of the configuration lists."""
+    return first_cells(generated()["reference/configuration.md"])
+
+
 @pytest.mark.parametrize("name", sorted(FIELDS.keys() | VARIABLES.keys()))
 def test_every_field_and_variable_is_in_the_reference(name: str) -> None:
-    assert name in LISTED
+    assert name in listed_names()
 
 
 def test_the_reference_has_the_defaults_of_the_page_beside_it() -> None:
@@ -69,7 +93,7 @@ def test_the_reference_has_the_defaults_of_the_page_beside_it() -> None:
         re.sub(
             r"^(\| [^|]+\|)[^|]+\|",
             r"\1",
-            GENERATED["reference/configuration.md"],
+            generated()["reference/configuration.md"],
             flags=re.MULTILINE,
         )
     )
@@ -83,29 +107,30 @@ def test_a_number_of_no_known_unit_is_an_error_that_says_where_to_add_it() -> No
         unit("cache.strength")
 
 
-@pytest.mark.parametrize("route", sorted(ROUTES))
+@pytest.mark.parametrize("route", ROUTES)
 def test_every_route_is_on_one_page_with_the_programs_that_a_test_runs(route: str) -> None:
-    tags = set(ROUTES[route]["tags"])
+    operation = described("customers")[route]
+    tags = set(operation["tags"])
     (own,) = [one for one in PAGES if tags & set(one.tags)]
-    text = GENERATED[f"reference/api/{own.file}.md"]
+    text = generated()[f"reference/api/{own.file}.md"]
 
     (section,) = re.findall(
         rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
     )
 
-    sources = [sample["source"].rstrip() for sample in ROUTES[route]["x-codeSamples"]]
+    sources = [sample["source"].rstrip() for sample in operation["x-codeSamples"]]
     assert len(sources) == len(re.findall(r'^```\w+ title="', section, re.MULTILINE))
     assert all(f"\n{source}\n```" in section for source in sources)
 
 
-@pytest.mark.parametrize("route", sorted(OPERATORS))
+@pytest.mark.parametrize("route", OPERATORS)
 def test_every_route_of_operators_is_on_their_page_with_its_programs(route: str) -> None:
-    text = GENERATED["reference/api/operators.md"]
+    text = generated()[_OPERATORS]
 
     (section,) = re.findall(
         rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
     )
 
-    samples = OPERATORS[route]["x-codeSamples"]
+    samples = described("operators")[route]["x-codeSamples"]
     assert [sample["label"] for sample in samples] == ["curl", "Python", "JavaScript"]
     assert all(f"\n{sample['source'].rstrip()}\n```" in section for sample in samples)

@@ -119,11 +119,22 @@ def measure(path: Path, *, commit: str = "abc1234", most: int = 100) -> None:
     )
 
 
-def test_a_plot_names_machine_date_and_commit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["cpu", "python", "commit"])
+def test_a_point_counts_for_its_processor_version_and_commit_alone(
+    field: str, tmp_path: Path
+) -> None:
+    points = PointFile(tmp_path / "growth.jsonl")
+    points.add(point(1))
+
+    assert points.has("connections", "hit", 1, MACHINE)
+    assert not points.has("connections", "hit", 1, replace(MACHINE, **{field: "another"}))
+
+
+def test_a_plot_names_machine_interpreter_date_and_commit(tmp_path: Path) -> None:
     path = draw("connections", "connections", {"hit": [point(1), point(10)]}, tmp_path)
 
     text = path.read_text()
-    assert "a CPU, 2 cores, 2026-01-01, abc1234" in text
+    assert "a CPU, 2 cores, Python 3.11.7, 2026-01-01, abc1234" in text
     assert len(text) < 100_000
 
 

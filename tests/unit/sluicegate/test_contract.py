@@ -13,42 +13,63 @@ from gateway.api.openapi_parts import codes, problem_example
 from gateway.errors import GatewayError
 from sluicegate import AsyncSluicegate, Sluicegate, results, routes
 from sluicegate.errors import ApiError, InvalidRequest, error_of
-from tests.support.documents import documents, operations, resolved
+from tests.support.documents import Document, documents, operations, resolved
 
-DOCUMENT = documents()["customers"]
 # Dialects are there for clients of their own.
 OWN = {"inference", "metadata", "health"}
-OPERATIONS = {
-    operation["operationId"]: (method, path, operation)
-    for method, path, operation in operations(DOCUMENT)
-    if OWN & set(operation["tags"])
-}
+NAMES = [
+    name
+    for name, made in inspect.getmembers(routes, inspect.isfunction)
+    if made.__module__ == routes.__name__ and not name.startswith("_")
+]
+Described = dict[str, tuple[str, str, dict[str, Any]]]
 # Headers are `Options`; what is sent in the path is named in the method as elsewhere.
 # How vectors travel.
 _OWN_MATTER = {"encoding_format"}
 _FOR_OTHERS = {"object", "id", "created", "owned_by", "models"}
-_NAMES = {"input": {"texts", "items"}, "from": {"since"}, "to": {"until"}}
+_ALIASES = {"input": {"texts", "items"}, "from": {"since"}, "to": {"until"}}
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.fixture(scope="module")
+def document() -> Document:
+    return documents()["customers"]
+
+
+@pytest.fixture(scope="module")
+def described(document: Document) -> Described:
+    """Method, path and operation by name."""
+    return {
+        operation["operationId"]: (method, path, operation)
+        for method, path, operation in operations(document)
+        if OWN & set(operation["tags"])
+    }
+
+
+def test_the_client_knows_every_route_and_no_other(described: Described) -> None:
+    assert sorted(described) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("client", [Sluicegate, AsyncSluicegate])
-def test_every_route_has_a_method_with_its_parameters(client: type, name: str) -> None:
-    _, _, operation = OPERATIONS[name]
+def test_every_route_has_a_method_with_its_parameters(
+    client: type, name: str, document: Document, described: Described
+) -> None:
+    _, _, operation = described[name]
     wanted = {one["name"] for one in operation.get("parameters", ()) if one["in"] != "header"}
     if "requestBody" in operation:
         schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        wanted |= set(resolved(DOCUMENT, schema)["properties"]) - _OWN_MATTER
+        wanted |= set(resolved(document, schema)["properties"]) - _OWN_MATTER
 
     method = getattr(client, name)
 
     given = set(inspect.signature(method).parameters) - {"self"}
-    assert all(_NAMES.get(field, {field}) & given for field in wanted)
+    assert all(_ALIASES.get(field, {field}) & given for field in wanted)
     assert method.__doc__
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_call_goes_to_its_route(name: str) -> None:
-    method, path, operation = OPERATIONS[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_every_call_goes_to_its_route(name: str, described: Described) -> None:
+    method, path, operation = described[name]
     make = getattr(routes, name)
     places = {one["name"]: "a/b" for one in operation.get("parameters", ()) if one["in"] == "path"}
     needed = [
@@ -68,12 +89,14 @@ def test_every_call_goes_to_its_route(name: str) -> None:
     assert call.path == path.format(**dict.fromkeys(places, "a%2Fb"))
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_field_of_an_answer_is_read(name: str) -> None:
-    _, _, operation = OPERATIONS[name]
-    content = resolved(DOCUMENT, operation["responses"]["200"])["content"]["application/json"]
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_of_an_answer_is_read(
+    name: str, document: Document, described: Described
+) -> None:
+    _, _, operation = described[name]
+    content = resolved(document, operation["responses"]["200"])["content"]["application/json"]
 
-    _has_fields(_kind_of(getattr(routes, name)), resolved(DOCUMENT, content["schema"]))
+    _has_fields(document, _kind_of(getattr(routes, name)), resolved(document, content["schema"]))
 
 
 def _kind_of(make: Any) -> Any:
@@ -81,17 +104,17 @@ def _kind_of(make: Any) -> Any:
     return kind
 
 
-def _has_fields(kind: Any, schema: dict[str, Any]) -> None:
+def _has_fields(document: Document, kind: Any, schema: dict[str, Any]) -> None:
     origin = getattr(kind, "__origin__", kind)
     assert set(schema["properties"]) - _FOR_OTHERS <= set(origin.__struct_fields__)
     results_of = schema["properties"].get("results", {}).get("items", {})
     for alternative in results_of.get("anyOf", ()):
-        _has_fields(kind.__args__[0], resolved(DOCUMENT, alternative))
+        _has_fields(document, kind.__args__[0], resolved(document, alternative))
 
 
-def test_results_that_are_structs_in_the_document_are_whole() -> None:
+def test_results_that_are_structs_in_the_document_are_whole(document: Document) -> None:
     for name in ("Usage", "UsageLine", "Entity", "LabelScore", "ItemError"):
-        documented = set(DOCUMENT["components"]["schemas"][name]["properties"])
+        documented = set(document["components"]["schemas"][name]["properties"])
 
         assert documented == set(getattr(results, name).__struct_fields__)
 

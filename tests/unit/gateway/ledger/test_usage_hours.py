@@ -2,9 +2,10 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -41,6 +42,7 @@ GROUPS: Sequence[Sequence[GroupBy]] = (
     *([GroupBy.HOUR, GroupBy.TENANT], [GroupBy.DAY, GroupBy.MODEL], [GroupBy.HOUR, GroupBy.DAY]),
 )
 Key = tuple[str, ...]
+Rows = Sequence[Mapping[str, Any]]
 
 
 def event(number: int, chance: random.Random, time: int) -> RequestEvent:
@@ -65,8 +67,14 @@ def events(count: int, *, first: int = 1, ages: tuple[int, int] = (0, 8)) -> lis
     ]
 
 
+def rows_of(database: str) -> Rows:
+    """Return each row of the events."""
+    with connected(database) as connection:
+        return [dict(row) for row in connection.execute(select(schema.usage_events)).mappings()]
+
+
 def plain(
-    database: str,
+    rows: Rows,
     since: datetime,
     until: datetime,
     groups: Sequence[GroupBy],
@@ -76,8 +84,6 @@ def plain(
     """Return requests and items by group, from each row of the events."""
     start, end = to_nanoseconds(since), to_nanoseconds(until)
     found: dict[Key, Counter[str]] = {}
-    with connected(database) as connection:
-        rows = connection.execute(select(schema.usage_events)).mappings().all()
     for row in rows:
         if not start <= row["time"] < end or (groups and row["model"] == "" and by_model(groups)):
             continue
@@ -86,7 +92,8 @@ def plain(
         if models is not None and row["model"] not in models:
             continue
         moment = to_datetime(row["time"])
-        values = dict(row) | {
+        values = {
+            **row,
             "hour": moment.strftime("%Y-%m-%dT%H:00:00Z"),
             "day": moment.date().isoformat(),
         }
@@ -125,11 +132,20 @@ def check(ledger: Ledger, database: str, clock: Clock, chance: random.Random) ->
     lengths = [timedelta(hours=chance.randrange(400)), timedelta(minutes=chance.randrange(9999))]
     since = now.replace(minute=0, second=0, microsecond=0) - chance.choice(lengths)
     until = chance.choice([now + timedelta(seconds=1), since + chance.choice(lengths)])
-    for groups in GROUPS:
-        tenants = chance.choice([None, ["acme"], ["acme", "initech"]])
-        models = chance.choice([None, ["big"]])
-        wanted = (since, until, groups, tenants, models)
-        assert shown(ledger, *wanted) == plain(database, *wanted), wanted
+    asked = [
+        (
+            *(since, until, groups),
+            chance.choice([None, ["acme"], ["acme", "initech"]]),
+            chance.choice([None, ["big"]]),
+        )
+        for groups in GROUPS
+    ]
+
+    found = [shown(ledger, *each) for each in asked]
+
+    rows = rows_of(database)
+    for each, usage in zip(asked, found, strict=True):
+        assert usage == plain(rows, *each), each
 
 
 def add_up(ledger: Ledger, clock: Clock) -> int:
