@@ -102,7 +102,7 @@ class MemoryTier:
     def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Keep those of `entries` that last and are worth their bytes, each under its key."""
         if not self._capacity:
-            self._refused += len(entries)
+            self._refused += sum([entry.expires_at > now for _, entry in entries])
             return
         nodes, largest = self._nodes, self._main_capacity
         for key, entry in entries:

@@ -340,7 +340,8 @@ class RedisTier:
         self._reading -= 1
         if self._pending:
             self._schedule()
-        if values is None or not any(values):
+        # An empty value is a fault, which the reader counts.
+        if values is None or not (any(values) or b"" in values):
             self._finish_empty_read(batch, is_read=values is not None)
             return
         place = 0

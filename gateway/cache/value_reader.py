@@ -19,7 +19,7 @@ class ValueReader:
         self, keys: Sequence[CacheKey], values: Sequence[bytes | None]
     ) -> list[CachedResult | None]:
         """Return the entry of each key; `values` are unpacked."""
-        if any(values):
+        if any(values) or b"" in values:
             return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
         self._counts.misses += len(keys)
         return [None] * len(keys)

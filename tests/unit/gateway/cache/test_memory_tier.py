@@ -59,6 +59,17 @@ def test_a_tier_of_no_bytes_keeps_nothing() -> None:
     assert tier.statistics().entries == 0
 
 
+def test_an_entry_that_has_expired_is_neither_kept_nor_counted_as_refused() -> None:
+    entries = [(cache_key("a"), entry("A", at=NOW - 10.0, ttl=10.0)), (cache_key("b"), entry("B"))]
+    tiers = [MemoryTier(capacity_bytes=size) for size in (0, 100_000)]
+
+    for tier in tiers:
+        tier.put_all(entries, NOW)
+
+    found = [tier.statistics() for tier in tiers]
+    assert [(one.entries, one.refused) for one in found] == [(0, 1), (1, 0)]
+
+
 def test_an_entry_larger_than_the_tier_is_refused_and_pushes_nothing_out() -> None:
     tier = MemoryTier(capacity_bytes=10_000)
     tier.put(cache_key("small"), entry(), NOW)
