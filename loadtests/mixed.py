@@ -91,7 +91,7 @@ def _bodies(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
 
 
 def _is_done(answer: Answer) -> bool:
-    return answer.status == _OK and isinstance(next(FrameReader().feed(answer.body)), Done)
+    return answer.status == _OK and isinstance(FrameReader().feed(answer.body)[0], Done)
 
 
 def _short(answers: list[Answer], duration: float) -> Outcome:
@@ -100,7 +100,7 @@ def _short(answers: list[Answer], duration: float) -> Outcome:
         answer.latency
         for answer in answers
         if answer.status == _OK
-        and isinstance(done := next(FrameReader().feed(answer.body)), Done)
+        and isinstance(done := FrameReader().feed(answer.body)[0], Done)
         and done.tokens < _LONG
     ]
     return Outcome(duration=duration, statuses={200: len(latencies)}, latencies=sorted(latencies))

@@ -115,7 +115,7 @@ async def of_backend(backend: RunningBackend, texts: Iterable[str]) -> Scores:
         for text, call in zip(asked, calls(asked, backend.model(MODEL)), strict=True):
             url = f"http://{target.host}:{target.port}{target.path}"
             answer = (await client.post(url, content=call)).raise_for_status()
-            done = next(FrameReader().feed(answer.content))
+            done = FrameReader().feed(answer.content)[0]
             if not isinstance(done, Done):
                 raise TypeError(done)
             found[text] = msgspec.json.decode(done.result, type=_Labels).scores
