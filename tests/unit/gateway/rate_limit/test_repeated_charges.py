@@ -1,13 +1,18 @@
 """A repeated charge decides as its limiter does, and takes nothing where it cannot."""
 
 import re
+from copy import copy
+from dataclasses import asdict
+from math import ceil
 
 import msgspec
 import pytest
+from hypothesis import given, strategies as st
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge
-from gateway.rate_limit.headers import rate_limit_lines
+from gateway.rate_limit.base import Charge, LimiterStatistics
+from gateway.rate_limit.headers import go_duration, rate_limit_lines
+from gateway.rate_limit.lease import Lease
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, RepeatedCharges
 from gateway.types import Rule
@@ -113,6 +118,51 @@ async def test_once_asked_it_tells_of_the_rule_that_holds_now(valkey: str) -> No
     assert lines is not None
     assert b"x-ratelimit-limit-requests: 2000\r\n" in lines
     await redis.aclose()
+
+
+@given(
+    capacity=st.integers(1, 1_000_000),
+    available=st.integers(0, 1_000),
+    level=st.floats(-1e6, 1e6),
+    age=st.floats(0.0, 1e4),
+    usable=st.floats(-1.0, 1.0),
+    renew_below=st.integers(0, 1_000),
+    amount=st.integers(1, 4),
+)
+def test_it_spends_and_shows_what_a_lease_does(
+    capacity: int,
+    available: int,
+    level: float,
+    age: float,
+    usable: float,
+    renew_below: int,
+    amount: int,
+) -> None:
+    now = 20_000.0
+    rule = Rule(name="minute", unit="requests", capacity=capacity, window=60.0)
+    lease = Lease(rule, available, now + usable, level, now - age, renew_below=renew_below)
+    alone, untouched = copy(lease), asdict(lease)
+    renewed: list[Lease] = []
+    repeated = LeasedCharge(
+        [Charge(rule=rule, bucket="b", amount=amount)],
+        [lease],
+        lines=b"%d %d %d %b",
+        monotonic=lambda: now,
+        counts=LimiterStatistics(),
+        renew=lambda _charges, leases, _now: renewed.extend(leases),
+    )
+
+    lines = repeated.charge()
+
+    if available < amount or alone.usable_until <= now:
+        assert (lines, asdict(lease)) == (None, untouched)
+        return
+    remaining, reset = alone.spend(amount, now)
+    # Whole seconds are those of the milliseconds beside them, rounded up like these.
+    seconds = ceil(ceil(reset * 1000) / 1000)
+    assert lines == b"%d %d %d %b" % (remaining, seconds, remaining, go_duration(reset))
+    assert asdict(lease) == asdict(alone)
+    assert bool(renewed) == (alone.available < renew_below)
 
 
 async def test_a_rule_in_shadow_mode_is_charged_and_not_shown(valkey: str) -> None:
