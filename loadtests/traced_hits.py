@@ -212,8 +212,7 @@ def _spans(system: System) -> dict[str, int]:
 
 def _show(table: Sequence[TracedLatency]) -> None:
     machine = this_machine()
-    about = f"{machine.headline}"
-    print(f"\n## Latency of traced memory hits\n\n{about}\n")
+    print(f"\n## Latency of traced memory hits\n\n{machine.headline}\n")
     print("| what | a second | p50 ms | p99 ms | p99 of those sent in time | failed | spans |")
     print("|---|---|---|---|---|---|---|")
     for line in table:

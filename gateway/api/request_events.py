@@ -115,7 +115,7 @@ class RequestEvents:
     def count_request(self, state: RequestState) -> None:
         """Count a request by its status, without its items."""
         lines = self._lines
-        if lines.is_sampling or state.status >= FAULT or state.is_fault:
+        if lines.every or state.status >= FAULT or state.is_fault:
             lines.add(state, self.now() - state.started)
         route, model, took = state.route.metric_name, state.model, self.clock() - state.began
         self._metrics.request(route, model, took, status=state.status, code=state.code)

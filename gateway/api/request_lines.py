@@ -29,9 +29,8 @@ class RequestLines:
     """
 
     def __init__(self, *, share: float, per_second: int) -> None:
-        self._every = round(1 / share) if share > 0 else 0
-        self.is_sampling = self._every > 0
-        """Whether `add` logs requests that did not fail."""
+        self.every = round(1 / share) if share > 0 else 0
+        """One of so many that did not fail is logged; 0: none is."""
         self._most = per_second
         self._lines: list[tuple[int, Fields]] = []
         self._left_out = 0
@@ -51,12 +50,12 @@ class RequestLines:
         """Log a request that has ended after `duration` seconds, if it failed or is sampled."""
         if state.status >= FAULT or state.is_fault:
             self._add(logging.WARNING, state, duration)
-        elif self._every and is_sampled(state.id, self._every):
+        elif self.every and is_sampled(state.id, self.every):
             self._add(logging.INFO, state, duration)
 
     def add_hits(self, run: HitRun, stem: str, count: int, duration: float) -> None:
         """Log those of `count` hits from the first of a run on that are sampled."""
-        every = self._every
+        every = self.every
         if not every:
             return
         first = run.first + (every - 1 - run.first) % every

@@ -2,14 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from operator import attrgetter
 from typing import Any, Self
 
 from msgspec.structs import replace
 
 from gateway.cache.base import CacheStatistics, RemoteTier, fetch
 from gateway.cache.entry import CachedResult, CacheHit, Validity
-from gateway.cache.key import CacheKey
+from gateway.cache.key import CacheKey, address_of
 from gateway.cache.memory_tier import MemoryTier
 from gateway.config.document import CacheConfig
 from gateway.tasks import TaskScope
@@ -18,7 +17,6 @@ _STEP_BYTES = 1024 * 1024
 """What the memory tier shrinks by between two event-loop iterations: a millisecond or two."""
 _FIRST = (0,)
 """The places that a look-up of one key misses."""
-_address = attrgetter("address")
 _GRACE = 1.0
 """Seconds that a replaced remote tier is kept open for look-ups that began in it."""
 
@@ -161,7 +159,7 @@ class ResultCache:
         """Return what memory has of `keys` that is valid, and the places of the rest."""
         memory = self._memory
         found: list[CacheHit | None] = [None] * len(keys)
-        if not any(map(memory.has, map(_address, keys))):
+        if not any(map(memory.has, map(address_of, keys))):
             memory.misses += len(keys)
             return found, list(range(len(keys)))
         now, peek = self._clock(), memory.peek

@@ -10,10 +10,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import attrgetter
 
 from gateway.cache.entry import CachedResult, CacheHit
-from gateway.cache.key import CacheKey, KeyMaker
+from gateway.cache.key import CacheKey, KeyMaker, address_of
 from gateway.dispatch.work import Outcomes, StartedWork, WorkRunner
 from gateway.errors import NotCached
 from gateway.inference.coalescing import Flights
@@ -206,10 +205,7 @@ class Inference:
             if waiting.fill(outcomes, has_failed=has_failed):
                 self.compute_nowait(prepared, caller, outcomes, on_done)
             else:
-                # As `_answer` does, without a call for each request.
-                model, is_cacheable = plan.model, plan.entry.cache_ttl > 0
-                found = list(filter(None, outcomes))
-                on_done(Answer(model=model, outcomes=found, is_cacheable=is_cacheable))
+                on_done(_answer(prepared, outcomes, plan.model))
 
         waiting.on_end(ended)
         return True
@@ -264,7 +260,7 @@ class Inference:
     ) -> Sequence[int] | None:
         """Lead all items of a request, `None` where some are found now, or in flight already."""
         keys = prepared.keys
-        if len(missing) < len(keys) or any(map(self._cache.has, map(_address, keys))):
+        if len(missing) < len(keys) or any(map(self._cache.has, map(address_of, keys))):
             return None
         if not prepared.request.truncate:
             keys = prepared.flight_keys
@@ -343,9 +339,6 @@ class Inference:
             log_failure(bug)
             settle_flights(keys, [(index, LOST) for index in led])
             return None
-
-
-_address = attrgetter("address")
 
 
 def _answer(

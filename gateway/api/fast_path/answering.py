@@ -69,7 +69,7 @@ class FastPath:
             state.phase_weight = 0
         else:
             state.phase_weight = self._until_measured = MEASURED_ONE_OF
-        return _sendable(state, self.processor.reply_now(state, b"")) or state
+        return _reply_or_state(state, self.processor.reply_now(state, b""))
 
     def find(self, head: bytes) -> FoundHead | None:
         """Return what is known of a head, `None` where the application answers the request."""
@@ -104,7 +104,7 @@ class FastPath:
                 self.heads.add_replayable(found.head + body, parsed)
             elif parsed.stored is not None and not found.context:
                 self.heads.add_repeated(found, body, parsed)
-        return state if reply is None else _sendable(state, reply) or state
+        return state if reply is None else _reply_or_state(state, reply)
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
         """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
@@ -157,9 +157,9 @@ class FastPath:
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
 
 
-def _sendable(state: RequestState, reply: HttpReply | None) -> HttpReply | None:
-    """Return what can be sent at once, `None` where it has to be waited for."""
+def _reply_or_state(state: RequestState, reply: HttpReply | None) -> HttpReply | RequestState:
+    """Return what can be sent at once; the state where it has to be waited for."""
     if reply is not None and state.coding and len(reply.body) >= SMALLEST:
         state.reply = reply  # it is compressed first, in a thread
-        return None
-    return reply
+        return state
+    return reply or state

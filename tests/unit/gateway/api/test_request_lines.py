@@ -76,7 +76,7 @@ async def test_a_failure_has_a_line_where_nothing_is_sampled(
     log: pytest.LogCaptureFixture,
 ) -> None:
     api = Api()
-    api.request_lines._every = 0
+    api.request_lines.every = 0
     api.scene.runner.failure = ItemFailure(status=503, code="overloaded", detail="Full.")
 
     answer = await call(api, {"model": "sentiment", "input": "x"})
