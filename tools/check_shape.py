@@ -25,7 +25,7 @@ from tools.sources import (
 )
 from tools.structure import Structure, check_structure, measure_structure
 
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 600
 LONG_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_P90 = 30

@@ -28,13 +28,13 @@ def project(root: Path, *, version: str = "1.2.3", newest: str = "1.2.3") -> Pat
     return root
 
 
-def test_a_module_of_more_than_400_lines_is_named() -> None:
-    long, short = module("x = 1\n" * 401), module("x = 1\n" * 400)
+def test_a_module_of_more_than_600_lines_is_named() -> None:
+    long, short = module("x = 1\n" * 601), module("x = 1\n" * 600)
 
     problems = list(check_sizes([long, short]))
 
     assert [problem.text for problem in problems] == [
-        "the module has 401 lines, over 400: split it"
+        "the module has 601 lines, over 600: split it"
     ]
 
 
