@@ -5,6 +5,7 @@ Requests may be in `deflate`, too, which is the zlib format (RFC 9110, 8.4.1.2).
 
 import asyncio
 import zlib
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Final, Protocol
 
@@ -43,8 +44,8 @@ class _Inflater(Protocol):
         ...
 
 
-def accepted_coding(value: bytes) -> str:
-    """Return the coding that `Accept-Encoding` prefers of those understood; empty if it is none."""
+def accepted_coding(value: bytes, codings: Sequence[str] = CODINGS) -> str:
+    """Return which of `codings` the header `Accept-Encoding` prefers; empty if it accepts none."""
     if not value:
         return ""
     weights: dict[str, float] = {}
@@ -52,7 +53,7 @@ def accepted_coding(value: bytes) -> str:
         name, _, parameter = part.partition(";")
         weights[name.strip()] = _weight(parameter)
     # Of equal weights the first wins, which is the best.
-    best = max(CODINGS, key=lambda coding: weights.get(coding, weights.get("*", 0.0)))
+    best = max(codings, key=lambda coding: weights.get(coding, weights.get("*", 0.0)))
     return best if weights.get(best, weights.get("*", 0.0)) > 0 else ""
 
 

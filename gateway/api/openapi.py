@@ -79,6 +79,8 @@ def build_document(
         operation = _operation(route, schemas, responses, of_keys)
         if programs := code_samples(method, path, operation, samples):
             operation["x-codeSamples"] = programs
+        if "parameters" in operation:
+            operation["parameters"] = [_unsent(one) for one in operation["parameters"]]
         paths.setdefault(path, {})[method] = operation
     document = {
         "openapi": "3.1.0",
@@ -117,6 +119,14 @@ def described_by_litestar(
         openapi_config=OpenAPIConfig(title="", version="", render_plugins=[JsonRenderPlugin()]),
         logging_config=None,
     )
+
+
+def _unsent(parameter: Json) -> Json:
+    """Return a parameter; the documentation page does not send the example of an optional one."""
+    if parameter["required"] or "example" not in parameter:
+        return parameter
+    shown = {name: value for name, value in parameter.items() if name != "example"}
+    return shown | {"examples": {"example": {"value": parameter["example"], "x-disabled": True}}}
 
 
 class _Route(NamedTuple):

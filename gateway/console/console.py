@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from litestar import Controller, Response, Router
+from litestar import Controller, Response, Router, get
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.response import Redirect
 from litestar.types import ASGIApp
 
 from gateway.admin.operator_directory import OperatorDirectory
@@ -65,11 +66,18 @@ class Console:
             "margins": MarginReader(placement=settings.placement),
             "history": self._history,
         }
-        self.routers = (_router(frame=frame, access=access, objects=objects),)
+        pages = _router(frame=frame, access=access, objects=objects)
+        self.routers = (Router("/", route_handlers=[to_console]), pages)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Keep the history of traffic, until `stop`."""
         await self._history.run(stop)
+
+
+@get("/", opt=PUBLIC, include_in_schema=False)
+async def to_console() -> Redirect:
+    """Lead from the address of the operators' listener to the console."""
+    return Redirect(ROOT)
 
 
 class ConsoleMetrics:

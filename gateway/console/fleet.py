@@ -72,6 +72,11 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
         return "broken models" if self.problems else "ready"
 
     @property
+    def is_usable(self) -> bool:
+        """Whether a worker may send it requests."""
+        return not self.drained and bool(self._ready)
+
+    @property
     def mood(self) -> str:
         """How bad that is: `good`, `warn` or `bad`."""
         if self.state == "ready":
@@ -103,8 +108,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """The share of its speed that is used; `None` where no worker finds it ready."""
-        return min((each.share for each in self._ready), default=None)
+        """The share of its speed that is used; `None` where it is drained or never ready."""
+        return None if self.drained else min((each.share for each in self._ready), default=None)
 
     @property
     def finish(self) -> float | None:
@@ -138,6 +143,8 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
     regions: dict[str, list[Backend]]
     workers: list[str]
+    configured: frozenset[str] = frozenset()
+    """Models that the document names, served or not."""
     refused: Mapping[str, float] = {}
     """Requests that limits refused each second, by tenant; the tenants with the most of them."""
 
@@ -186,7 +193,12 @@ async def read_fleet(control: Control, active: ActiveDocumentReader) -> FleetVie
         ]
         for region in document.regions
     }
-    return FleetView(regions=regions, workers=sorted(reports), refused=refused)
+    return FleetView(
+        regions=regions,
+        workers=sorted(reports),
+        configured=frozenset(document.models),
+        refused=refused,
+    )
 
 
 def _found(

@@ -95,6 +95,9 @@ def backend_incidents(fleet: FleetView, traffic: Traffic) -> Iterator[Incident]:
             names = _names([each.id for each in bad if each.state == state])
             text = f"{count} of {len(backends)} backends in {region}: {state} ({names})."
             yield Incident(text=text, is_bad=True, page=page)
+        if backends and not any(each.is_usable for each in backends):
+            text = f"Region {region} answers nothing: every backend is drained or not ready."
+            yield Incident(text=text, is_bad=True, page=page)
         drained = [each.id for each in backends if each.drained]
         if drained:
             yield Incident(text=f"Drained in {region}: {_names(drained)}.", is_bad=False, page=page)

@@ -195,7 +195,8 @@ class _Up:
         self._tell("ready")
         self._say(
             f"\n  gateway    {self._url}\n{rpc}"
-            f"  operators  {operators}\n"
+            f"  API docs   {self._url}/docs\n"
+            f"  console    {operators}/console\n"
             f"  demo key   {self._keys.demo_key}\n"
             f"  admin key  {self._keys.admin_key}\n"
             f"  logs       {settings.data_dir / 'logs'}\n\n"

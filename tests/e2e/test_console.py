@@ -192,18 +192,18 @@ async def test_an_operator_checks_changes_and_takes_back_a_split(
     system: System, page: Page
 ) -> None:
     await page.open(f"{system.admin_url}/console/models/sentiment")
-    await page.text_with("what its folder says")
+    await page.text_with("as its repository says")
     assert await faults(page) == []
 
     await press(page, "Check only")
-    await page.text_with("Every backend could serve it: sentiment by revision 1")
-    await press(page, "Share")
+    await page.text_with("Every backend can serve it: sentiment by revision 1")
+    await press(page, "Split")
     await confirm(page)
-    await page.text_with("what operators said")
+    await page.text_with("as operators decided")
     await press(page, "Roll back")
     await confirm(page)
 
-    await page.text_with("what its folder says")
+    await page.text_with("as its repository says")
 
 
 async def test_an_operator_creates_a_tenant_with_a_key_and_revokes_it(
@@ -268,11 +268,14 @@ async def test_an_operator_tries_a_request_with_a_key_for_tests(system: System, 
 
     await choose(page, "model", "sentiment")
     await wait_for(page, "document.getElementById('body').value.includes('sentiment')")
+    await press(page, "Send")
+    await page.text_with("enter the key of a tenant")
     await press(page, "Create a test key")
     await page.text_with("A key of playground")
     await press(page, "Send")
 
     text = await page.text_with("Trace id")
+    assert "enter the key of a tenant" not in text  # the error of before
     assert "Status 200" in text
     assert "positive" in text
     assert await faults(page) == []

@@ -71,7 +71,7 @@ def test_the_wheel_holds_the_packages_with_their_files_and_no_other(wheel: Path)
     }
     assert {
         "sluicegate/py.typed",
-        "gateway/api/static/rapidoc-min.js",
+        "gateway/api/static/scalar.js.gz",
         "gateway/cli/starter_config/gateway.yaml",
         "backends/model_tools/demo/models/minilm/model.yaml",
     } <= names

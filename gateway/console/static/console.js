@@ -123,7 +123,12 @@
         return [new uPlot(options(figure, place), this.columns(columns), place), columns, place];
       });
       this.resize();
+      this.markEmpty();
       this.showLatest();
+    }
+
+    markEmpty() {
+      for (const [plot, , place] of this.plots) place.classList.toggle("is-empty", plot.data.slice(1).every(values => values.every(value => value == null)));
     }
 
     // Where nobody points at a chart, its legend has the latest values.
@@ -150,6 +155,7 @@
 
     draw() {
       for (const [plot, columns] of this.plots) plot.setData(this.columns(columns));
+      this.markEmpty();
       this.showLatest();
     }
   }
@@ -163,7 +169,6 @@
       charts.set(element, made);
       made.start();
     }
-    document.querySelector(".pages [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
     const pause = document.getElementById("pause");
     pause?.addEventListener("click", () => {
       isPaused = !isPaused;
@@ -182,6 +187,11 @@
   });
   document.addEventListener("htmx:beforeRequest", event => {
     if (isPaused && event.detail.requestConfig.triggeringEvent?.type !== "click" && event.target.hasAttribute("data-live")) event.preventDefault();
+  });
+
+  // What an operator does next makes what was said of the last action stale.
+  document.addEventListener("htmx:beforeRequest", event => {
+    if (event.detail.requestConfig.verb === "post") document.getElementById("notice")?.replaceChildren();
   });
 
   document.addEventListener("htmx:confirm", event => {

@@ -30,6 +30,7 @@
     const chart = JSON.parse(element.dataset.chart);
     drawn.get(element)?.destroy();
     element.replaceChildren();
+    element.classList.toggle("is-empty", chart.series.every(each => each.values.every(value => !value)));
     const soft = style("--soft");
     const axis = { stroke: soft, grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
     const series = chart.series.map((each, index) => ({

@@ -38,8 +38,8 @@ async def test_document_and_page_are_open(admin: httpx.AsyncClient) -> None:
 
     assert document.json()["info"]["title"] == "Sluicegate for operators"
     assert document.headers["x-request-id"]
-    assert "rapi-doc" in page.text
-    assert (await admin.get("/docs/rapidoc.js")).status_code == 200
+    assert "api-reference" in page.text
+    assert (await admin.get("/docs/scalar.js")).status_code == 200
 
 
 async def test_every_example_is_answered_as_documented(

@@ -20,7 +20,7 @@ from tests.support.admin import application_of, client_of, refused
 
 pytestmark = pytest.mark.anyio
 _METRICS_KEY = "the-metrics-key-0123456789"
-_PUBLIC = {"/health/live", "/health/ready", "/openapi.json", "/docs", "/docs/rapidoc.js"}
+_PUBLIC = {"/health/live", "/health/ready", "/openapi.json", "/docs", "/docs/scalar.js"}
 
 
 async def test_every_route_states_its_role_or_is_public(

@@ -201,3 +201,10 @@ async def test_who_is_logged_in_logs_in_anew(operator: httpx.AsyncClient) -> Non
 
     assert (await log_in(operator, "wrong")).status_code == 401
     assert (await log_in(operator, KEY)).status_code == 303
+
+
+async def test_the_address_of_the_listener_leads_to_the_console(browser: httpx.AsyncClient) -> None:
+    answer = await browser.get("/", follow_redirects=False)
+
+    assert answer.status_code == 302
+    assert answer.headers["location"] == "/console"

@@ -208,7 +208,7 @@ async def test_revisions_show_counts_only_where_they_are_counted(
     repository.states["eu-0"] = state("eu-0", models=[shared])
     split = await operator.get("/console/models/mood/arms", headers=_HTMX)
 
-    assert "Nothing is counted here while one revision answers alone" in alone.text
+    assert "Counts begin when a second revision" in alone.text
     assert '<td class="num">0</td>' not in alone.text
     assert "Nothing is counted" not in split.text
     assert '<td class="num">0</td>' in split.text
@@ -221,7 +221,7 @@ async def test_items_are_shared_after_a_check(operator: httpx.AsyncClient, ledge
     shared = await operator.post("/console/models/mood/split", data=form)
     after = ledger.plans.plan("mood")
 
-    assert "Every backend could serve it" in checked.text
+    assert "Every backend can serve it" in checked.text
     assert before.plan is None
     assert shared.headers["hx-trigger"] == "plan-changed"
     assert after.plan is not None

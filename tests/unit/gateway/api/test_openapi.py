@@ -325,9 +325,9 @@ async def test_a_program_of_a_route_that_the_client_lacks_is_written_with_httpx(
 
 async def test_the_page_loads_nothing_from_other_hosts(client: httpx.AsyncClient) -> None:
     page = await client.get("/docs")
-    sources = re.findall(r'(?:src|href|spec-url)="([^"]*)"', page.text)
+    sources = re.findall(r'(?:src|href|data-url)="([^"]*)"', page.text)
 
-    assert sources == ["data:,", "/docs/rapidoc.js", "/openapi.json"]
+    assert sources == ["data:,", "/openapi.json", "/openapi.json", "/docs/scalar.js"]
     assert re.findall(r"https?://", page.text) == []
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
@@ -338,11 +338,30 @@ async def test_the_page_loads_nothing_from_other_hosts(client: httpx.AsyncClient
 
 
 async def test_the_viewer_is_served_and_may_be_kept(client: httpx.AsyncClient) -> None:
-    script = await client.get("/docs/rapidoc.js")
+    script = await client.get("/docs/scalar.js")
 
     assert script.headers["content-type"].startswith("text/javascript")
     assert "max-age" in script.headers["cache-control"]
-    assert b"rapi-doc" in script.content
+    assert b"createApiReference" in script.content
+
+
+async def test_a_client_without_gzip_gets_the_viewer_inflated(client: httpx.AsyncClient) -> None:
+    plain = await client.get("/docs/scalar.js", headers={"Accept-Encoding": "identity"})
+    packed = await client.get("/docs/scalar.js", headers={"Accept-Encoding": "gzip"})
+
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert plain.content == packed.content  # the client inflates it
+
+
+async def test_the_page_does_not_send_examples_of_optional_parameters() -> None:
+    for document in documents().values():
+        for _, path, operation in operations(document):
+            for parameter in operation.get("parameters", ()):
+                if not parameter["required"]:
+                    examples = parameter.get("examples", {}).values()
+                    assert "example" not in parameter, path
+                    assert all(each["x-disabled"] for each in examples), path
 
 
 async def test_litestar_serves_no_document_of_its_own(client: httpx.AsyncClient) -> None:

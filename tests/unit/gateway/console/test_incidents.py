@@ -60,6 +60,15 @@ def test_a_region_without_a_ready_backend_is_lost() -> None:
     assert found == ["Region eu is lost: none of its backends is ready (not ready)."]
 
 
+def test_a_region_whose_backends_are_all_drained_answers_nothing() -> None:
+    found = texts(backend("eu-0", drained=True), backend("us-0"))
+
+    assert found == [
+        "Region eu answers nothing: every backend is drained or not ready.",
+        "Drained in eu: eu-0.",
+    ]
+
+
 def test_backends_are_named_by_what_is_the_matter() -> None:
     found = texts(
         backend("eu-0"),
