@@ -340,7 +340,7 @@ async def test_large_messages_count_against_the_memory_for_bodies() -> None:
         small = await client.ask("ModelInfer", infer("minilm", "x"))
 
     assert (large.code, small.code) == (StatusCode.UNAVAILABLE, StatusCode.OK)
-    assert "large bodies" in large.details
+    assert "Large bodies" in large.details
 
 
 async def test_a_message_that_is_too_large_ends_its_stream_alone() -> None:
