@@ -47,7 +47,7 @@ class SharedBytes:
         self._held: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, deque[_Waiting]] = {}
         """The requests that wait, by key; the key whose turn is next comes first."""
-        self._waits = 0
+        self.waits = 0
 
     def held_by(self, key: Hashable) -> int:
         """Return the bytes that a key holds."""
@@ -73,11 +73,11 @@ class SharedBytes:
             return
         mine = self._waiting.get(key, ())
         can_fit = size <= self.largest()
-        if not can_fit or self._waits >= _MOST_WAITING or len(mine) >= _MOST_WAITING_OF_KEY:
+        if not can_fit or self.waits >= _MOST_WAITING or len(mine) >= _MOST_WAITING_OF_KEY:
             raise self.exhausted()
         waiting = _Waiting(size)
         self._waiting.setdefault(key, deque()).append(waiting)
-        self._waits += 1
+        self.waits += 1
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
                 await waiting.granted
@@ -129,7 +129,7 @@ class SharedBytes:
 
     def _grant_first(self, key: Hashable, waiting: deque[_Waiting]) -> None:
         first = waiting.popleft()
-        self._waits -= 1
+        self.waits -= 1
         del self._waiting[key]
         if waiting:
             self._waiting[key] = waiting  # behind the other keys
@@ -143,7 +143,7 @@ class SharedBytes:
             return
         mine = self._waiting[key]
         mine.remove(waiting)
-        self._waits -= 1
+        self.waits -= 1
         if not mine:
             del self._waiting[key]
         self._grant()

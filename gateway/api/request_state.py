@@ -89,6 +89,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     charges: tuple[Charge, ...]
     length: int = 0
     """The bytes of the body."""
+    held_bytes: int = 0
+    """What it holds of the worker's memory while it is answered; 0: it is not large."""
     failed: Usage
     """The usage to report where the request fails as a whole."""
     is_slow_to_encode: bool = False
