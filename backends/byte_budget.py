@@ -14,8 +14,6 @@ LARGE: Final = 256 * 1024
 """Bytes up to which nothing is held: so little is bounded by the number of requests."""
 _OF_FREE = 8
 """A key may hold so many times the bytes that are left free."""
-_MOST_WAITING = 256
-_MOST_WAITING_OF_KEY = 32
 RETRY_AFTER: Final = 1.0
 """Seconds after which a request that found no room may try again."""
 
@@ -37,13 +35,21 @@ class SharedBytes:
     """
 
     def __init__(
-        self, limit_bytes: int, *, exhausted: Callable[[], Exception], clock: Callable[[], float]
+        self,
+        limit_bytes: int,
+        *,
+        exhausted: Callable[[], Exception],
+        clock: Callable[[], float],
+        most_waiting: int = 256,
+        most_waiting_of_key: int = 32,
     ) -> None:
         self.limit_bytes = limit_bytes
         """May be changed at any time; what is held stays."""
         self.used_bytes = 0
         self.exhausted = exhausted
         self._clock = clock
+        self._most_waiting = most_waiting
+        self._most_waiting_of_key = most_waiting_of_key
         self._held: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, deque[_Waiting]] = {}
         """The requests that wait, by key; the key whose turn is next comes first."""
@@ -71,9 +77,9 @@ class SharedBytes:
         """
         if self.try_hold(key, size):
             return
-        mine = self._waiting.get(key, ())
-        can_fit = size <= self.largest()
-        if not can_fit or self.waits >= _MOST_WAITING or len(mine) >= _MOST_WAITING_OF_KEY:
+        mine = len(self._waiting.get(key, ()))
+        is_full = self.waits >= self._most_waiting or mine >= self._most_waiting_of_key
+        if is_full or size > self.largest():
             raise self.exhausted()
         waiting = _Waiting(size)
         self._waiting.setdefault(key, deque()).append(waiting)

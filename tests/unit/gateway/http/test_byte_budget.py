@@ -72,7 +72,7 @@ async def test_a_request_waits_until_there_is_room() -> None:
 async def test_no_small_request_goes_before_a_key_that_has_nothing() -> None:
     scene = Scene()
     assert scene.budget.try_hold("a", 700)
-    await scene.wait("b", 600)
+    _ = await scene.wait("b", 600)
 
     assert not scene.budget.try_hold("a", 1)
     assert not scene.budget.try_hold("c", 1)
@@ -86,7 +86,7 @@ async def test_keys_take_turns_however_many_of_their_requests_wait() -> None:
     scene = Scene()
     assert scene.budget.try_hold("x", 800)
     for name in ("a1", "a2", "a3", "b1", "c1"):
-        await scene.wait(name[0], 90, name)
+        _ = await scene.wait(name[0], 90, name)
     scene.budget.release("x", 800)
     await settle()
 
@@ -96,7 +96,7 @@ async def test_keys_take_turns_however_many_of_their_requests_wait() -> None:
 async def test_a_key_that_waits_for_its_own_bytes_stops_nobody() -> None:
     scene = Scene()
     assert scene.budget.try_hold("a", 800)
-    await scene.wait("a", 100)
+    _ = await scene.wait("a", 100)
 
     assert scene.budget.try_hold("b", 50)
     assert scene.order == []
@@ -122,11 +122,11 @@ async def test_those_who_wait_are_bounded_for_each_key_and_together() -> None:
     scene = Scene()
     assert scene.budget.try_hold("x", 800)
     for _ in range(32):
-        await scene.wait("a", 800)
+        _ = await scene.wait("a", 800)
     with pytest.raises(Overloaded):
         await scene.budget.hold("a", 800, LONG)
     for each in range(256 - 32):
-        await scene.wait(f"{each % 32}", 800)
+        _ = await scene.wait(f"{each % 32}", 800)
     with pytest.raises(Overloaded):
         await scene.budget.hold("new", 800, LONG)
 
@@ -152,7 +152,7 @@ async def test_a_request_that_leaves_lets_the_next_one_in() -> None:
     scene = Scene()
     assert scene.budget.try_hold("a", 700)
     first = await scene.wait("b", 600)
-    await scene.wait("c", 100)
+    _ = await scene.wait("c", 100)
     first.cancel()
     await settle()
 
