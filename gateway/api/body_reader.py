@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.error_handling import more_about
@@ -91,7 +92,7 @@ class BodyReader:
                 check_item_count(items, bounds.max_items)
             request = body.request(parameters.get("model", ""))
             size = SMALL
-            if length > SMALL_BYTES or len(items) > 1:
+            if length > SMALL_BYTES or len(items) > 1 or request.task is Task.ZERO_SHOT:
                 size = self._size(request, route, bounds, length)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error

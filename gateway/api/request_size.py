@@ -26,7 +26,7 @@ from gateway.http.byte_budget import LARGE
 from gateway.types import InferenceRequest
 
 SMALL_BYTES: Final = 1024
-"""A body up to this size that has one item is not looked at: it cannot become large."""
+"""A body up to this size that has one item, and no labels, cannot become large."""
 _CHARGED_BYTES: Final = 64 * 1024
 """So many bytes count as an item of a limit, at least."""
 # Bytes of JSON, at most: what surrounds an item's answer, a label with its score, a number.
