@@ -33,6 +33,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `threads` is the number of one-thread runs at a time per encoder (0: what `models tune`
     found, or one per core);
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
+    `expanded_bytes` bounds what large items may take of memory together, as their labels, choices
+    or tokens are more than they themselves.
     `max_batch_rows` of 0 is what `models tune` found, or 16.
     `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
     of a class together, whatever their lengths.
@@ -91,6 +93,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     exit_with_parent: bool = False
     max_body_bytes: Positive = 32 * 1024 * 1024
+    expanded_bytes: Positive = 256 * 1024 * 1024
     max_batch_rows: Share = 0
     max_batch_tokens: Positive = 4096
     batch_order: Literal["length", "arrival"] = "length"

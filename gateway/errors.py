@@ -17,6 +17,7 @@ GatewayError
 │   ├── PayloadTooLarge            413   the body is too large, or has too many items
 │   ├── UnsupportedContentCoding   415   the body is compressed in another way than is read
 │   ├── InvalidItem                422   one item of the input, named by its index
+│   ├── ExpansionTooLarge          422   what it expands to, or its answer, would be too large
 │   ├── IdempotencyKeyReused       422   the key came with another request before
 │   ├── RateLimited                429   retryable, after `retry_after`
 │   └── HeaderFieldsTooLarge       431   the head is too long, or has too many fields
@@ -189,6 +190,14 @@ class InvalidItem(ClientError):
         super().__init__(detail)
         self.index = index
         self.item_code = item_code
+
+
+class ExpansionTooLarge(ClientError):
+    """The inputs expand to more than is allowed, or would have a larger answer."""
+
+    status = 422
+    code = "expansion_too_large"
+    title = "Request expands too far"
 
 
 class RateLimited(ClientError):

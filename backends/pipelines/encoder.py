@@ -136,6 +136,14 @@ class Encoder:
         Raises:
             ItemRefused: a pair is empty or too long.
         """
+        # Tokens that were cut are let go before the rows are waited for.
+        encodings = await self._pair_rows(first, seconds, caller, cut_first_only=cut_first_only)
+        return await self._pooled(encodings, caller)
+
+    async def _pair_rows(
+        self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
+    ) -> list[Encoding]:
+        """Return the row of each pair; see `pairs`."""
         texts = [(first, second) for second in seconds]
         parts = [self._read_text(text) for text in texts]
         begin = self._prompt + parts[0][0]
@@ -153,7 +161,7 @@ class Encoder:
             tokens = len(head) + len(tail) + layout.added_to_pair
             truncated_from = tokens if tokens > len(encoding.ids) else 0
             self._note_cut(encoding, truncated_from, caller, is_cut=part is not text)
-        return await self._pooled(encodings, caller)
+        return encodings
 
     async def windows(
         self,

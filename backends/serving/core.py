@@ -21,6 +21,7 @@ from backends.plans import NO_MODEL, Assignment
 from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
+from backends.serving.item_memory import open_memory
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
@@ -158,7 +159,10 @@ class ServingCore:
         device: Device,
         mirror: Mirror,
         hosts: AlgorithmHosts,
+        expanded_bytes: int,
     ) -> None:
+        self.memory = open_memory(expanded_bytes, clock)
+        """What large items hold while they are answered, divided among scopes."""
         self._backend_id, self._region = backend_id, region
         self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}

@@ -1,8 +1,9 @@
 """Answers one item of a call: decodes it, runs its algorithm in its time, returns an outcome."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
 import msgspec
@@ -24,6 +25,7 @@ from backends.protocol import (
 from backends.serving.arms import first_label
 from backends.serving.call_work import CallWork
 from backends.serving.core import ModelSetEntry, ServingCore
+from backends.serving.item_memory import check_fits, item_bytes
 from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class ItemAnswerer:
         model = entry.served_model
         self.algorithm = model.algorithms.get(call.task) or model.tokens[call.task]
         self.pipelines = entry.model_set.pipelines
+        self._max_tokens = model.info.max_tokens
         self._core = core
         self._work = work
         self._decoder = decoders.items[call.task]
@@ -86,7 +89,7 @@ class ItemAnswerer:
         caller = self.begin(item)
         try:
             body, time_left = self.admit(index, item, caller)
-            async with asyncio.timeout(time_left):
+            async with asyncio.timeout(time_left), self._memory_of(body, item, caller):
                 ask = AlgorithmContext(self.pipelines, caller)
                 answer = await self.algorithm.run(body, self.parameters, ask)
             return self.done(index, caller, answer)
@@ -97,6 +100,27 @@ class ItemAnswerer:
             return self.failed(index, caller, self.too_late("the time of the item is over"))
         except Exception as error:  # noqa: BLE001 - one item must not take the others with it
             return self.failed(index, caller, error)
+
+    @contextlib.asynccontextmanager
+    async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[None]:
+        """Hold what a large item takes of memory; wait for it until the item's deadline."""
+        size = item_bytes(
+            self.call.task,
+            body,
+            self.parameters,
+            length=len(item.body),
+            max_tokens=self._max_tokens,
+        )
+        if not size:
+            yield
+            return
+        memory = self._core.memory
+        check_fits(memory, size)
+        await memory.hold(item.scope, size, caller.deadline)
+        try:
+            yield
+        finally:
+            memory.release(item.scope, size)
 
     def begin(self, item: CallItem) -> RowCaller:
         """Return the caller of the item's rows; the item is then to be brought to one end."""

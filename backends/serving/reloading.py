@@ -70,6 +70,7 @@ class Repository:
             device=self._shared.device,
             mirror=self._shared.mirror,
             hosts=self._shared.hosts,
+            expanded_bytes=settings.expanded_bytes,
         )
         self.core.patterns = self.core.wanted = self._patterns(self._followed)
         self._started: dict[int, RunningEncoder] = {}

@@ -6,18 +6,21 @@ from types import MappingProxyType
 
 import msgspec
 
+from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.error_handling import more_about
 from gateway.api.inference_route import BodySource, InferenceRoute
 from gateway.api.json_bounds import MAX_UNCHECKED_BYTES, check_item_count, check_json_size
 from gateway.api.recent_cache import RecentCache
+from gateway.api.request_size import SMALL, SMALL_BYTES, RequestSize, size_of
 from gateway.api.request_state import ParsedBody, RequestState
+from gateway.config.document import RequestConfig
 from gateway.errors import InvalidRequest
 from gateway.inference.interfaces import ModelTable
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
-from gateway.types import Principal
+from gateway.types import InferenceRequest, Principal
 
 _MAX_CACHED_BYTES = 1024
 _MAX_CACHED = 4096
@@ -43,6 +46,7 @@ class BodyReader:
         Raises:
             InvalidRequest: it is not JSON, or does not fit the route.
             PayloadTooLarge: it has more items, or values, than the document allows.
+            ExpansionTooLarge: it expands to more, or would have a larger answer.
         """
         if state.runtime is not self._runtime:
             self._runtime = state.runtime
@@ -87,6 +91,9 @@ class BodyReader:
             if not 0 < len(items) <= bounds.max_items:
                 check_item_count(items, bounds.max_items)
             request = body.request(parameters.get("model", ""))
+            size = SMALL
+            if length > SMALL_BYTES or len(items) > 1 or request.task is Task.ZERO_SHOT:
+                size = self._size(request, route, bounds, length)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
         return ParsedBody(
@@ -98,14 +105,27 @@ class BodyReader:
             else charges_for(
                 caller,
                 requests=1,
-                items=len(items),
+                items=size.charged_items(len(items)),
                 model=request.model,
                 default_tenant_rules=document.limits.tenant,
                 default_key_rules=document.limits.key,
             ),
             length=length,
+            held_bytes=size.held_bytes,
             failed=failed_usage(len(items)),
             is_slow_to_encode=route.converts and route.conversions(body) > _MOST_CONVERSIONS,
+        )
+
+    def _size(
+        self, request: InferenceRequest, route: InferenceRoute, bounds: RequestConfig, length: int
+    ) -> RequestSize:
+        served = self._models.model(request.model)
+        return size_of(
+            request,
+            None if served is None else served.info,
+            bounds=bounds,
+            length=length,
+            growth=route.answer_growth,
         )
 
 

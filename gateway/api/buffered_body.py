@@ -11,13 +11,21 @@ from litestar.types import (
     WebSocketReceiveMessage,
 )
 
-from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.http import ClientDisconnected
 from gateway.api.request_headers import parse_timeout
 from gateway.errors import InvalidRequest
+from gateway.http.byte_budget import ByteBudget, HeldBytes
 from gateway.runtime.runtime import Runtime
+from gateway.types import KeyId
 
 _LONGEST_NUMBER: Final = 18
+_MAX_LARGE_BODIES: Final = 16
+
+
+def hold_body(budget: ByteBudget, runtime: Runtime, key: KeyId) -> HeldBytes:
+    """Return what a key's body holds: large ones have room for 16 of the document's largest."""
+    budget.limit_bytes = _MAX_LARGE_BODIES * runtime.document.request.max_body_bytes
+    return HeldBytes(budget, key)
 
 
 class BufferedBody:
@@ -26,12 +34,10 @@ class BufferedBody:
     Of a longer one, such as a file that is uploaded, the rest is left to the application.
     """
 
-    body_bytes = 0
-
-    def __init__(self, receive: Receive, runtime: Runtime, budget: BodyMemoryBudget) -> None:
+    def __init__(self, receive: Receive, runtime: Runtime, held: HeldBytes) -> None:
         self.runtime = runtime
         self._receive = receive
-        self._budget = budget
+        self.held = held
         self.is_whole = False
         self._is_given = False
         self.content = b""
@@ -65,7 +71,7 @@ class BufferedBody:
             chunks.append(message["body"])
             arrived += len(message["body"])
             size = arrived
-            self._budget.reserve(self, size)
+            self.held.grow(size)
             if not message.get("more_body"):
                 self.is_whole = True
                 break
@@ -78,7 +84,7 @@ class BufferedBody:
         Raises:
             Overloaded: there are too many large bodies.
         """
-        self._budget.reserve(self, len(content))
+        self.held.grow(len(content))
         self.content = content
 
     async def receive(self) -> HTTPReceiveMessage | WebSocketReceiveMessage:

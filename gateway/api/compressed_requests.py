@@ -11,9 +11,8 @@ from typing import Final
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
 
-from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.buffered_body import BufferedBody
+from gateway.api.buffered_body import BufferedBody, hold_body
 from gateway.api.content_coding import inflate
 from gateway.api.error_format import ErrorFormat
 from gateway.api.http import ClientDisconnected, respond, too_large
@@ -21,6 +20,7 @@ from gateway.api.problem_replies import problem_reply
 from gateway.auth.bearer import find_bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError
+from gateway.http.byte_budget import ByteBudget
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
@@ -37,7 +37,7 @@ class CompressedRequests:
         *,
         keys: KeyRing,
         runtimes: RuntimeStore,
-        body_budget: BodyMemoryBudget,
+        body_budget: ByteBudget,
         errors_of: Callable[[str], ErrorFormat],
         new_id: Callable[[], RequestId],
     ) -> None:
@@ -55,17 +55,19 @@ class CompressedRequests:
             await self._app(scope, receive, send)
             return
         coding = _coding(scope)
+        principal = self._keys.find(find_bearer_token(scope["headers"])) if coding else None
         # Nothing is inflated for strangers; the application refuses them.
-        if not coding or self._keys.find(find_bearer_token(scope["headers"])) is None:
+        if principal is None:
             await self._app(scope, receive, send)
             return
-        body = BufferedBody(receive, self._runtimes.current, self._body_budget)
+        runtime = self._runtimes.current
+        body = BufferedBody(receive, runtime, hold_body(self._body_budget, runtime, principal.key))
         try:
             await self._answer(scope, body, coding.decode("latin-1").lower(), send)
         except ClientDisconnected:
             return
         finally:
-            self._body_budget.release(body)
+            body.held.release()
 
     async def _answer(self, scope: HTTPScope, body: BufferedBody, coding: str, send: Send) -> None:
         limit = self._runtimes.current.document.request.max_body_bytes

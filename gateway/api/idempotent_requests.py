@@ -20,9 +20,8 @@ from litestar.types import (
 )
 
 from gateway.api.answers import PRIVATE
-from gateway.api.body_budget import BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.buffered_body import BufferedBody
+from gateway.api.buffered_body import BufferedBody, hold_body
 from gateway.api.content_coding import accepted_coding, inflate
 from gateway.api.error_format import ErrorFormat
 from gateway.api.http import (
@@ -41,6 +40,7 @@ from gateway.errors import (
     IdempotencyKeyReused,
     PayloadTooLarge,
 )
+from gateway.http.byte_budget import ByteBudget
 from gateway.http.client_id import ECHO, parse_client_id
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
@@ -98,7 +98,7 @@ class IdempotentRequests:
         limiter: RateLimiter,
         runtimes: RuntimeStore,
         errors_of: Callable[[str], ErrorFormat],
-        body_budget: BodyMemoryBudget,
+        body_budget: ByteBudget,
         new_id: Callable[[], RequestId],
         has_route: Callable[[str, str], bool],
     ) -> None:
@@ -122,13 +122,14 @@ class IdempotentRequests:
         if principal is None:
             await self._app(scope, receive, send)  # which refuses it
             return
-        body = BufferedBody(receive, self._runtimes.current, self._body_budget)
+        runtime = self._runtimes.current
+        body = BufferedBody(receive, runtime, hold_body(self._body_budget, runtime, principal.key))
         try:
             await self._answer(principal, scope, body, send)
         except ClientDisconnected:
             return
         finally:
-            self._body_budget.release(body)
+            body.held.release()
 
     def _is_keyed(self, scope: HTTPScope) -> bool:
         if scope["method"] == "GET" or HEADER not in [name for name, _ in scope["headers"]]:

@@ -4,12 +4,12 @@
 """
 
 import asyncio
-from functools import partial
+import time
 
 from litestar.types import HTTPScope, Receive, Send
 
-from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.buffered_body import hold_body
 from gateway.api.content_coding import SMALLEST, compressed
 from gateway.api.http import (
     NOT_REPLAYED,
@@ -24,6 +24,7 @@ from gateway.api.http import (
 from gateway.api.inference_route import RouteMatch
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
+from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.write_coalescing import BufferedHttpExtension
 
 _FIRST_ERROR = 400
@@ -35,7 +36,8 @@ class InferenceHandler:
     def __init__(self, *, processor: RequestProcessor) -> None:
         self._processor = processor
         self._body_timeouts = BodyTimeouts()
-        self.body_budget = BodyMemoryBudget()
+        # Bodies do not wait for room: nobody asks for the time.
+        self.body_budget = ByteBudget(0, what="Large bodies", clock=time.monotonic)
 
     async def handle(
         self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
@@ -53,7 +55,8 @@ class InferenceHandler:
             state.span.end()
             return
         finally:
-            self.body_budget.release(state)
+            if state.held_body is not None:
+                state.held_body.release()
         lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
         # Another try may mend it, whatever status its dialect gives it.
         if state.is_passing or lacks_items:
@@ -80,8 +83,9 @@ class InferenceHandler:
             limit = state.runtime.document.request.max_body_bytes
             raw = None if server is None else server.body()
             if raw is None:
-                on_progress = partial(self.body_budget.reserve, state)
-                arriving = read_body(receive, limit=limit, on_progress=on_progress)
+                key = state.caller().principal.key
+                held = state.held_body = hold_body(self.body_budget, state.runtime, key)
+                arriving = read_body(receive, limit=limit, on_progress=held.grow)
                 raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:
                 bounded(raw, limit=limit)

@@ -85,6 +85,8 @@ class InferenceRoute:
     """Paths that it matches have routes of other methods, too, which Litestar answers."""
     reads_models = False
     """The served models decide what a body means: equal bodies are decoded anew."""
+    answer_growth = 1.0
+    """How many times as long as native answers its own may be."""
     takes_json = True
     """Bodies are JSON, so that lines of batches may have them."""
 

@@ -7,7 +7,8 @@ Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from gateway.api.answer_summary import sum_up
 from gateway.api.answers import PRIVATE, all_hits, failed_usage, timing_line
@@ -27,6 +28,7 @@ from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
 from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
+from gateway.http.byte_budget import ByteBudget
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
 from gateway.http.write_coalescing import CLOSE
@@ -42,6 +44,9 @@ from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
+
+# What the largest requests that the document allows may take of a worker's memory together.
+_LARGEST_REQUESTS = 2
 
 
 class RequestProcessor:
@@ -72,6 +77,7 @@ class RequestProcessor:
         self._now = events.now
         self._bodies = BodyReader(models)
         self._slow_answers = SlowAnswers()
+        self.memory = ByteBudget(0, what="Large requests", clock=self._now)
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
@@ -155,8 +161,8 @@ class RequestProcessor:
             body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
-            if parsed.is_slow_to_encode:
-                return None  # `reply_later` does it in a thread
+            if parsed.is_slow_to_encode or parsed.held_bytes:
+                return None  # `reply_later` does it in a thread, and waits for memory
             lines = None if is_recorded else self._repeat_charge(state, parsed)
             if lines is not None:
                 prepared = state.prepared = self._prepared(state, parsed, lines)
@@ -235,13 +241,31 @@ class RequestProcessor:
                 with state.span.child("admission"):
                     decision = await self._ask_limiter(state)
                     prepared = state.prepared = self._admitted(state, decision)
-            answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
-            is_found = state.outcomes is None and all_hits(answer.outcomes)
-            self._end_phase(state, "cache" if is_found else "wait")
-            await self._slow_answers.encode(state, answer)
-            return self._answered(state, answer)
+            async with self._memory_of(state):
+                answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
+                is_found = state.outcomes is None and all_hits(answer.outcomes)
+                self._end_phase(state, "cache" if is_found else "wait")
+                await self._slow_answers.encode(state, answer)
+                return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(state, error)
+
+    @contextlib.asynccontextmanager
+    async def _memory_of(self, state: RequestState) -> AsyncIterator[None]:
+        """Hold the memory that a large request may take; wait for it within the deadline."""
+        principal, parsed = state.caller_and_body()
+        if not parsed.held_bytes:
+            yield
+            return
+        bounds, size = state.runtime.document.request, parsed.held_bytes
+        self.memory.limit_bytes = _LARGEST_REQUESTS * (
+            bounds.max_expanded_bytes + bounds.max_answer_bytes
+        )
+        await self.memory.hold(principal.key, size, state.deadline)
+        try:
+            yield
+        finally:
+            self.memory.release(principal.key, size)
 
     def failed(self, state: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that `error` is; failures are events too, and cost nothing."""

@@ -13,6 +13,7 @@ from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
+from gateway.http.byte_budget import HeldBytes
 from gateway.http.client_id import echo_line
 from gateway.inference.outcomes import PASSING_REFUSALS
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
@@ -88,6 +89,8 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     charges: tuple[Charge, ...]
     length: int = 0
     """The bytes of the body."""
+    held_bytes: int = 0
+    """What it holds of the worker's memory while it is answered; 0: it is not large."""
     failed: Usage
     """The usage to report where the request fails as a whole."""
     is_slow_to_encode: bool = False
@@ -146,8 +149,8 @@ class RequestState:
     phase_weight = 1
     """How many requests its phases are counted for; 0: those of another one stand for them."""
     is_body_due = True
-    body_bytes = 0
-    """Bytes that a large body takes of the room for all of them."""
+    held_body: HeldBytes | None = None
+    """What a large body takes of the room for all of them."""
     span = NO_SPAN
     """Of the whole request."""
     parsed: ParsedBody | None = None

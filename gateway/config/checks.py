@@ -16,6 +16,7 @@ from gateway.config.document import (
     LimitsConfig,
     PriceConfig,
     RegionConfig,
+    RequestConfig,
 )
 from gateway.config.pools import pool_findings
 from gateway.config.shape import ConfigFinding
@@ -55,9 +56,8 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
         yield from _model_limits(entry.limits, ("models", name, "limits"))
     yield from _deadline(document)
     yield from _cache(document)
-    yield from _at_least(document.request.max_body_bytes, 1, ("request", "max_body_bytes"))
-    yield from _at_least(document.request.max_items, 1, ("request", "max_items"))
-    yield from _at_least(document.request.max_values, 1, ("request", "max_values"))
+    for field in RequestConfig.__struct_fields__:
+        yield from _at_least(getattr(document.request, field), 1, ("request", field))
     yield from _idempotency(document.idempotency)
     yield from _cors(document.cors)
     yield from _limits(document.limits)

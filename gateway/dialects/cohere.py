@@ -224,6 +224,7 @@ class CohereEmbedRoute(InferenceRoute):
     path = "/v2/embed"
     task = Task.EMBED
     errors = COHERE_ERRORS
+    answer_growth = 2.0  # vectors may be asked for in all types at once
     _decode = staticmethod(msgspec.json.Decoder(CohereEmbedBody).decode)
 
     @override
@@ -288,6 +289,7 @@ class CohereClassifyRoute(NativeRoute):
     No native body has that field.
     """
 
+    answer_growth = 2.0  # the best label stands beside the scores of all
     _decode_inputs = staticmethod(msgspec.json.Decoder(_HasInputs).decode)
     _decode_cohere = staticmethod(msgspec.json.Decoder(CohereClassifyBody).decode)
 

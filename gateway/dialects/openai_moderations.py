@@ -79,6 +79,7 @@ class ModerationsRoute(InferenceRoute):
     task = Task.CLASSIFY
     errors = OPENAI_ERRORS
     reads_models = True
+    answer_growth = 3.0  # a category has a score, a flag and the types of its inputs
     _decode = staticmethod(msgspec.json.Decoder(OpenAIModerationsBody).decode)
 
     @override

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import exc, make_url
 
-from gateway.api.body_budget import LARGE
+from gateway.http.byte_budget import LARGE
 from gateway.auth.keys import hash_key
 from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.ledger.ledger import Ledger

@@ -294,6 +294,33 @@ for _field in ("max_body_bytes", "max_items", "max_values"):
     CASES[f"request.{_field}"] = partial(_bound_is_raised, field=_field)
 
 
+async def _expansion_is_raised(scene: ReloadScene, field: str) -> None:
+    found = await scene.both(
+        {"request": {field: 3}},
+        {"request": {field: 100_000}},
+        partial(scene.status, *"abcdef"),
+    )
+    assert found == (422, 200)
+
+
+for _field in ("max_expanded_bytes", "max_answer_bytes"):
+    CASES[f"request.{_field}"] = partial(_expansion_is_raised, field=_field)
+
+
+async def _length_is_raised(scene: ReloadScene, field: str) -> None:
+    body = msgspec.json.encode({"model": scene.name, "input": "a", "labels": ["some", "more"]})
+
+    async def status() -> int:
+        return (await scene.exchange(post("/v1/zero-shot", body))).status
+
+    found = await scene.both({"request": {field: 3}}, {"request": {field: 100}}, status)
+    assert found == (422, 200)
+
+
+for _field in ("max_template_bytes", "max_label_bytes"):
+    CASES[f"request.{_field}"] = partial(_length_is_raised, field=_field)
+
+
 # Prices
 
 

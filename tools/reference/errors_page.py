@@ -36,6 +36,7 @@ ADVICE = {
     " key.",
     "precondition_failed": "Read the resource again and send its new `ETag`.",
     "payload_too_large": "Send fewer items, or shorter texts, in each request.",
+    "expansion_too_large": "Send fewer or shorter inputs, labels or choices in each request.",
     "unsupported_content_encoding": "Compress by what the header `Accept-Encoding` of the answer"
     " names, or not at all.",
     "invalid_item": "Correct the item that `index` names; `item_code` says why. Send"

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.api.body_budget import BodyMemoryBudget
-from gateway.api.buffered_body import BufferedBody
+from gateway.api.buffered_body import BufferedBody, hold_body
 from gateway.config.document import Document
-from gateway.runtime.runtime import compile_runtime
+from gateway.http.byte_budget import ByteBudget, HeldBytes
+from gateway.runtime.runtime import Runtime, compile_runtime
+from gateway.types import KeyId
 
 CHUNKS = 200
 
@@ -24,6 +25,11 @@ class Chunk(bytes):
         return super().__len__()
 
 
+def room(runtime: Runtime) -> HeldBytes:
+    budget = ByteBudget(0, what="Large bodies", clock=lambda: 0.0)
+    return hold_body(budget, runtime, KeyId("key"))
+
+
 @pytest.mark.anyio
 async def test_a_chunk_is_looked_at_once_however_many_follow() -> None:
     left = CHUNKS
@@ -34,7 +40,8 @@ async def test_a_chunk_is_looked_at_once_however_many_follow() -> None:
         return {"type": "http.request", "body": Chunk(b"x"), "more_body": left > 0}
 
     scope: Any = {"headers": []}
-    body = BufferedBody(receive, compile_runtime(Document(), 1), BodyMemoryBudget())
+    runtime = compile_runtime(Document(), 1)
+    body = BufferedBody(receive, runtime, room(runtime))
 
     assert await body.read(scope) == b"x" * CHUNKS
     assert body.is_whole
@@ -51,7 +58,7 @@ async def test_long_bodies_of_no_declared_length_are_told_apart_by_their_heads()
             return {"type": "http.request", "body": text, "more_body": True}
 
         scope: Any = {"headers": [(b"content-length", length)] if length else []}
-        body = BufferedBody(receive, runtime, BodyMemoryBudget())
+        body = BufferedBody(receive, runtime, room(runtime))
         await body.read(scope)
         assert not body.is_whole
         return body.compared

@@ -1,0 +1,155 @@
+"""Divides a budget of bytes fairly among keys: who needs memory holds its bytes, or waits for them.
+
+Gateways divide theirs among API keys, backends among the scopes of items. A key may hold eight
+times what is left free (the dynamic threshold of Choudhury and Hahne 1998). A key alone may thus
+hold 8/9 of the budget, and another key finds room at once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Final
+
+LARGE: Final = 256 * 1024
+"""Bytes up to which nothing is held: so little is bounded by the number of requests."""
+_OF_FREE = 8
+"""A key may hold so many times the bytes that are left free."""
+RETRY_AFTER: Final = 1.0
+"""Seconds after which a request that found no room may try again."""
+
+
+class _Waiting:
+    """A request that waits for `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class SharedBytes:
+    """Counts the bytes that keys hold of `limit_bytes`. It belongs to one event loop.
+
+    Keys that wait take turns. A key that holds nothing and finds no room has the next turn: until
+    it has its bytes, no other request gets any. `exhausted` makes the error of a request that finds
+    no room.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        *,
+        exhausted: Callable[[], Exception],
+        clock: Callable[[], float],
+        most_waiting: int = 256,
+        most_waiting_of_key: int = 32,
+    ) -> None:
+        self.limit_bytes = limit_bytes
+        """May be changed at any time; what is held stays."""
+        self.used_bytes = 0
+        self.exhausted = exhausted
+        self._clock = clock
+        self._most_waiting = most_waiting
+        self._most_waiting_of_key = most_waiting_of_key
+        self._held: dict[Hashable, int] = {}
+        self._waiting: dict[Hashable, deque[_Waiting]] = {}
+        """The requests that wait, by key; the key whose turn is next comes first."""
+        self.waits = 0
+
+    def held_by(self, key: Hashable) -> int:
+        """Return the bytes that a key holds."""
+        return self._held.get(key, 0)
+
+    def try_hold(self, key: Hashable, size: int) -> bool:
+        """Hold bytes for a key, and return `True`; return `False` where it has to wait."""
+        if self._waiting and (key in self._waiting or self._has_turn()):
+            return False
+        if not self._fits(key, size):
+            return False
+        self._add(key, size)
+        return True
+
+    async def hold(self, key: Hashable, size: int, deadline: float) -> None:
+        """Hold bytes for a key as soon as there is room; `deadline` is a time of the clock.
+
+        Raises:
+            Exception: the error of `exhausted`: there is no room until the deadline, or too many
+                requests wait already.
+        """
+        if self.try_hold(key, size):
+            return
+        mine = len(self._waiting.get(key, ()))
+        is_full = self.waits >= self._most_waiting or mine >= self._most_waiting_of_key
+        if is_full or size > self.largest():
+            raise self.exhausted()
+        waiting = _Waiting(size)
+        self._waiting.setdefault(key, deque()).append(waiting)
+        self.waits += 1
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                await waiting.granted
+        except BaseException as error:
+            self._leave(key, waiting)
+            if isinstance(error, TimeoutError):
+                raise self.exhausted() from error
+            raise
+
+    def release(self, key: Hashable, size: int) -> None:
+        """Return bytes that a key holds, and give them to requests that wait."""
+        self.used_bytes -= size
+        held = self._held[key] - size
+        if held:
+            self._held[key] = held
+        else:
+            del self._held[key]
+        if self._waiting:
+            self._grant()
+
+    def largest(self) -> int:
+        """Return the most bytes that a key can ever hold."""
+        return self.limit_bytes * _OF_FREE // (_OF_FREE + 1)
+
+    def _fits(self, key: Hashable, size: int) -> bool:
+        free = self.limit_bytes - self.used_bytes - size
+        return self._held.get(key, 0) + size <= _OF_FREE * free
+
+    def _add(self, key: Hashable, size: int) -> None:
+        if size:
+            self.used_bytes += size
+            self._held[key] = self._held.get(key, 0) + size
+
+    def _has_turn(self) -> bool:
+        """Tell whether a key waits that holds nothing: others have its room."""
+        return any(key not in self._held for key in self._waiting)
+
+    def _grant(self) -> None:
+        """Give what is free to the requests that wait, key by key."""
+        is_moving = True
+        while is_moving:
+            is_moving = False
+            for key, waiting in list(self._waiting.items()):
+                if self._fits(key, waiting[0].size):
+                    self._grant_first(key, waiting)
+                    is_moving = True
+                elif key not in self._held:
+                    return
+
+    def _grant_first(self, key: Hashable, waiting: deque[_Waiting]) -> None:
+        first = waiting.popleft()
+        self.waits -= 1
+        del self._waiting[key]
+        if waiting:
+            self._waiting[key] = waiting  # behind the other keys
+        self._add(key, first.size)
+        first.granted.set_result(None)
+
+    def _leave(self, key: Hashable, waiting: _Waiting) -> None:
+        """Forget a request that ended while it waited."""
+        if waiting.granted.done() and not waiting.granted.cancelled():
+            self.release(key, waiting.size)
+            return
+        mine = self._waiting[key]
+        mine.remove(waiting)
+        self.waits -= 1
+        if not mine:
+            del self._waiting[key]
+        self._grant()

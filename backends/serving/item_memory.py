@@ -1,0 +1,70 @@
+"""Says what memory an item takes while it is answered, beyond that of its rows in the queue.
+
+A gateway bounds requests; a backend checks for itself what its algorithms would make of an item.
+The sizes are upper bounds in bytes, of the item and the parameters as they were decoded.
+"""
+
+from typing import Any, Final
+
+from backends.byte_budget import LARGE, RETRY_AFTER, SharedBytes
+from backends.errors import ItemRefused, Overloaded
+from backends.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotParameters
+
+# A token of a row: its number, twice, as the row's key has it, too.
+_ROW_TOKEN: Final = 16
+# Bytes for each byte of a text whose tokens are shown, or have a vector each.
+_TOKENS: Final = {Task.TOKENIZE: 64, Task.DETOKENIZE: 64, Task.ENTITIES: 64}
+_MOST_WAITING: Final = 8192
+
+
+def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
+    """Return the budget of a backend, from which items hold what they take."""
+
+    def exhausted() -> Overloaded:
+        return Overloaded(
+            "large items take all the memory set aside for them; try again later",
+            retry_after=RETRY_AFTER,
+        )
+
+    # All items of a call may wait, which was admitted.
+    return SharedBytes(
+        limit_bytes,
+        exhausted=exhausted,
+        clock=clock,
+        most_waiting=_MOST_WAITING,
+        most_waiting_of_key=_MOST_WAITING,
+    )
+
+
+def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_tokens: int) -> int:
+    """Return what an item of `length` bytes takes of memory; 0 where that is little.
+
+    A row has `max_tokens` at most.
+    """
+    if isinstance(parameters, ZeroShotParameters):
+        labels = parameters.labels
+        template = len(parameters.hypothesis_template)
+        hypotheses = len(labels) * template + sum(map(len, labels))
+        rows = len(labels) * min(max_tokens, length) + min(len(labels) * max_tokens, hypotheses)
+        size = _ROW_TOKEN * (rows + hypotheses)
+    elif isinstance(item, ChooseItem):
+        size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
+    elif isinstance(parameters, TokenizeParameters) and parameters.counts_only:
+        size = 0
+    else:
+        size = _TOKENS.get(task, 0) * length
+    return size if size > LARGE else 0
+
+
+def check_fits(memory: SharedBytes, size: int) -> None:
+    """Refuse an item that takes more than the backend has for all of them.
+
+    Raises:
+        ItemRefused: it does.
+    """
+    if size > memory.largest():
+        raise ItemRefused(
+            "input_too_long",
+            f"the item, with its labels or choices, takes {size:,} bytes; at most"
+            f" {memory.largest():,} are set aside; send shorter ones, or fewer",
+        )

@@ -1,0 +1,237 @@
+"""Bounds what a request expands to, and the largest answer it can have, before any work is done.
+
+Inputs are bounded one by one; their products are not: labels are put into a template for each
+input, a query is read with each document, and each label returns in each answer. The sizes are
+upper bounds in bytes. They are computed of the decoded body and of what its model says of itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from backends.protocol import (
+    ChooseItem,
+    ClassifyParameters,
+    EmbedParameters,
+    ModelInfo,
+    RerankParameters,
+    Task,
+    TokenizeParameters,
+    ZeroShotParameters,
+)
+from gateway.config.document import RequestConfig
+from gateway.errors import ExpansionTooLarge
+from gateway.http.byte_budget import LARGE
+from gateway.types import InferenceRequest
+
+SMALL_BYTES: Final = 1024
+"""A body up to this size that has one item, and no labels, cannot become large."""
+_CHARGED_BYTES: Final = 64 * 1024
+"""So many bytes count as an item of a limit, at least."""
+# Bytes of JSON, at most: what surrounds an item's answer, a label with its score, a number.
+_ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
+# An entity beside its text, of which words of one letter have one for each second byte.
+_ENTITY, _ENTITY_TEXT = 96, 2
+# A token: its number, its text where a byte stands as `<0xE2>`, and its place without the digits.
+_TOKEN = 21
+# Bytes that the number of a token becomes, for each byte of msgpack that it has.
+_TEXT_OF_ID = 64
+# What a model owner's algorithm answers nobody knows before; more is a frame too long at last.
+_OWN_ANSWER = 32 * 1024
+# More choices than a backend takes are refused before they are read.
+_MOST_CHOICES = 256
+
+
+class RequestSize(NamedTuple):
+    """How large a request may become: what models read for it, and its answer."""
+
+    expanded_bytes: int
+    answer_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """What the request holds of its worker's memory while it is answered."""
+        total = self.expanded_bytes + self.answer_bytes
+        return total if total > LARGE else 0
+
+    def charged_items(self, items: int) -> int:
+        """Return how many items limits are charged: one for each 64 KiB, where that is more."""
+        return max(items, (self.expanded_bytes + self.answer_bytes) // _CHARGED_BYTES)
+
+
+SMALL = RequestSize(0, 0)
+
+
+class _Asked(NamedTuple):
+    request: InferenceRequest
+    info: ModelInfo | None
+    texts: int
+    """The bytes of all items."""
+    bounds: RequestConfig
+
+
+class _Product(NamedTuple):
+    expanded: int
+    answer: int
+    what: str
+    """The product, in words."""
+
+
+def size_of(
+    request: InferenceRequest,
+    info: ModelInfo | None,
+    *,
+    bounds: RequestConfig,
+    length: int,
+    growth: float,
+) -> RequestSize:
+    """Return the size of a request whose body has `length` bytes, for a model that is served.
+
+    The route's answers are `growth` times as long as native ones.
+
+    Raises:
+        ExpansionTooLarge: it is beyond what the document allows, or its template or a label is.
+    """
+    texts = sum(map(len, request.items))
+    product = _PRODUCTS[request.task](_Asked(request, info, texts, bounds))
+    # Of what was sent an answer may repeat all: documents, words, names.
+    answer = int(product.answer * growth) + len(request.items) * _ITEM + length
+    size = RequestSize(texts + product.expanded, answer)
+    if size.expanded_bytes > bounds.max_expanded_bytes:
+        raise _too_large(
+            f"{product.what} expand to {size.expanded_bytes:,} bytes",
+            ("max_expanded_bytes", bounds.max_expanded_bytes),
+        )
+    if answer > bounds.max_answer_bytes:
+        raise _too_large(
+            f"{product.what} may have an answer of {answer:,} bytes",
+            ("max_answer_bytes", bounds.max_answer_bytes),
+        )
+    return size
+
+
+def _too_large(what: str, bound: tuple[str, int]) -> ExpansionTooLarge:
+    name, most = bound
+    return ExpansionTooLarge(
+        f"{what}; at most {most:,} are allowed (`request.{name}`): send less in each request."
+    )
+
+
+def _classify(asked: _Asked) -> _Product:
+    labels = _labels(asked.info)
+    most = _classify_parameters(asked.request.parameters).top_k or len(labels)
+    longest = max(map(_json_length, labels), default=0)
+    each = min(most, len(labels)) * (_LABEL + longest)
+    items = len(asked.request.items)
+    return _Product(0, items * each, f"{_many(items, 'input')} x {_many(len(labels), 'label')}")
+
+
+def _zero_shot(asked: _Asked) -> _Product:
+    parameters = _zero_shot_parameters(asked.request.parameters)
+    labels, items = parameters.labels, len(asked.request.items)
+    template = len(parameters.hypothesis_template.encode())
+    lengths = [len(label.encode()) for label in labels]
+    longest = max(lengths, default=0)
+    if template > asked.bounds.max_template_bytes:
+        raise _too_large(
+            f"`hypothesis_template` has {template:,} bytes",
+            ("max_template_bytes", asked.bounds.max_template_bytes),
+        )
+    if longest > asked.bounds.max_label_bytes:
+        raise _too_large(
+            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
+        )
+    hypotheses = len(labels) * template + sum(lengths)
+    answer = sum(map(_json_length, labels)) + len(labels) * _LABEL
+    what = (
+        f"{_many(items, 'input')} x {_many(len(labels), 'label')} of up to {longest:,} bytes"
+        f" in a template of {template:,} bytes"
+    )
+    return _Product(items * hypotheses, items * answer, what)
+
+
+def _choose(asked: _Asked) -> _Product:
+    expanded = answer = most = 0
+    for item in map(_choose_item, asked.request.items):
+        choices = min(len(item.choices), _MOST_CHOICES)
+        expanded += choices * len(item.prompt.encode())
+        answer += choices * _SCORE
+        most = max(most, choices)
+    what = f"{_many(len(asked.request.items), 'input')} x up to {_many(most, 'choice')}"
+    return _Product(expanded, answer, what)
+
+
+def _embed(asked: _Asked) -> _Product:
+    numbers = (asked.info.dimensions if asked.info is not None else None) or 0
+    numbers = min(numbers, _embed_parameters(asked.request.parameters).dimensions or numbers)
+    items = len(asked.request.items)
+    what = f"{_many(items, 'input')} x vectors of {_many(numbers, 'number')}"
+    return _Product(0, items * numbers * _NUMBER, what)
+
+
+def _rerank(asked: _Asked) -> _Product:
+    query, items = (
+        len(_rerank_parameters(asked.request.parameters).query.encode()),
+        len(asked.request.items),
+    )
+    what = f"{_many(items, 'document')} x a query of {query:,} bytes"
+    return _Product(items * query, 0, what)
+
+
+def _entities(asked: _Asked) -> _Product:
+    each = _ENTITY + max(map(_json_length, _labels(asked.info)), default=0)
+    return _Product(
+        0, asked.texts // _ENTITY_TEXT * each, f"the entities of {asked.texts:,} bytes of text"
+    )
+
+
+def _infer(asked: _Asked) -> _Product:
+    items = len(asked.request.items)
+    return _Product(0, items * _OWN_ANSWER, _many(items, "input"))
+
+
+def _tokenize(asked: _Asked) -> _Product:
+    what = f"the tokens of {asked.texts:,} bytes of text"
+    if _tokenize_parameters(asked.request.parameters).counts_only:
+        return _Product(0, 0, what)
+    answer = sum(
+        [length * (_TOKEN + 2 * len(str(length))) for length in map(len, asked.request.items)]
+    )
+    return _Product(0, answer, what)
+
+
+def _detokenize(asked: _Asked) -> _Product:
+    return _Product(0, asked.texts * _TEXT_OF_ID, f"the texts of {asked.texts:,} bytes of tokens")
+
+
+def _labels(info: ModelInfo | None) -> Sequence[str]:
+    return (info.labels if info is not None else None) or ()
+
+
+def _json_length(text: str) -> int:
+    return len(_encode(text))
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+_encode = msgspec.json.encode
+_classify_parameters = msgspec.msgpack.Decoder(ClassifyParameters).decode
+_zero_shot_parameters = msgspec.msgpack.Decoder(ZeroShotParameters).decode
+_embed_parameters = msgspec.msgpack.Decoder(EmbedParameters).decode
+_rerank_parameters = msgspec.msgpack.Decoder(RerankParameters).decode
+_tokenize_parameters = msgspec.msgpack.Decoder(TokenizeParameters).decode
+_choose_item = msgspec.msgpack.Decoder(ChooseItem).decode
+_PRODUCTS: Final[dict[Task, Callable[[_Asked], _Product]]] = {
+    Task.CLASSIFY: _classify,
+    Task.ZERO_SHOT: _zero_shot,
+    Task.CHOOSE: _choose,
+    Task.EMBED: _embed,
+    Task.RERANK: _rerank,
+    Task.ENTITIES: _entities,
+    Task.INFER: _infer,
+    Task.TOKENIZE: _tokenize,
+    Task.DETOKENIZE: _detokenize,
+}

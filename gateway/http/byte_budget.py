@@ -1,0 +1,55 @@
+"""Divides the memory of a gateway process fairly among keys; who finds no room is to retry."""
+
+from collections.abc import Callable, Hashable
+from typing import Final
+
+from backends import byte_budget
+from backends.byte_budget import RETRY_AFTER, SharedBytes
+from gateway.errors import Overloaded
+
+LARGE: Final = byte_budget.LARGE
+"""Bytes up to which a request holds none."""
+
+
+class ByteBudget(SharedBytes):
+    """Counts the bytes that API keys hold; `what` names in errors what fills the budget.
+
+    `hold` raises `Overloaded` where there is no room until the deadline.
+    """
+
+    def __init__(self, limit_bytes: int, *, what: str, clock: Callable[[], float]) -> None:
+        def exhausted() -> Overloaded:
+            return Overloaded(
+                f"{what} take all the memory set aside for them; try again, or send fewer items"
+                " in each request.",
+                retry_after=RETRY_AFTER,
+            )
+
+        super().__init__(limit_bytes, exhausted=exhausted, clock=clock)
+
+
+class HeldBytes:
+    """The bytes that one request holds of a budget: they may grow, and go back together."""
+
+    def __init__(self, budget: ByteBudget, key: Hashable) -> None:
+        self._budget = budget
+        self._key = key
+        self.size = 0
+
+    def grow(self, size: int) -> None:
+        """Hold `size` bytes in all; a request that is not large holds none.
+
+        Raises:
+            Overloaded: there is no room.
+        """
+        if size <= max(LARGE, self.size):
+            return
+        if not self._budget.try_hold(self._key, size - self.size):
+            raise self._budget.exhausted()
+        self.size = size
+
+    def release(self) -> None:
+        """Return all of them."""
+        if self.size:
+            self._budget.release(self._key, self.size)
+            self.size = 0
