@@ -10,7 +10,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from gateway.api.body_budget import LARGE, BodyMemoryBudget
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.content_coding import SMALLEST, compressed
+from gateway.api.content_coding import SMALLEST
 from gateway.api.http import (
     NOT_REPLAYED,
     ClientDisconnected,
@@ -48,22 +48,33 @@ class InferenceHandler:
         self._processor.start_span(state, self._processor.tracer.contexts.read(fields))
         try:
             reply = await self._reply(state, scope["method"], headers, server, receive)
+            self.body_budget.release(state)
+            await self._send(state, reply, scope, server, send)
         except ClientDisconnected:
             state.span.fail("client_gone")
             state.span.end()
-            return
         finally:
             self.body_budget.release(state)
+            self._processor.large_answers.release(state)
+
+    async def _send(
+        self,
+        state: RequestState,
+        reply: HttpReply,
+        scope: HTTPScope,
+        server: BufferedHttpExtension | None,
+        send: Send,
+    ) -> None:
         lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
         # Another try may mend it, whatever status its dialect gives it.
         if state.is_passing or lacks_items:
             scope.setdefault("state", {})[NOT_REPLAYED] = True
         if len(reply.body) >= SMALLEST:
-            reply = await compressed(reply, state.coding)
+            reply = await self._processor.large_answers.finish(state, reply)
         if server is None:
             await respond(send, reply)
         else:
-            await server.send(reply.status, reply.lines, reply.body)
+            await server.send(reply.status, reply.lines, reply.body, state.holder)
 
     async def _reply(
         self,
