@@ -27,6 +27,7 @@ from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.edge import operators_edge
 from gateway.http.server import open_listener, serve
+from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
@@ -106,6 +107,10 @@ async def serve_admin(
                 protocol=partial(WriteCoalescingProtocol, new_id=new_id),
                 draining=draining,
                 edge=edge,
+                unsent=UnsentAnswers(
+                    unsent_limit(settings.memory_limit_bytes),
+                    clock=asyncio.get_running_loop().time,
+                ),
             )
 
 

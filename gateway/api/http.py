@@ -1,5 +1,6 @@
 """Reads requests and sends responses of inference routes over raw ASGI."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 NOT_REPLAYED: Final = "sluicegate_not_replayed"
 """Set in the state of a request's scope, its answer is stored nowhere: it holds a secret."""
 _NO_CONTENT: Final = 204
+_PIECE_BYTES: Final = 256 * 1024
 REQUEST_ID_FIELD: Final = b":request-id"
 """The header field by which middleware tells a request its id; no client can send a colon there."""
 
@@ -106,7 +108,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
 
 
 async def respond(send: Send, reply: HttpReply) -> None:
-    """Send one complete response."""
+    """Send one complete response, a large one in pieces."""
     headers: Headers = []
     for line in reply.lines.split(b"\r\n")[:-1]:
         name, _, value = line.partition(b": ")
@@ -114,7 +116,12 @@ async def respond(send: Send, reply: HttpReply) -> None:
     if reply.status != _NO_CONTENT:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+    left = memoryview(reply.body)
+    while len(left) > _PIECE_BYTES:
+        piece, left = bytes(left[:_PIECE_BYTES]), left[_PIECE_BYTES:]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await asyncio.sleep(0)  # else the server does not know yet whether the peer reads
+    await send({"type": "http.response.body", "body": bytes(left), "more_body": False})
 
 
 def too_large(limit: int) -> PayloadTooLarge:

@@ -10,7 +10,7 @@ from litestar.types import HTTPScope, Receive, Send
 
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.buffered_body import hold_body
-from gateway.api.content_coding import SMALLEST, compressed
+from gateway.api.content_coding import SMALLEST
 from gateway.api.http import (
     NOT_REPLAYED,
     ClientDisconnected,
@@ -50,23 +50,33 @@ class InferenceHandler:
         self._processor.start_span(state, self._processor.tracer.contexts.read(fields))
         try:
             reply = await self._reply(state, scope["method"], headers, server, receive)
+            state.release_body()
+            await self._send(state, reply, scope, server, send)
         except ClientDisconnected:
             state.span.fail("client_gone")
             state.span.end()
-            return
         finally:
-            if state.held_body is not None:
-                state.held_body.release()
+            state.release_body()
+            self._processor.large_answers.release(state)
+
+    async def _send(
+        self,
+        state: RequestState,
+        reply: HttpReply,
+        scope: HTTPScope,
+        server: BufferedHttpExtension | None,
+        send: Send,
+    ) -> None:
         lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
         # Another try may mend it, whatever status its dialect gives it.
         if state.is_passing or lacks_items:
             scope.setdefault("state", {})[NOT_REPLAYED] = True
         if len(reply.body) >= SMALLEST:
-            reply = await compressed(reply, state.coding)
+            reply = await self._processor.large_answers.finish(state, reply)
         if server is None:
             await respond(send, reply)
         else:
-            await server.send(reply.status, reply.lines, reply.body)
+            await server.send(reply.status, reply.lines, reply.body, state.holder)
 
     async def _reply(
         self,

@@ -95,9 +95,6 @@ class InferenceRoute:
         self.template = _PARAMETER.sub(r"{\1}", self.path)
         self.metric_name = self.template
         """What metrics call it."""
-        # Most routes convert nothing, and are not asked for each body.
-        self.converts = type(self).conversions is not InferenceRoute.conversions
-        """Whether `conversions` of a body may be more than 0."""
         self.span_name = f"POST {self.template}"
         self.attributes = {"http.request.method": "POST", "http.route": self.template}
 
@@ -124,17 +121,12 @@ class InferenceRoute:
         """
         return False
 
-    def conversions(self, body: Any) -> int:
-        """Return how many vectors `encode` converts: many would hold the event loop.
-
-        Such answers are encoded in a thread.
-        """
-        return 0
-
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         """Return the answer to `body`, which `decode` returned; no item of `answer` failed.
 
-        A memory hit is rendered once: later hits are sent the same bytes, with other headers.
+        A memory hit is rendered once: later hits are sent the same bytes, with other headers. Large
+        answers are encoded in a thread. A call that holds the GIL holds the event loop, too: encode
+        item by item.
         """
         raise NotImplementedError
 

@@ -18,6 +18,7 @@ from gateway.api.request_events import RequestEvents
 from gateway.api.request_state import HitReplay, ParsedBody, RequestState, StoredAnswers
 from gateway.cache.entry import CacheHit
 from gateway.events.hit_run import HitRun
+from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.inference.inference import Inference
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import RateLimiter
@@ -199,6 +200,8 @@ class MemoryHits:
         now = self._wall()
         if entry.status != _OK or entry.truncated_from or entry.arm:
             return None
+        if len(entry.payload) > LARGE_BYTES:
+            return None  # it is encoded in a thread
         if not plan.is_valid(entry, now, state.options.directives.max_age):
             return None
         _, parsed = state.caller_and_body()

@@ -50,10 +50,6 @@ class EmbedRoute(NativeRoute):
         return isinstance(body, EmbedBody) and body.is_as_stored
 
     @override
-    def conversions(self, body: Body) -> int:
-        return 0 if self.is_spliced(body) else len(body.items())
-
-    @override
     def encode(self, body: Body, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         if not isinstance(body, EmbedBody) or body.is_as_stored:
             return super().encode(body, answer, usage, request_id)

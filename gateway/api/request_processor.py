@@ -18,12 +18,12 @@ from gateway.api.error_handling import request_error
 from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
 from gateway.api.key_rights import check_budget, check_model
+from gateway.api.large_answers import LargeAnswers, is_large
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import OptionsParser, parse_request_options
 from gateway.api.request_spans import end_request_span, from_memory, recorded_lookup
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.api.slow_answers import SlowAnswers
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
@@ -31,6 +31,7 @@ from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
 from gateway.http.byte_budget import ByteBudget
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.interfaces import ModelTable
@@ -64,6 +65,7 @@ class RequestProcessor:
         metrics: GatewayMetrics,
         tracer: Tracer,
         parse_options: OptionsParser = parse_request_options,
+        unsent: UnsentAnswers | None = None,
     ) -> None:
         self._runtimes = runtimes
         self._keys = keys
@@ -76,8 +78,8 @@ class RequestProcessor:
         self._parse_options = parse_options
         self._now = events.now
         self._bodies = BodyReader(models)
-        self._slow_answers = SlowAnswers()
         self.memory = ByteBudget(0, what="Large requests", clock=self._now)
+        self.large_answers = LargeAnswers(unsent or UnsentAnswers(clock=events.now))
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self.hits = MemoryHits(
@@ -161,8 +163,8 @@ class RequestProcessor:
             body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
-            if parsed.is_slow_to_encode or parsed.held_bytes:
-                return None  # `reply_later` does it in a thread, and waits for memory
+            if parsed.held_bytes:
+                return None  # `reply_later` waits for memory
             lines = None if is_recorded else self._repeat_charge(state, parsed)
             if lines is not None:
                 prepared = state.prepared = self._prepared(state, parsed, lines)
@@ -181,7 +183,7 @@ class RequestProcessor:
             if answer is None:
                 return None
             self._end_phase(state, "cache")
-            return self._hit(state, answer)
+            return None if self._is_large(state, answer) else self._hit(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 
@@ -195,7 +197,7 @@ class RequestProcessor:
         at once: the limiter has to wait for Redis, or caller or document disable the cache.
         """
         prepared, directives = state.prepared, state.options.directives
-        if prepared is None or not prepared.may_read(directives):
+        if prepared is None or state.answer is not None or not prepared.may_read(directives):
             return False
 
         end_phase = self._phases.end
@@ -220,32 +222,31 @@ class RequestProcessor:
         It may be called at once. `False`, without a call, where `reply_later` has to.
         """
         prepared, outcomes = state.prepared, state.outcomes
-        if prepared is None or outcomes is None:
+        if prepared is None or outcomes is None or state.answer is not None:
             return False
         return self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done)
 
-    def reply(self, state: RequestState, answer: Answer) -> HttpReply:
-        """Return the whole answer to a request that was computed."""
+    def reply(self, state: RequestState, answer: Answer) -> HttpReply | None:
+        """Return the whole answer to a request that was computed.
+
+        `None` where `reply_later` has to go on.
+        """
         self._phases.end("wait", state.phase_began, state.phase_weight)
         try:
-            return self._answered(state, answer)
+            return None if self._is_large(state, answer) else self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - as above
             return self.failed(state, error)
 
     async def reply_later(self, state: RequestState) -> HttpReply:
-        """Return the whole answer to a request that `reply_now` could not answer."""
+        """Return the whole answer to a request that `reply_now` could not answer.
+
+        `large_answers.release` has to follow once it is sent.
+        """
         state.phase_weight = 1  # what is waited for is not like the repeats before it
         try:
-            prepared = state.prepared
-            if prepared is None:
-                with state.span.child("admission"):
-                    decision = await self._ask_limiter(state)
-                    prepared = state.prepared = self._admitted(state, decision)
             async with self._memory_of(state):
-                answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
-                is_found = state.outcomes is None and all_hits(answer.outcomes)
-                self._end_phase(state, "cache" if is_found else "wait")
-                await self._slow_answers.encode(state, answer)
+                answer, state.answer = state.answer or await self._infer(state), None
+                await self.large_answers.encode(state, answer)
                 return self._answered(state, answer)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
             return self.failed(state, error)
@@ -283,6 +284,24 @@ class RequestProcessor:
         state.lines, errors = problem_lines(known), state.route.errors
         state.content = b"content-type: %b\r\n" % errors.media.encode()
         return self._reply(state, errors.encode(known, state.id))
+
+    def _is_large(self, state: RequestState, answer: Answer) -> bool:
+        """Tell whether `reply_later` has to encode an answer, and note it for that."""
+        if not is_large(state, answer):
+            return False
+        state.answer = answer
+        return True
+
+    async def _infer(self, state: RequestState) -> Answer:
+        prepared = state.prepared
+        if prepared is None:
+            with state.span.child("admission"):
+                decision = await self._ask_limiter(state)
+                prepared = state.prepared = self._admitted(state, decision)
+        answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
+        is_found = state.outcomes is None and all_hits(answer.outcomes)
+        self._end_phase(state, "cache" if is_found else "wait")
+        return answer
 
     async def _ask_limiter(self, state: RequestState) -> Decision:
         _, parsed = state.caller_and_body()
@@ -367,7 +386,8 @@ class RequestProcessor:
             hits = [outcome for outcome in outcomes if outcome is not None]
             if len(hits) < len(outcomes):
                 return None
-            return self._answered(state, Answer(model=prepared.plan.model, outcomes=hits))
+            answer = Answer(model=prepared.plan.model, outcomes=hits)
+            return None if self._is_large(state, answer) else self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 

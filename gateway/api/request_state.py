@@ -22,10 +22,12 @@ from gateway.runtime.runtime import Runtime
 from gateway.telemetry.spans import NO_SPAN
 from gateway.types import (
     ID_DIGITS,
+    Answer,
     ArmUsage,
     Caller,
     InferenceRequest,
     ItemOutcome,
+    KeyId,
     Principal,
     RequestEvent,
     RequestId,
@@ -93,8 +95,6 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     """What it holds of the worker's memory while it is answered; 0: it is not large."""
     failed: Usage
     """The usage to report where the request fails as a whole."""
-    is_slow_to_encode: bool = False
-    """The answer is encoded in a thread."""
     prepared: PreparedRequest | None = None
     replay: HitReplay | None = None
     stored: StoredAnswers | None = None
@@ -179,8 +179,12 @@ class RequestState:
     lines = b""
     answer_length = 0
     """The bytes of the answer's body."""
+    answer: Answer | None = None
+    """What is to be encoded in a thread."""
     rendered: Rendered | None = None
     """The answer, where it was encoded in a thread."""
+    held_bytes = 0
+    """Bytes of the budget that the answer holds under the caller's key."""
     content = JSON
     """The header lines that say what the body of the answer is."""
     parameters: tuple[str, ...] = ()
@@ -204,6 +208,11 @@ class RequestState:
         self.started = self.admitted = self.deadline = started
         self.began = self.phase_began = began
         """When it and its present phase began, on a finer clock than the loop's."""
+
+    def release_body(self) -> None:
+        """Return what the body takes of the room for large ones."""
+        if self.held_body is not None:
+            self.held_body.release()
 
     def on_head_read(self) -> None:
         """Note that the head was read: set the deadline, and stop expecting `100 Continue`."""
@@ -237,6 +246,15 @@ class RequestState:
             traceparent="" if span is NO_SPAN else span.traceparent,
             criticality=self.options.criticality,
         )
+
+    @property
+    def holder(self) -> KeyId | None:
+        """The key that holds bytes of the budget for the answer, if one does."""
+        return self.principal.key if self.principal is not None and self.held_bytes else None
+
+    def forget_body(self) -> None:
+        """Let the memory of the body and of results go, once the answer is encoded."""
+        self.parsed = self.prepared = self.outcomes = self.rendered = None
 
     def name(self, client_id: str) -> None:
         """Note what the caller names the request by, which its answer repeats."""

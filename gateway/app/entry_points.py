@@ -33,6 +33,7 @@ from gateway.batches.batch_access import BatchParts, open_batch_parts
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.loop_iterations import LoopIterations
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
@@ -81,6 +82,7 @@ class EntryPointParts(NamedTuple):
     tracer: Tracer
     clock: Callable[[], float]
     request_lines: RequestLines
+    unsent: UnsentAnswers
 
 
 def build_listeners(
@@ -110,6 +112,7 @@ def build_listeners(
         metrics=parts.metrics,
         tracer=parts.tracer,
         parse_options=options.parse_options,
+        unsent=parts.unsent,
     )
     batches = open_batch_parts(settings, parts.stores.ledger)
     rules = CrossOrigin(runtimes=parts.stores.runtimes, keys=parts.options.keys)

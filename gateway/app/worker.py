@@ -33,6 +33,7 @@ from gateway.http.draining import Draining
 from gateway.http.edge import customers_edge
 from gateway.http.listener_tls import ListenerTls
 from gateway.http.server import open_listener, serve
+from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
 from gateway.idempotency.store import IdempotencyStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.connect import open_client
@@ -86,6 +87,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             draining=draining,
             siblings=siblings,
             edge=edge,
+            unsent=worker.unsent,
         )
 
 
@@ -137,6 +139,7 @@ class Worker:
         self._metrics = metrics
         metrics.exemplars.folder = settings.metrics_dir
         self._clock = asyncio.get_running_loop().time
+        self.unsent = UnsentAnswers(unsent_limit(settings.memory_limit_bytes), clock=self._clock)
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
@@ -301,6 +304,7 @@ class Worker:
                 "idempotency": self.idempotency.statistics,
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
+                "answers": self.unsent.statistics,
                 "events": self._events.statistics,
                 "tracing": self._tracer.statistics,
                 "worker": partial(self._statistics, cache_watch),
@@ -346,5 +350,6 @@ class Worker:
             tracer=self._tracer,
             clock=self._clock,
             request_lines=self._request_lines,
+            unsent=self.unsent,
         )
         return build_listeners(self._settings, parts, readiness=readiness, draining=draining)

@@ -232,10 +232,6 @@ class CohereEmbedRoute(InferenceRoute):
         return self._decode(source.raw)
 
     @override
-    def conversions(self, body: CohereEmbedBody) -> int:
-        return len(body.texts) * len(set(body.embedding_types) - {"float"})
-
-    @override
     def encode(
         self, body: CohereEmbedBody, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

@@ -11,7 +11,7 @@ from typing_extensions import override
 from gateway.api.inference_route import JSON, BodySource, Rendered
 from gateway.api.native_routes import NativeRoute
 from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody
-from gateway.dialects.stored_results import CHARACTERS_PER_CONVERSION, text_in, tokens_in
+from gateway.dialects.stored_results import text_in, tokens_in
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 _encode = msgspec.json.encode
@@ -92,12 +92,6 @@ class CohereTokensRoute(NativeRoute):
     @override
     def is_spliced(self, body: Any) -> bool:
         return isinstance(body, Body)
-
-    @override
-    def conversions(self, body: Any) -> int:
-        if isinstance(body, Body):
-            return 0
-        return sum(map(len, body.items())) // CHARACTERS_PER_CONVERSION
 
     @override
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:

@@ -92,10 +92,6 @@ class HuggingFaceRoute(InferenceRoute):
         return _BY_TASK[only_task(tasks, _OF_TEXTS)]
 
     @override
-    def conversions(self, body: ModelCall) -> int:
-        return body.inputs.conversions()
-
-    @override
     def encode(
         self, body: ModelCall, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

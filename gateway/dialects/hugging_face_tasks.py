@@ -39,10 +39,6 @@ class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the body of the native route that says the same."""
         raise NotImplementedError
 
-    def conversions(self) -> int:
-        """Return how many vectors `write` converts."""
-        return 0
-
     def write(self, answer: Answer) -> bytes:
         """Return the answer as JSON."""
         raise NotImplementedError
@@ -236,10 +232,6 @@ class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
     @override
     def native(self, model: str) -> Body:
         return EmbedBody(model=model, input=self.items(), truncate=self.truncate)
-
-    @override
-    def conversions(self) -> int:
-        return len(self.items())
 
     @override
     def write(self, answer: Answer) -> bytes:

@@ -33,10 +33,6 @@ class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the texts; they are counted before the request is made."""
         raise NotImplementedError
 
-    def conversions(self) -> int:
-        """Return how many vectors `write` converts."""
-        return 0
-
     def write(self, answer: Answer) -> dict[str, Any]:
         """Return the answer without model and usage."""
         raise NotImplementedError
@@ -84,10 +80,6 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
         ).request()
 
     @override
-    def conversions(self) -> int:
-        return 0 if self.embedding_type == "float" else len(self.items())
-
-    @override
     def write(self, answer: Answer) -> dict[str, Any]:
         kind = self.embedding_type
         return _vectors(answer, "float" if kind == "base64" else kind, packed=kind == "base64")
@@ -121,11 +113,6 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
             dimensions=self.output_dimension,
             truncate=self.truncation,
         ).request()
-
-    @override
-    def conversions(self) -> int:
-        is_as_stored = self.output_dtype in {None, "float"} and self.encoding_format is None
-        return 0 if is_as_stored else len(self.items())
 
     @override
     def write(self, answer: Answer) -> dict[str, Any]:
@@ -202,10 +189,6 @@ class NamedRoute(InferenceRoute):
     @override
     def decode(self, source: BodySource) -> Any:
         return self._decode(source.raw)
-
-    @override
-    def conversions(self, body: _NamedBody) -> int:
-        return body.conversions()
 
     @override
     def encode(

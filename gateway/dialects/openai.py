@@ -115,10 +115,6 @@ class EmbeddingsRoute(InferenceRoute):
         return body
 
     @override
-    def conversions(self, body: OpenAIEmbeddingsBody) -> int:
-        return len(body.items()) if body.encoding_format == "base64" else 0
-
-    @override
     def encode(
         self, body: OpenAIEmbeddingsBody, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

@@ -4,9 +4,6 @@ import msgspec
 
 from gateway.types import Answer
 
-# So many characters' tokens, or the text of so many tokens, take as long to write as a vector.
-CHARACTERS_PER_CONVERSION = 1024
-
 
 class StoredLabel(msgspec.Struct, frozen=True):
     """Is a label of a stored result."""

@@ -172,10 +172,6 @@ class TeiRoute(InferenceRoute):
         return self.body
 
     @override
-    def conversions(self, body: ModelCall) -> int:
-        return body.inputs.conversions()
-
-    @override
     def encode(
         self, body: ModelCall, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from backends.protocol import TokenId
 from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody, texts_in_tokens
 from gateway.dialects.hugging_face_tasks import TaskInputs
-from gateway.dialects.stored_results import CHARACTERS_PER_CONVERSION, text_in, tokens_in
+from gateway.dialects.stored_results import text_in, tokens_in
 from gateway.types import Answer
 
 _encode = msgspec.json.encode
@@ -46,10 +46,6 @@ class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
         )
 
     @override
-    def conversions(self) -> int:
-        return sum(map(len, self.items())) // CHARACTERS_PER_CONVERSION
-
-    @override
     def write(self, answer: Answer) -> bytes:
         texts = zip(self.items(), answer.outcomes, strict=True)
         return _encode([_tokens(text, outcome.result) for text, outcome in texts])
@@ -72,10 +68,6 @@ class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
         return DetokenizeBody(
             model=model, ids=self.ids, skip_special_tokens=self.skip_special_tokens
         )
-
-    @override
-    def conversions(self) -> int:
-        return sum(map(len, self.items())) // CHARACTERS_PER_CONVERSION
 
     @override
     def write(self, answer: Answer) -> bytes:

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import fcntl
 import select
+import socket
 import struct
 import termios
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Hashable
 from typing import Any, Final
 
 import msgspec
@@ -21,13 +22,17 @@ from gateway.errors import GatewayError, RequestTimeout
 from gateway.http.draining import Draining
 from gateway.http.peers import Peer, too_many_connections, too_many_of
 from gateway.http.request_head import Headers
+from gateway.http.slow_readers import Reader, ReadProgress
 from gateway.http.strict_protocol import ReadFlow, StrictHttpProtocol
+from gateway.http.unsent_answers import UnsentAnswers
 
 HAS_CERTIFICATE: Final = "has_certificate"
 """The key of a request's state where its client has shown an accepted certificate."""
 _CHECK_INTERVAL = 1.0
 # Connections above the limit that get a 503 at a time; more are aborted without a response.
 _MAX_REJECTED = 256
+# Where Linux's `tcp_info` has the bytes that the peer has confirmed.
+_CONFIRMED_AT, _CONFIRMED_SIZE = 120, 8
 
 
 class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,9 +61,12 @@ class TimedProtocol(StrictHttpProtocol):
         rejected: set[object] | None = None,
         draining: Draining | None = None,
         peer: Peer | None = None,
+        unsent: UnsentAnswers | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
+        self._unsent = unsent or UnsentAnswers(clock=self.loop.time)
+        self._progress: ReadProgress | None = None
         self._peer = peer or Peer()
         self._clients = deque[str]()
         """Those of the requests under way, where a proxy names them."""
@@ -146,6 +154,32 @@ class TimedProtocol(StrictHttpProtocol):
         elif unsent and now - self._unsent_since > self._timeouts.idle:
             self.transport.abort()
 
+    def reader(self, now: float) -> Reader | None:
+        """Return what the peer has not read, `None` where no bytes for it wait in this process.
+
+        To be called about once a second: the rate is measured between the calls.
+        """
+        unsent = self.transport.get_write_buffer_size()
+        if not unsent or self.transport.get_extra_info("socket") is None:
+            self._progress = None
+            return None
+        progress = self.begin_progress(now)
+        return progress.observe(now, _confirmed_by_peer(self.transport), unsent, self._holder())
+
+    def begin_progress(self, now: float) -> ReadProgress:
+        """Measure how fast the peer reads from now on, unless that is measured already."""
+        if self._progress is None:
+            self._progress = ReadProgress(now, _confirmed_by_peer(self.transport))
+        return self._progress
+
+    def own_unsent_bytes(self) -> int:
+        """Return the unsent bytes that no budget counts."""
+        return self.transport.get_write_buffer_size()
+
+    def give_up(self) -> None:
+        """Close the connection at once, whatever is unsent."""
+        self.transport.abort()
+
     def close_if_timed_out(self, now: float) -> None:
         """Close the connection if the wait for a request exceeded its timeout."""
         if self._refusal is not None:
@@ -173,6 +207,10 @@ class TimedProtocol(StrictHttpProtocol):
         if is_unused and not is_last_call:
             return
         self.shutdown()
+
+    def _holder(self) -> Hashable:
+        """Return the key that holds bytes of the budget for the answer being sent, if any."""
+        return None
 
     def _count_client(self, headers: Headers) -> GatewayError | None:
         """Count a request as its client's, since the proxy's connections are not counted.
@@ -217,6 +255,17 @@ def _unsent_by_socket(transport: asyncio.Transport) -> int:
     return count
 
 
+def _confirmed_by_peer(transport: asyncio.Transport) -> int:
+    """Return how many bytes the peer has confirmed since the connection began."""
+    connection = transport.get_extra_info("socket")
+    if connection is None or connection.fileno() < 0:
+        return 0
+    size = _CONFIRMED_AT + _CONFIRMED_SIZE
+    information = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, size)
+    count: int = struct.unpack_from("Q", information, _CONFIRMED_AT)[0]
+    return count
+
+
 def _descriptor(transport: asyncio.Transport) -> int:
     """Return that of the socket; it is negative, or over TLS there is no socket, once closed."""
     found = transport.get_extra_info("socket")
@@ -224,9 +273,11 @@ def _descriptor(transport: asyncio.Transport) -> int:
 
 
 async def enforce_timeouts(
-    *groups: Collection[object], on_check: Callable[[int], None] = lambda _: None
+    *groups: Collection[object],
+    on_check: Callable[[int], None] = lambda _: None,
+    unsent: UnsentAnswers | None = None,
 ) -> None:
-    """Check the connections of all groups once a second until cancelled.
+    """Check the connections of all groups, and those of `unsent`, once a second until cancelled.
 
     `on_check` is called with the number of those in the first.
     """
@@ -240,3 +291,5 @@ async def enforce_timeouts(
                 if isinstance(connection, TimedProtocol):
                     connection.abort_if_write_stalled(now)
                     connection.close_if_timed_out(now)
+            if unsent is not None:
+                unsent.check(now)

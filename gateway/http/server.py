@@ -16,6 +16,7 @@ from gateway.http.connection_timeouts import ConnectionTimeouts, TimedProtocol, 
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
 from gateway.http.peers import Peer
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.sockets.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
 
@@ -124,24 +125,26 @@ async def serve(
     draining: Draining | None = None,
     siblings: Sequence[socket.socket] = (),
     edge: ListenerEdge | None = None,
+    unsent: UnsentAnswers | None = None,
 ) -> None:
     """Serve `app` on `listener` until `stop` is set, then drain as `draining` says.
 
     Requests in flight get up to `drain` seconds. `timeouts` bounds the connections. Connections in
     the accept queues of `siblings`, the sockets of other workers, are accepted too where those
-    workers do not accept them in time. `edge` is what comes before HTTP.
+    workers do not accept them in time. `edge` is what comes before HTTP. `unsent` bounds answers.
 
     The listener is bound by the caller and starts to listen here.
     """
     timeouts = timeouts or ConnectionTimeouts()
     draining = draining or Draining()
     edge = edge or ListenerEdge()
+    unsent = unsent or UnsentAnswers(clock=asyncio.get_running_loop().time)
     rejected: set[object] = set()
     config = uvicorn.Config(
         app,
         loop="none",
         http=partial(  # type: ignore[arg-type]  # it makes one
-            protocol, timeouts=timeouts, rejected=rejected, draining=draining
+            protocol, timeouts=timeouts, rejected=rejected, draining=draining, unsent=unsent
         ),
         timeout_keep_alive=max(1, round(timeouts.idle)),
         ws="none",
@@ -155,6 +158,7 @@ async def serve(
         headers=list(edge.headers),
     )
     server = _Server(config, listener, siblings, edge, timeouts)
+    unsent.watch(server.server_state.connections, edge.metrics.closed)
     async with asyncio.TaskGroup() as tasks:
         stopping = asyncio.Event()
         watchers = [
@@ -162,7 +166,10 @@ async def serve(
             tasks.create_task(_shut_down_on(server, stop, draining, stopping)),
             tasks.create_task(
                 enforce_timeouts(
-                    server.server_state.connections, rejected, on_check=edge.metrics.connections
+                    server.server_state.connections,
+                    rejected,
+                    on_check=edge.metrics.connections,
+                    unsent=unsent,
                 )
             ),
             tasks.create_task(edge.follow()),

@@ -5,13 +5,14 @@ uvicorn writes a response's head and its body apart: two system calls, and a cli
 
 import asyncio
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from typing import Any, cast
 
 from typing_extensions import override
 
 from gateway.http.connection_timeouts import TimedProtocol
-from gateway.http.server_internals import STATUS_LINE, RequestResponseCycle
+from gateway.http.server_internals import STATUS_LINE, FlowControl, RequestResponseCycle
+from gateway.http.unsent_answers import LARGE_BYTES, WATCHED_BYTES
 
 BUFFERED_HTTP = "sluicegate.buffered_http"
 """Names the ASGI extension `BufferedHttpExtension`."""
@@ -20,6 +21,8 @@ CLOSE = b"connection: close\r\n"
 # For so long the peer may still send, and read the answer: closing at once would reset the
 # connection, and the answer would be lost with it.
 _LINGER = 1.0
+# A transport that has more than this unsent pauses its writer: each piece is sent, or the last one.
+_PIECE_BYTES = 256 * 1024
 
 
 class WriteCoalescer:
@@ -54,15 +57,21 @@ class WriteCoalescingTransport(asyncio.Transport):
         transport: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
         coalescer: WriteCoalescer,
+        on_large_write: Callable[[int], None] = lambda _: None,
     ) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
         self._coalescer = coalescer
+        self._on_large_write = on_large_write
         self._parts: list[bytes] = []
         self._has_ended = False
         self.is_body_due = False
         """Whether the peer is sending a body: what comes of it is read for a while at the end."""
+        self.unwritten_bytes = 0
+        """Of an answer that is sent in pieces."""
+        self.holder: Hashable = None
+        """The key that holds bytes for that answer."""
 
     @override
     def write(self, data: Any) -> None:
@@ -72,6 +81,32 @@ class WriteCoalescingTransport(asyncio.Transport):
                 self._loop.call_soon(self._coalescer.release)
             held.append(self)
         self._parts.append(data)
+        if len(data) > WATCHED_BYTES:
+            self._on_large_write(len(data))
+
+    async def write_in_pieces(
+        self, head: bytes, body: bytes, flow: FlowControl, holder: Hashable
+    ) -> None:
+        """Write a large answer, each piece once the peer has read most of what came before.
+
+        `holder` is the key that holds bytes of the budget for it.
+        """
+        self.write(head)
+        self._coalescer.release()
+        left = memoryview(body)
+        self.holder = holder
+        try:
+            while left and not self.is_closing():
+                piece, left = left[:_PIECE_BYTES], left[_PIECE_BYTES:]
+                self.unwritten_bytes = len(left)
+                self._transport.write(piece)
+                if flow.write_paused:
+                    await flow.drain()
+                else:
+                    await asyncio.sleep(0)  # others have their turn
+        finally:
+            self.unwritten_bytes = 0
+            self.holder = None
 
     @override
     def close(self) -> None:
@@ -109,7 +144,8 @@ class WriteCoalescingTransport(asyncio.Transport):
 
     @override
     def get_write_buffer_size(self) -> int:
-        return self._transport.get_write_buffer_size()
+        gathered = sum(map(len, self._parts))
+        return self._transport.get_write_buffer_size() + gathered + self.unwritten_bytes
 
     @override
     def is_closing(self) -> bool:
@@ -149,7 +185,9 @@ class WriteCoalescingProtocol(TimedProtocol):
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        self._coalescing_transport = WriteCoalescingTransport(transport, self.loop, self._coalescer)
+        self._coalescing_transport = WriteCoalescingTransport(
+            transport, self.loop, self._coalescer, self._on_large_write
+        )
         super().connection_made(self._coalescing_transport)
 
     @override
@@ -170,6 +208,18 @@ class WriteCoalescingProtocol(TimedProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]  # see `StrictHttpProtocol`
         self._coalescing_transport.is_body_due = False
         return super().eof_received()
+
+    @override
+    def own_unsent_bytes(self) -> int:
+        return 0 if self._holder() is not None else super().own_unsent_bytes()
+
+    @override
+    def _holder(self) -> Hashable:
+        return self._coalescing_transport.holder
+
+    def _on_large_write(self, size: int) -> None:
+        self.begin_progress(self.loop.time())
+        self._unsent.wrote(size)
 
     def _make_last(self, before: RequestResponseCycle | None) -> None:
         """Have the connection end with the answer to this request, not to one sent before it."""
@@ -203,11 +253,12 @@ class BufferedHttpExtension:
         body, cycle.body = bytes(cycle.body), bytearray()
         return body
 
-    async def send(self, status: int, lines: bytes, body: bytes) -> None:
-        """Send an answer as two messages to `send` would.
+    async def send(self, status: int, lines: bytes, body: bytes, holder: Hashable = None) -> None:
+        """Send an answer as two messages to `send` would, a large one in pieces.
 
         `lines` are its headers but for its length, each in lower case and ended by CRLF. `CLOSE`
-        may be among them, no other `connection`.
+        may be among them, no other `connection`. `holder` is the key that holds bytes of the budget
+        for the answer.
         """
         cycle = self._cycle()
         if cycle is None:
@@ -216,23 +267,34 @@ class BufferedHttpExtension:
             await cycle.flow.drain()
         if cycle.disconnected:
             return
-        cycle.response_started = cycle.response_complete = True
-        cycle.waiting_for_100_continue = False
-        close = b"" if cycle.keep_alive else CLOSE
-        if CLOSE in lines:
-            cycle.keep_alive, close = False, b""
-        cycle.transport.write(
-            b"%b%b%bcontent-length: %d\r\n%b\r\n%b"
-            % (
-                STATUS_LINE[status],
-                b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers]),
-                lines,
-                len(body),
-                close,
-                b"" if cycle.scope["method"] == "HEAD" else body,
-            )
-        )
+        head = _begin(cycle, status, lines, len(body))
+        if cycle.scope["method"] == "HEAD":
+            cycle.transport.write(head)
+        elif len(body) <= LARGE_BYTES:
+            cycle.transport.write(head + body)
+        else:
+            transport = cast("WriteCoalescingTransport", cycle.transport)
+            await transport.write_in_pieces(head, body, cycle.flow, holder)
+            if transport.is_closing():
+                return
+        cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
         cycle.on_response()
+
+
+def _begin(cycle: RequestResponseCycle, status: int, lines: bytes, length: int) -> bytes:
+    """Return the head of an answer, which is to be written now."""
+    cycle.response_started = True
+    cycle.waiting_for_100_continue = False
+    close = b"" if cycle.keep_alive else CLOSE
+    if CLOSE in lines:
+        cycle.keep_alive, close = False, b""
+    return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
+        STATUS_LINE[status],
+        b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers]),
+        lines,
+        length,
+        close,
+    )

@@ -90,10 +90,6 @@ class ModelInferRoute(InferenceRoute):
         return RpcTensorCall(call=call, name=message.model_name)
 
     @override
-    def conversions(self, body: RpcTensorCall) -> int:
-        return body.call.conversions()
-
-    @override
     def encode(
         self, body: RpcTensorCall, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

@@ -310,6 +310,11 @@ _LISTENERS: Final = (
     _counter("refused_connections_total", "Connections that a listener refused or did not "
              "establish. `reason`: `connections` (too many), `address` (too many of one), `tls`, "
              "`proxy_header`, `broken`.", *("listener", "reason"), by=("worker", "admin")),
+    _counter("closed_readers_total", "Connections that a listener closed because the peer read too "
+             "slowly. `reason`: `slow` (less than the least rate), `wanted` (others waited for the "
+             "memory), `full` (unsent answers exceeded their bound).",
+             *("listener", "reason"), by=("worker", "admin")),
+    _gauge("unsent_answer_bytes", "Bytes of answers that workers encode or have not sent yet."),
     _least("tls_certificate_expiry_timestamp_seconds", "When the certificate of a listener "
            "expires, in seconds since 1970.", "listener", by=("worker", "admin")),
     _most("tls_certificate_unusable", "Whether the files of a listener's certificate cannot be "

@@ -27,3 +27,7 @@ class EdgeMetrics:
     def refused(self, reason: str) -> None:
         """Count a connection, refused for `reason`, which is of a closed set."""
         self._instruments.add("refused_connections_total", (self._listener, reason))
+
+    def closed(self, reason: str) -> None:
+        """Count a connection that was closed since its peer did not read, by a `Reason`."""
+        self._instruments.add("closed_readers_total", (self._listener, reason))

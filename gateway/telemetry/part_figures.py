@@ -129,6 +129,7 @@ PART_FIGURES: Final[Mapping[str, tuple[PartFigure, ...]]] = {
         ("failed", "trace_spans_total", "failed"),
         ("dropped", "trace_spans_total", "dropped"),
     ),
+    "answers": _of(("unsent_bytes", "unsent_answer_bytes")),
     "worker": _of(
         ("tasks", "tasks"),
         ("generation", "config_generation"),

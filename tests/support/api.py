@@ -32,6 +32,7 @@ from gateway.config.document import Document, LimitsConfig
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import DependencyUnavailable
 from gateway.http.loop_iterations import LoopIterations
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import BudgetReport, RecordedRequest
 from gateway.middleware.admission import AdmissionMiddleware
@@ -127,6 +128,7 @@ class Api:
 
     def _build(self) -> Litestar:
         self.ids = ids = RequestIds()
+        self.unsent = UnsentAnswers(clock=asyncio.get_running_loop().time)
         limiter = LocalRateLimiter(monotonic=self.clock)
         self.processor = processor = RequestProcessor(
             runtimes=self.runtimes,
@@ -134,6 +136,7 @@ class Api:
             limiter=limiter,
             inference=self.scene.inference,
             models=self.scene.models,
+            unsent=self.unsent,
             events=RequestEvents(
                 ids=ids,
                 events=self.events,

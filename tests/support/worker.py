@@ -102,6 +102,7 @@ async def running_worker(
                 protocol=protocol,
                 timeouts=timeouts,
                 draining=draining,
+                unsent=parts.unsent,
             )
         )
         listener.listen()

@@ -111,15 +111,20 @@ class FastPath:
 
         `is_last` adds `connection: close`.
         """
+        return self.render_head(reply, server_headers, is_last=is_last) + reply.body
+
+    def render_head(
+        self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False
+    ) -> bytes:
+        """Return what comes before the body of an answer; see `render`."""
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
-        return b"%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
+        return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
             STATUS_LINE[reply.status],
             self._server_lines,
             reply.lines,
             len(reply.body),
             CLOSE if is_last else b"",
-            reply.body,
         )
 
     def _new_state(self, head: CachedHead, context: str) -> RequestState:

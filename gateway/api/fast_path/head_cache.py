@@ -159,7 +159,6 @@ class RequestHeadCache:
             charges=parsed.charges,
             length=parsed.length,
             failed=parsed.failed,
-            is_slow_to_encode=parsed.is_slow_to_encode,
             prepared=parsed.prepared,
             stored=parsed.stored,
             head=found.known,

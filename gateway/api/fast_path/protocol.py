@@ -7,19 +7,21 @@ untouched.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
-from gateway.api.content_coding import SMALLEST, compressed
+from gateway.api.content_coding import SMALLEST
 from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RepeatedRequest
 from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestState
 from gateway.errors import GatewayError
 from gateway.http.request_head import split_fields
+from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.tasks import log_failure
 from gateway.types import Answer
@@ -240,7 +242,9 @@ class FastPathProtocol(WriteCoalescingProtocol):
         self.tasks.discard(self)
         try:
             reply = self._fast_path.processor.reply(state, answer)
-            if self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
+            if reply is None:
+                self._start(state)
+            elif self.flow.write_paused or (state.coding and len(reply.body) >= SMALLEST):
                 self._fast_path.hit_events.commit()  # the answer is written later, if at all
                 self._start(state, reply)
             else:
@@ -267,19 +271,35 @@ class FastPathProtocol(WriteCoalescingProtocol):
             self._end(self._fast_path.processor.failed(state, asyncio.CancelledError()))
 
     async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
+        processor = self._fast_path.processor
         try:
             if reply is None:
-                reply = await self._fast_path.processor.reply_later(state)
+                reply = await processor.reply_later(state)
             if len(reply.body) >= SMALLEST:
-                reply = await compressed(reply, state.coding)
+                reply = await processor.large_answers.finish(state, reply)
             if self.flow.write_paused:
                 await self.flow.drain()
-            self._end(reply)
+            is_large = len(reply.body) > LARGE_BYTES
+            if is_large:
+                await self._send_large(state, reply)
+            self._end(reply, is_sent=is_large)
         except BaseException:  # whatever it was, nobody must wait for what will not come
             self.transport.abort()
             raise
+        finally:
+            processor.large_answers.release(state)
 
-    def _end(self, reply: HttpReply) -> None:
+    async def _send_large(self, state: RequestState, reply: HttpReply) -> None:
+        """Send an answer in pieces; `_end` has to follow."""
+        if self.transport.is_closing():
+            return
+        self._waits_until = math.inf  # a peer that reads too slowly is found by its rate
+        is_last = self._is_ending and not self._held
+        headers = self.server_state.default_headers
+        head = self._fast_path.render_head(reply, headers, is_last=is_last)
+        await self._coalescing_transport.write_in_pieces(head, reply.body, self.flow, state.holder)
+
+    def _end(self, reply: HttpReply, *, is_sent: bool = False) -> None:
         self._is_waiting = False
         if self._clients:
             self._forget_client()
@@ -288,7 +308,8 @@ class FastPathProtocol(WriteCoalescingProtocol):
             return
         is_last = self._is_ending and not self._held
         headers = self.server_state.default_headers
-        self._send(self._fast_path.render(reply, headers, is_last=is_last), 1)
+        rendered = b"" if is_sent else self._fast_path.render(reply, headers, is_last=is_last)
+        self._send(rendered, 1)
         if is_last:
             self.transport.close()
         elif self._held:

@@ -62,10 +62,6 @@ class TensorCall(msgspec.Struct, frozen=True, kw_only=True):
         """Return the request that the native route would make of it."""
         return self.body.request(self.model)
 
-    def conversions(self) -> int:
-        """Return how many vectors are converted where all outputs are sent as bytes."""
-        return len(self.items()) if self.tensors.task is Task.EMBED else 0
-
     def outputs(self, answer: Answer) -> list[OutputTensor]:
         """Return the outputs that are wanted, in the order of the request."""
         results = [outcome.result for outcome in answer.outcomes]

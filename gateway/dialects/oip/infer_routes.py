@@ -68,10 +68,6 @@ class OipInferRoute(InferenceRoute):
         return HttpTensorCall(call=call, name=name, are_binary=tuple(are_binary))
 
     @override
-    def conversions(self, body: HttpTensorCall) -> int:
-        return body.call.conversions() if any(body.are_binary) else 0
-
-    @override
     def encode(
         self, body: HttpTensorCall, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:

@@ -16,6 +16,7 @@ from gateway.dispatch.discovery import DiscoveryStatistics
 from gateway.dispatch.endpoint_counts import CallStatistics
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.events.log import LogStatistics
+from gateway.http.unsent_answers import UnsentStatistics
 from gateway.idempotency.store import IdempotencyStatistics
 from gateway.inference.coalescing import FlightStatistics
 from gateway.inference.last_answers import StaleStatistics
@@ -43,6 +44,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "discovery": DiscoveryStatistics,
     "events": LogStatistics,
     "tracing": TracingStatistics,
+    "answers": UnsentStatistics,
     "worker": WorkerStatistics,
     "shipper": ShipperStatistics,
     "billing": BillingStatistics,

@@ -1,0 +1,85 @@
+"""Encodes and compresses large answers in a thread, within the budget of unsent answers."""
+
+import asyncio
+from typing import Final
+
+from gateway.api.answers import count_usage, first_failure
+from gateway.api.content_coding import compressed
+from gateway.api.http import HttpReply
+from gateway.api.request_state import RequestState
+from gateway.errors import DeadlineExceeded
+from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
+from gateway.types import Answer
+
+_ITEM_BYTES: Final = 128
+"""What an item adds to an answer, and its encoding costs, in bytes that would cost as much."""
+
+
+def is_large(state: RequestState, answer: Answer) -> bool:
+    """Tell whether to encode an answer would hold the event loop."""
+    return _estimated_bytes(state, answer) > LARGE_BYTES
+
+
+def _estimated_bytes(state: RequestState, answer: Answer) -> int:
+    """Return about how long an answer will be: its results, and what it may repeat of the body."""
+    outcomes = answer.outcomes
+    parsed = state.parsed
+    size = _ITEM_BYTES * len(outcomes) + (0 if parsed is None else parsed.length)
+    for outcome in outcomes:
+        size += len(outcome.result)
+    return size
+
+
+class LargeAnswers:
+    """Answers that are encoded in a thread, one at a time: the event loop shares the GIL."""
+
+    def __init__(self, unsent: UnsentAnswers) -> None:
+        self._unsent = unsent
+        self._lock = asyncio.Lock()
+
+    async def encode(self, state: RequestState, answer: Answer) -> None:
+        """Encode an answer that is large, no other and no failure; `release` has to follow.
+
+        Raises:
+            Overloaded: there is no room for it until the deadline.
+            DeadlineExceeded: others are encoded until then.
+        """
+        size = _estimated_bytes(state, answer)
+        caller, parsed = state.caller_and_body()
+        if size <= LARGE_BYTES:
+            return
+        continues = parsed.request.continue_on_error
+        if first_failure(answer, continue_on_error=continues) is not None:
+            return
+        # Both the results and what is made of them.
+        state.held_bytes = await self._unsent.hold(caller.key, 2 * size, state.deadline)
+        usage = count_usage(answer.outcomes)
+        try:
+            async with asyncio.timeout_at(state.deadline), self._lock:
+                state.rendered = await asyncio.to_thread(
+                    parsed.route.encode, parsed.body, answer, usage, state.id
+                )
+        except TimeoutError as error:
+            raise DeadlineExceeded.during("the encoding of the answer") from error
+
+    async def finish(self, state: RequestState, reply: HttpReply) -> HttpReply:
+        """Return an answer as it is to be sent, compressed where that is asked for.
+
+        Of a large one no more is held than its own bytes.
+        """
+        reply = await compressed(reply, state.coding)
+        if state.held_bytes:
+            state.forget_body()
+            self._release(state, max(0, state.held_bytes - len(reply.body)))
+        return reply
+
+    def release(self, state: RequestState) -> None:
+        """Return what is held for an answer that is sent, or will not be."""
+        if state.held_bytes:
+            self._release(state, state.held_bytes)
+
+    def _release(self, state: RequestState, size: int) -> None:
+        caller = state.principal
+        if caller is not None and size:
+            state.held_bytes -= size
+            self._unsent.release(caller.key, size)

@@ -1,0 +1,137 @@
+"""Bounds the memory of answers that are encoded or not yet sent, and closes slow readers."""
+
+import time
+from collections.abc import Callable, Collection, Hashable
+from typing import Final, Protocol, runtime_checkable
+
+import msgspec
+
+from gateway.http.byte_budget import ByteBudget
+from gateway.http.slow_readers import Reader, choose_to_close
+
+_SHARE_OF_MEMORY: Final = 4
+"""Of the memory that a process may take, one part in so many is for unsent answers."""
+LIMIT_BYTES: Final = 256 * 1024 * 1024
+"""The bound of a process without a bound on its memory."""
+LARGE_BYTES: Final = 128 * 1024
+"""Bytes above which an answer is encoded in a thread, held by the budget, and sent in pieces.
+
+To encode so many takes 10 ms at most, and fewer connections than are allowed can have as many
+unsent before the next check.
+"""
+WATCHED_BYTES: Final = 64 * 1024
+"""Bytes above which a write is counted at once; others are counted once a second."""
+_SHARE_AFTER_CHECK: Final = 7 / 8
+"""The share of the bound that a check leaves, so that not every write has to check again."""
+
+
+def unsent_limit(memory_limit_bytes: int) -> int:
+    """Return the bound of a process that may take so much memory; 0: any amount."""
+    return memory_limit_bytes // _SHARE_OF_MEMORY or LIMIT_BYTES
+
+
+class UnsentStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How many bytes answers take that are encoded or not yet sent."""
+
+    unsent_bytes: int
+
+
+@runtime_checkable
+class WatchedConnection(Protocol):
+    """A connection whose peer may read slowly."""
+
+    def reader(self, now: float) -> Reader | None:
+        """Return what its peer has not read, `None` where it has read all."""
+        ...
+
+    def own_unsent_bytes(self) -> int:
+        """Return the unsent bytes that no budget counts."""
+        ...
+
+    def give_up(self) -> None:
+        """Close the connection at once."""
+        ...
+
+
+class UnsentAnswers:
+    """Counts the bytes of large answers against a budget, and of all others by their connections.
+
+    One per process; belongs to its event loop. `on_close` is called for each connection closed.
+    """
+
+    def __init__(
+        self, limit_bytes: int = LIMIT_BYTES, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._budget = ByteBudget(limit_bytes, what="Answers that are not sent yet", clock=clock)
+        self._connections: Collection[object] = ()
+        self._on_close: Callable[[str], None] = lambda _: None
+        self._waiting_bytes = 0
+        self._small_bytes = 0
+        """Of answers that the budget does not count, at the last check."""
+        self._written_bytes = 0
+        """Written since then, in writes that are counted at once."""
+
+    def watch(self, connections: Collection[object], on_close: Callable[[str], None]) -> None:
+        """Close slow ones among `connections`, which may change, and tell why."""
+        self._connections, self._on_close = connections, on_close
+
+    def statistics(self) -> UnsentStatistics:
+        """Return the bytes as of the last check."""
+        return UnsentStatistics(unsent_bytes=self._budget.used_bytes + self._small_bytes)
+
+    async def hold(self, key: Hashable, size: int, deadline: float) -> int:
+        """Wait for room for an answer, and return the bytes that are held for it.
+
+        An answer of more than the room for one key waits for all of it.
+
+        Raises:
+            Overloaded: there is none until `deadline`.
+        """
+        size = min(size, self._budget.largest())
+        if not self._budget.try_hold(key, size):
+            self._waiting_bytes += size
+            try:
+                await self._budget.hold(key, size, deadline)
+            finally:
+                self._waiting_bytes -= size
+        return size
+
+    def release(self, key: Hashable, size: int) -> None:
+        """Return held bytes."""
+        self._budget.release(key, size)
+
+    def wrote(self, size: int) -> None:
+        """Count a large write that the budget does not count; check where there may be too many."""
+        self._written_bytes += size
+        if self._count() > self._budget.limit_bytes:
+            self.check(self._clock())
+
+    def check(self, now: float) -> None:
+        """Close connections whose peers read too slowly, or that must make room for others."""
+        watched = [one for one in self._connections if isinstance(one, WatchedConnection)]
+        self._small_bytes, self._written_bytes = 0, 0
+        connections: list[WatchedConnection] = []
+        readers: list[Reader] = []
+        for connection in watched:
+            reader = connection.reader(now)
+            if reader is not None:
+                self._small_bytes += connection.own_unsent_bytes()
+                connections.append(connection)
+                readers.append(reader)
+        limit, count = self._budget.limit_bytes, self._count()
+        chosen = choose_to_close(
+            readers,
+            excess_bytes=count - round(limit * _SHARE_AFTER_CHECK) if count > limit else 0,
+            wanted_bytes=self._waiting_bytes,
+            largest_holder=max(
+                (one.holder for one in readers), key=self._budget.held_by, default=None
+            ),
+        )
+        for place, reason in chosen.items():
+            self._small_bytes -= connections[place].own_unsent_bytes()
+            connections[place].give_up()
+            self._on_close(reason)
+
+    def _count(self) -> int:
+        return self._budget.used_bytes + self._small_bytes + self._written_bytes
