@@ -36,13 +36,14 @@ _LATE: Final = BadFrames(BadFrames.CALM, "The head of a call did not arrive in t
 @contextlib.contextmanager
 def private_address() -> Iterator[tuple[str, str]]:
     """Yield the address of a socket for this process, as grpcio and as asyncio write it."""
-    if sys.platform == "linux":  # no file: nothing is left where the process is killed
-        name = f"sluicegate-{secrets.token_hex(16)}"
-        yield f"unix-abstract:{name}", f"\0{name}"
+    if sys.platform != "linux":
+        with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:  # mode 0700
+            path = str(Path(folder) / "rpc")
+            yield f"unix:{path}", path
         return
-    with tempfile.TemporaryDirectory(prefix="sluicegate-") as folder:  # mode 0700
-        path = str(Path(folder) / "rpc")
-        yield f"unix:{path}", path
+    # No file: nothing is left where the process is killed.
+    name = f"sluicegate-{secrets.token_hex(16)}"
+    yield f"unix-abstract:{name}", f"\0{name}"
 
 
 class CallFront:
