@@ -118,8 +118,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a heartbeat after which the supervisor replaces a process; 0: never."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
     """Resident memory above which the supervisor replaces a gateway process; 0: no bound."""
-    backend_memory_limit_bytes: _Bound = 0
-    """The same for backends of `sluicegate up`."""
+    backend_memory_limit_bytes: _Bound | None = None
+    """The same for each backend of `sluicegate up`; `None`: four fifths of the memory of machine or
+    container, divided among them."""
     fast_lane: bool = True
     """Whether a worker answers requests that need no waiting in its HTTP protocol."""
     max_loop_delay: _Duration = 0.5

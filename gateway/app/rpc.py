@@ -13,7 +13,7 @@ from gateway.config.document import Document
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge
 from gateway.settings import Settings
 
 
@@ -40,7 +40,7 @@ def open_rpc_listener(
     document: Document,
     draining: Draining,
     stop: asyncio.Event,
-    tls: ListenerTls | None = None,
+    edge: ListenerEdge | None = None,
 ) -> AbstractAsyncContextManager[None]:
     """Return the gRPC listener of a worker, to be entered; nothing where there is none.
 
@@ -60,7 +60,7 @@ def open_rpc_listener(
         max_message_bytes=document.request.max_body_bytes,
         draining=draining,
         stop=stop,
-        tls=tls,
+        edge=edge,
     )
 
 

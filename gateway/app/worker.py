@@ -30,8 +30,7 @@ from gateway.app.views import WorkerReadiness
 from gateway.events.log import EventLog
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
-from gateway.http.edge import customers_edge
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge, customers_edge
 from gateway.http.server import open_listener, serve
 from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
 from gateway.idempotency.store import IdempotencyStore
@@ -71,7 +70,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     async with AsyncExitStack() as stack:
         worker = await open_worker(stack, settings)
         app, protocol = await worker.start(stack, draining)
-        await stack.enter_async_context(worker.rpc_listener(app, draining, stop, edge.tls))
+        await stack.enter_async_context(worker.rpc_listener(app, draining, stop, edge.of_calls()))
         tune_gc()
         await serve(
             app,
@@ -250,12 +249,9 @@ class Worker:
         app: ASGIApp,
         draining: Draining,
         stop: asyncio.Event,
-        tls: ListenerTls | None = None,
+        edge: ListenerEdge | None = None,
     ) -> AbstractAsyncContextManager[None]:
-        """Return what listens for gRPC until `stop` is set, to be entered once `app` is there.
-
-        `tls` is that of the HTTP listener, whose files that renews.
-        """
+        """Return what listens for gRPC until `stop` is set, to be entered once `app` is there."""
         return open_rpc_listener(
             app,
             self._settings,
@@ -263,7 +259,7 @@ class Worker:
             document=self.runtimes.current.document,
             draining=draining,
             stop=stop,
-            tls=tls,
+            edge=edge,
         )
 
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:

@@ -20,6 +20,7 @@ import yaml
 
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.webhooks import Delivery, DeliveryStore
+from gateway.sockets.special_addresses import is_public
 from gateway.workers.backoff import pause
 
 _PREFIX = "whsec_"
@@ -31,8 +32,6 @@ _TAKEN = range(200, 300)
 _GONE = 410
 _UNTIL_MENDED = 60.0
 _KEY_BYTES = range(24, 65)
-_GLOBAL = ipaddress.ip_network("2000::/3")
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _log = logging.getLogger(__name__)
 
 
@@ -206,7 +205,7 @@ async def _pinned(webhook: Webhook) -> tuple[str, dict[str, Any], str]:
     look-up. Redirects are not followed.
 
     Raises:
-        Forbidden: it leads to a private network, or is not `https://`.
+        Forbidden: it leads elsewhere than to the public Internet, or is not `https://`.
     """
     parts = urlsplit(webhook.url)
     host = parts.hostname or ""
@@ -216,22 +215,10 @@ async def _pinned(webhook: Webhook) -> tuple[str, dict[str, Any], str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(str(address[0])) for *_, address in found]
-    if not webhook.allow_private and not all(map(_is_public, addresses)):
-        raise Forbidden("its URL leads to a private network")
+    if not webhook.allow_private and not all(map(is_public, addresses)):
+        raise Forbidden("its URL leads to an address that is not of the public Internet")
     address = addresses[0]
     name = f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004
     path = parts.path or "/"
     url = f"{parts.scheme}://{name}:{port}{path}" + (f"?{parts.query}" if parts.query else "")
     return url, {"sni_hostname": host}, parts.netloc.rpartition("@")[2]
-
-
-def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    if isinstance(address, ipaddress.IPv6Address):
-        if address in _NAT64:
-            return _is_public(ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF))
-        if address.ipv4_mapped is not None:
-            return _is_public(address.ipv4_mapped)
-        # Other forms lead to an address of IPv4 through whoever offers a relay.
-        if address not in _GLOBAL or address.sixtofour is not None or address.teredo is not None:
-            return False
-    return address.is_global and not address.is_multicast

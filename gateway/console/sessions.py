@@ -13,17 +13,20 @@ from hashlib import sha256
 import msgspec
 
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.operators import Operator
-from gateway.errors import AuthenticationFailed
+from gateway.admin.operators import Operator, Role
+from gateway.errors import AuthenticationFailed, PermissionDenied
 
 LIFETIME = 12 * 3600
 """Seconds after which an operator logs in again."""
 _MOST_SESSIONS = 1000
+_MOST_OF_ONE = 20
+"""Sessions of an operator: nobody's logins end the sessions of others."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """One browser's session; `csrf_token` is in each of its forms."""
 
+    operator: str
     credential: str
     csrf_token: str
     expires: float
@@ -34,7 +37,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """Opens, finds and closes sessions; the oldest one makes room for one too many.
+    """Opens, finds and closes sessions; the operator's oldest one makes room for one too many.
 
     `clock` returns seconds, monotonically.
     """
@@ -45,10 +48,12 @@ class Sessions:
         operators: OperatorDirectory,
         clock: Callable[[], float],
         most: int = _MOST_SESSIONS,
+        most_of_one: int = _MOST_OF_ONE,
     ) -> None:
         self._operators = operators
         self._clock = clock
         self._most = most
+        self._most_of_one = most_of_one
         # By a digest of the cookie: what is in memory opens no session.
         self._open: OrderedDict[bytes, Session] = OrderedDict()
 
@@ -57,13 +62,24 @@ class Sessions:
 
         Raises:
             DependencyUnavailable: whose key it is cannot be found out now.
+            PermissionDenied: the operator may see nothing of the console.
         """
-        if await self._operator(credential) is None:
+        operator = await self._operator(credential)
+        if operator is None:
             return None
+        if not operator.may(Role.VIEWER):
+            raise PermissionDenied(
+                f"`{operator.name}` may read metrics only; log in as an operator with the role"
+                f" `{Role.VIEWER}` or another one."
+            )
+        own = [digest for digest, one in self._open.items() if one.operator == operator.name]
+        for digest in own[: max(0, len(own) + 1 - self._most_of_one)]:
+            del self._open[digest]
         while len(self._open) >= self._most:
             self._open.popitem(last=False)
         cookie = secrets.token_urlsafe(32)
         self._open[_digest(cookie)] = Session(
+            operator=operator.name,
             credential=credential,
             csrf_token=secrets.token_urlsafe(32),
             expires=self._clock() + LIFETIME,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.http.listener_settings import trusted_proxies
-from gateway.http.listener_tls import ListenerTls, customers_tls, operators_tls
+from gateway.http.listener_tls import HTTP_2, ListenerTls, customers_tls, operators_tls
 from gateway.http.peers import AddressCounts, Peer, ProxyPeer
 from gateway.settings import Settings
 from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
@@ -39,6 +39,17 @@ class ListenerEdge:
         self._has_header = proxy_protocol
         self._field = forwarded_field.encode()
         self._hsts = (_A_YEAR if tls is not None else 0) if hsts is None else hsts
+
+    def of_calls(self) -> "ListenerEdge":
+        """Return the edge of the gRPC listener beside this one.
+
+        An address has its connections over both together. Balancers of gRPC send no header of the
+        PROXY protocol.
+        """
+        tls = None if self.tls is None else self.tls.speaking(HTTP_2)
+        found = ListenerEdge(tls=tls, trusted=self._trusted, metrics=self.metrics)
+        found.counts = self.counts
+        return found
 
     @property
     def is_plain(self) -> bool:

@@ -19,6 +19,7 @@ from gateway.sockets.certificate_files import (
 )
 
 _HTTP: Final = ("http/1.1",)
+HTTP_2: Final = ("h2",)
 # OpenSSL's names of bytes that begin no handshake.
 _PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
 _NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
@@ -36,8 +37,6 @@ class ListenerTls:
     context: ssl.SSLContext
     expires: float
     """When the certificate expires, in seconds since the epoch."""
-    pem: tuple[bytes, bytes]
-    """The key and the certificates, for listeners that have no context."""
 
     def __init__(
         self,
@@ -60,6 +59,15 @@ class ListenerTls:
         """Whether clients are to show a certificate."""
         return self._client_ca is not None
 
+    def speaking(self, protocols: Sequence[str]) -> "ListenerTls":
+        """Return another of the same files, for a listener of other protocols.
+
+        Raises:
+            ConfigurationError: the files cannot be used any more.
+        """
+        own = self.certificate, self._key
+        return ListenerTls(*own, client_ca=self._client_ca, protocols=protocols)
+
     def renew(self) -> bool:
         """Use the files as they are now for new connections; return whether they are others.
 
@@ -72,7 +80,6 @@ class ListenerTls:
         context = self._read()
         try:
             chain = self.certificate.read_bytes()
-            pem = (chain if self._key is None else self._key.read_bytes()), chain
             expires = expiry_of(chain.decode("latin-1"))
         except OSError as error:  # it was replaced at this moment: the next look finds what came
             detail = f"the file cannot be read: {error.strerror}"
@@ -80,7 +87,7 @@ class ListenerTls:
         except ValueError as error:  # it is not what was loaded a moment ago
             detail = f"the certificate cannot be read: {error}"
             raise ConfigurationError(detail, file=str(self.certificate)) from error
-        self.context, self.pem, self.expires, self._signature = context, pem, expires, signature
+        self.context, self.expires, self._signature = context, expires, signature
         return True
 
     def _read(self) -> ssl.SSLContext:

@@ -1,6 +1,6 @@
 """Turns metadata of gRPC calls into headers of requests, and headers of answers into metadata."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from gateway.api.http import Headers
@@ -41,9 +41,20 @@ def request_headers(
     return headers
 
 
-def key_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes:
+def key_headers(metadata: Sequence[tuple[str, str | bytes]]) -> Headers:
+    """Return the header with the key that a call came with, if there is one, and no other."""
+    own = [value for name, value in metadata if name == "authorization"]
+    # Of several none is read: which one was meant?
+    headers = [(_AUTHORIZATION, _encoded(value)) for value in own]
+    if not own:
+        others = [value for name, value in metadata if name == "x-api-key"]
+        headers = [(_AUTHORIZATION, b"Bearer " + _encoded(value)) for value in others[-1:]]
+    return headers
+
+
+def key_in(metadata: Sequence[tuple[str, str | bytes]]) -> bytes:
     """Return the key that a call came with, empty if there is none."""
-    return find_bearer_token(request_headers(metadata, remaining=None))
+    return find_bearer_token(key_headers(metadata))
 
 
 def trailing_metadata(headers: Headers) -> tuple[tuple[str, str], ...]:
@@ -62,3 +73,7 @@ def _with_deadline(headers: Headers, asked: bytes | None, remaining: float) -> H
             kept = [header for header in headers if header[0] != _TIMEOUT]
             return [*kept, (_TIMEOUT, b"%.3f" % max(remaining, _SHORTEST))]
     return headers
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode("latin-1", "replace")

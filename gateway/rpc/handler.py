@@ -16,8 +16,9 @@ from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, RequestTimeout
+from gateway.http.request_head import MAX_FIELDS, header_fields_too_large
 from gateway.rpc.application_client import ApplicationClient, error_in
-from gateway.rpc.call_metadata import key_in, request_headers, trailing_metadata
+from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
 from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
@@ -96,16 +97,19 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._known[_HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
         public = [f"{SERVICE}{name}" for name, how in METADATA_METHODS.items() if how.is_public]
         self._public = frozenset({*public, _HEALTH})
+        self._too_many_fields = grpc.stream_unary_rpc_method_handler(self._refuse_fields)
         self._stranger = grpc.stream_unary_rpc_method_handler(self._refuse_stranger)
 
     @override
     def service(self, handler_call_details: Any) -> _Handler | None:
         """Return what answers a call, before its message is read."""
-        method = handler_call_details.method
+        method, metadata = handler_call_details.method, handler_call_details.invocation_metadata
         handler = self._known.get(method)
+        if len(metadata) > MAX_FIELDS:
+            return self._too_many_fields
         if handler is None or method in self._public:
             return handler
-        known = self._keys.find(key_in(handler_call_details.invocation_metadata)) is not None
+        known = self._keys.find(key_in(metadata)) is not None
         return handler if known else self._stranger
 
     async def _infer(self, _: object, context: _Context) -> bytes:
@@ -136,9 +140,13 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
         return refuse
 
+    async def _refuse_fields(self, _: object, context: _Context) -> None:
+        await context.abort(StatusCode.RESOURCE_EXHAUSTED, header_fields_too_large().detail)
+
     async def _refuse_stranger(self, _: object, context: _Context) -> None:
         # The application says it, and counts it.
-        reply = await self._ask(ApplicationRequest("POST", f"{SERVICE}ModelInfer"), context)
+        call = ApplicationRequest("POST", f"{SERVICE}ModelInfer")
+        reply = await self._client.ask(call, key_headers(context.invocation_metadata()))
         await _abort(context, reply)
 
     async def _health(self, _: object, context: _Context) -> bytes:

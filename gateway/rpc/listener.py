@@ -1,19 +1,25 @@
-"""Listens for calls of gRPC beside the worker's HTTP listener, in the same event loop."""
+"""Listens for calls of gRPC beside the worker's HTTP listener, in the same event loop.
+
+Clients connect to `CallFront`, which bounds them; grpcio listens on a private socket behind it.
+"""
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import grpc.aio
 from litestar.types import ASGIApp
 
 from gateway.auth.key_ring import KeyRing
-from gateway.errors import ConfigurationError
+from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining, Stop
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge
+from gateway.http.request_head import MAX_HEAD_BYTES
 from gateway.rpc.application_client import ApplicationClient
+from gateway.rpc.front import CallFront, open_rpc_socket, private_address
 from gateway.rpc.handler import RpcHandler
 from gateway.rpc.messages import MessageTable
 from gateway.settings import Settings
@@ -34,91 +40,81 @@ async def rpc_listener(
     max_message_bytes: int,
     draining: Draining,
     stop: asyncio.Event,
-    tls: ListenerTls | None = None,
+    edge: ListenerEdge | None = None,
 ) -> AsyncIterator[None]:
     """Listen on `settings.grpc_port` while this is entered, until `stop` is set.
 
-    Calls come over `tls`, if there is any. At the end those under way, and requests that they left,
+    `edge` is what comes before HTTP/2. At the end calls under way, and requests that they left,
     have `settings.drain` seconds, after the delay for load balancers where no supervisor has waited
     for it.
 
     Raises:
         ConfigurationError: the port cannot be listened on.
     """
-    server = grpc.aio.server(
-        options=_options(settings, max_message_bytes),
-        maximum_concurrent_rpcs=settings.max_connections,
-    )
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    address = f"{host}:{settings.grpc_port}"
-    async with TaskScope(drain=settings.drain) as tasks:
-        is_draining, loop = asyncio.Event(), asyncio.get_running_loop()
-        client = ApplicationClient(app, tasks, most=settings.max_connections)
-        handler = RpcHandler(
-            client,
-            keys=keys,
-            messages=MessageTable(),
-            draining=is_draining,
-            receive_timeout=settings.head_timeout,
+    with (
+        contextlib.closing(_open_socket(settings)) as listener,
+        private_address() as (own, address),
+    ):
+        server = grpc.aio.server(
+            options=_options(settings, max_message_bytes),
+            maximum_concurrent_rpcs=settings.max_connections,
         )
-        server.add_generic_rpc_handlers((handler,))
-        _bind(server, address, tls)
-        await server.start()
+        server.add_insecure_port(own)
+        front = CallFront(address, edge=edge or ListenerEdge(), timeouts=_timeouts(settings))
+        async with TaskScope(drain=settings.drain) as tasks:
+            is_draining, loop = asyncio.Event(), asyncio.get_running_loop()
+            client = ApplicationClient(app, tasks, most=settings.max_connections)
+            handler = RpcHandler(
+                client,
+                keys=keys,
+                messages=MessageTable(),
+                draining=is_draining,
+                receive_timeout=settings.head_timeout,
+            )
+            server.add_generic_rpc_handlers((handler,))
+            await server.start()
 
-        async def drain() -> None:
-            await stop.wait()
-            if not draining.is_supervised and (not isinstance(stop, Stop) or stop.is_graceful):
-                await asyncio.sleep(draining.delay)
-            is_draining.set()
-            until = loop.time() + settings.drain
-            await server.stop(settings.drain)
-            # What calls have left goes on.
-            tasks.drain = max(0.0, until - loop.time())
+            async def drain() -> None:
+                await stop.wait()
+                if not draining.is_supervised and (not isinstance(stop, Stop) or stop.is_graceful):
+                    await asyncio.sleep(draining.delay)
+                is_draining.set()
+                until = loop.time() + settings.drain
+                await front.stop_accepting(listener)
+                await server.stop(max(0.0, until - loop.time()))
+                # What calls have left goes on.
+                tasks.drain = max(0.0, until - loop.time())
 
-        drained = asyncio.create_task(drain())
-        try:
-            yield
-            await drained
-        finally:
-            drained.cancel()
-            await server.stop(None)
-
-
-def _bind(server: Any, address: str, tls: ListenerTls | None) -> None:
-    try:
-        if tls is None:
-            server.add_insecure_port(address)
-        else:
-            server.add_secure_port(address, _credentials(tls))
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"{address} cannot be listened on; choose another `SLUICEGATE_GRPC_PORT`"
-        ) from error
+            async with front.listening(listener):
+                drained = asyncio.create_task(drain())
+                try:
+                    yield
+                    await drained
+                finally:
+                    drained.cancel()
+                    await server.stop(None)
 
 
-def _credentials(tls: ListenerTls) -> Any:
-    """Return what shows the certificate that `tls` has when a client connects."""
-    shown = tls.pem
+def _open_socket(settings: Settings) -> socket.socket:
+    # The workers of a supervisor share the port; a worker alone must not share another's.
+    is_shared = settings.listen_fd is not None
+    return open_rpc_socket(settings.host, settings.grpc_port, shared=is_shared)
 
-    def renewed() -> Any:  # in threads of gRPC, at each handshake
-        nonlocal shown
-        if tls.pem is shown:
-            return None
-        shown = tls.pem
-        return grpc.ssl_server_certificate_configuration([shown])
 
-    first = grpc.ssl_server_certificate_configuration([shown])
-    return grpc.dynamic_ssl_server_credentials(first, renewed)
+def _timeouts(settings: Settings) -> ConnectionTimeouts:
+    return ConnectionTimeouts(
+        head=settings.head_timeout, idle=settings.keep_alive, connections=settings.max_connections
+    )
 
 
 def _options(settings: Settings, max_message_bytes: int) -> list[tuple[str, int]]:
     idle = max(1000, round(settings.keep_alive * 1000))
     return [
-        # The workers of a supervisor share the port; a worker alone must not share another's.
-        ("grpc.so_reuseport", int(settings.listen_fd is not None)),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_concurrent_streams", _MOST_STREAMS),
-        ("grpc.max_allowed_incoming_connections", settings.max_connections),
+        # Of what is decoded. Clients are told, and the call is answered where it has more.
+        ("grpc.max_metadata_size", MAX_HEAD_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
         ("grpc.server_handshake_timeout_ms", round(settings.head_timeout * 1000)),
         ("grpc.max_connection_idle_ms", idle),
         ("grpc.keepalive_time_ms", idle),

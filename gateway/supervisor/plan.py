@@ -12,6 +12,7 @@ import yaml
 from gateway.settings import Settings
 from gateway.supervisor import topology, valkey
 from gateway.supervisor.data_directory import Credentials, DataDirectory
+from gateway.supervisor.machine_memory import available_memory
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
@@ -100,6 +101,7 @@ def plan_up(
                 more_models=demo if demo != models else None,
                 settings=own,
                 choose=random.SystemRandom(),
+                memory=available_memory(),
             )
         ),
         others=(

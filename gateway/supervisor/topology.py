@@ -22,6 +22,8 @@ PYTHON = (sys.executable, "-P", "-m")
 _LOOPBACK = "127.0.0.1"
 _ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - looked up, not bound
 _BEYOND_DRAIN = 5.0
+_OF_BACKENDS = 0.8
+"""The part of the memory that backends share; gateway and Valkey take the rest."""
 # Factor on the time-out: a backend that opens a large model may hold the interpreter so long.
 _LOADING = 3.0
 
@@ -33,8 +35,15 @@ def backend_specs(
     more_models: Path | None = None,
     settings: Settings,
     choose: random.Random,
+    memory: int = 0,
 ) -> list[ProcessSpec]:
-    """Return one backend for each region, on a free loopback port that it keeps."""
+    """Return one backend for each region, on a free loopback port that it keeps.
+
+    Where the settings do not bound what each may take, they share `memory` bytes; 0: no bound.
+    """
+    bound = settings.backend_memory_limit_bytes
+    if bound is None:
+        bound = int(memory * _OF_BACKENDS) // max(1, len(regions))
     more = () if more_models is None else ("--more-models", str(more_models))
     taken: set[int] = set()
     specs = []
@@ -59,7 +68,7 @@ def backend_specs(
                 stop_within=settings.drain + _BEYOND_DRAIN,
                 heartbeat_variable="SLUICEGATE_BACKEND_HEARTBEAT_FD",
                 silent_within=settings.heartbeat_timeout * _LOADING,
-                memory_bytes=settings.backend_memory_limit_bytes,
+                memory_bytes=bound,
             )
         )
     return specs

@@ -27,6 +27,7 @@ from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import client_tls
 
+_MEBIBYTE = 1024 * 1024
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
 
 
@@ -164,6 +165,8 @@ class _Up:
             if demo != own:
                 for name in sorted(_model_names(demo) & _model_names(own)):
                     self._tell(f"`{name}` is that of {own}, not the demo model of the same name")
+        if bound := self._plan.backends[0].memory_bytes:
+            self._tell(f"a backend that takes more than {bound // _MEBIBYTE} MiB is replaced")
         return self._supervisor.start(self._plan.backends)
 
     async def _prepare_ledger(self) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -63,6 +64,52 @@ async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(red
     await fleet.advance(2.1)
 
     assert [await decide(alive, place) for _ in range(4)] == [True, True, True, False]
+
+
+_HOLDER = """
+import asyncio, sys, time
+
+from gateway.rate_limit.redis_limiter import RedisRateLimiter
+from gateway.redis.client import connect
+from tests.integration.test_redis_holds import PLACES
+from tests.support.limits import charge
+
+async def main():
+    redis = connect(sys.argv[1], timeout=60.0)
+    limiter = RedisRateLimiter(
+        redis=redis, holder="dead", local_share=0.1, monotonic=time.monotonic
+    )
+    async with limiter:
+        for _ in range(3):
+            print((await limiter.admit([charge(1, of=PLACES, hold=True)])).allowed, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.anyio
+async def test_the_places_of_a_killed_worker_are_free_within_5_s(redis: Redis, valkey: str) -> None:
+    place = charge(1, of=PLACES, hold=True)
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _HOLDER, valkey, stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    taken = [await worker.stdout.readline() for _ in range(3)]
+    assert taken == [b"True\n"] * 3
+    other = RedisRateLimiter(redis=redis, holder="alive", local_share=0.1, monotonic=time.monotonic)
+    async with other:
+        assert not await decide(other, [place])
+        worker.kill()
+        await worker.wait()
+        seconds, microseconds = await redis.time()
+        held = (await redis.hget(place.bucket, "h:dead") or b"0:0").decode()
+        ends = float(held.partition(":")[2])
+
+        assert ends - (seconds + microseconds / 1e6) < 5.0
+        async with asyncio.timeout(60.0):
+            while not await decide(other, [place]):
+                pass
 
 
 @pytest.mark.anyio

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from gateway.http.draining import Draining
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge
 from gateway.rpc.infer_route import SERVICE, rpc_dialect
 from gateway.rpc.listener import rpc_listener
 from gateway.rpc.messages import MessageTable
@@ -148,7 +148,9 @@ class RunningRpc:
 
 
 @contextlib.asynccontextmanager
-async def running_rpc(tls: ListenerTls | None = None, **settings: Any) -> AsyncIterator[RunningRpc]:
+async def running_rpc(
+    edge: ListenerEdge | None = None, **settings: Any
+) -> AsyncIterator[RunningRpc]:
     """Run a listener in this process."""
     port, stop, draining = free_port(), asyncio.Event(), Draining()
     api = serve_models(RpcApi())
@@ -159,7 +161,7 @@ async def running_rpc(tls: ListenerTls | None = None, **settings: Any) -> AsyncI
         max_message_bytes=api.document().request.max_body_bytes,
         draining=draining,
         stop=stop,
-        tls=tls,
+        edge=edge,
     )
     async with listener:
         try:

@@ -196,6 +196,16 @@ async def test_the_oldest_session_makes_room() -> None:
     assert None not in [await sessions.find(other) for other in others]
 
 
+async def test_logins_of_one_operator_end_no_session_of_another() -> None:
+    directory = _Directory(ann=Role.VIEWER, bob=Role.ADMIN)
+    sessions = Sessions(operators=directory, clock=Clock(), most=4, most_of_one=2)
+    first = await sessions.open("ann") or ""
+    own = [await sessions.open("bob") or "" for _ in range(6)]
+
+    assert await sessions.find(first) is not None
+    assert [await sessions.find(cookie) is not None for cookie in own] == [False] * 4 + [True] * 2
+
+
 async def test_who_is_logged_in_logs_in_anew(operator: httpx.AsyncClient) -> None:
     del operator.headers["x-csrf-token"]
 

@@ -35,6 +35,18 @@ def acme(ledger: Ledger) -> None:
     ledger.recorder.add_dead_letter("", "the entry's fields are wrong", b"unreadable")
 
 
+async def test_who_may_read_metrics_only_does_not_log_in(browser: httpx.AsyncClient) -> None:
+    created = await browser.post(
+        "/admin/operators", json={"name": "prom", "roles": ["metrics"]}, headers=AUTHORIZATION
+    )
+
+    refused = await log_in(browser, created.json()["key"])
+
+    assert refused.status_code == 403
+    assert "may read metrics only" in refused.text
+    assert "sluicegate_console" not in refused.cookies
+
+
 @pytest.mark.usefixtures("acme")
 async def test_a_viewer_reads_everything_and_changes_nothing(browser: httpx.AsyncClient) -> None:
     await log_in_as(browser, Role.VIEWER)

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -12,7 +11,7 @@ from typing import Self
 import msgspec
 import pytest
 
-from gateway.batches.webhooks import DeliveryRunner, Webhook, _is_public, read_webhooks, sign
+from gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.batch_types import BatchState, RequestBatch
 from gateway.ledger.batches import in_status
@@ -189,30 +188,6 @@ async def test_an_answer_that_never_ends_keeps_no_other_webhook(
 
     clock.advance(6.0)
     assert bool(ledger.deliveries.take(seconds=1.0)) == (answer == b"H")
-
-
-@pytest.mark.parametrize(
-    "address",
-    [
-        "64:ff9b::a00:1",
-        "2002:7f00:1::1",
-        "fec0::1",
-        "::127.0.0.1",
-        "::ffff:10.0.0.1",
-        "2001:0:1::1",
-        "ff0e::1",
-        "169.254.169.254",
-    ],
-)
-def test_an_address_within_an_address_is_looked_at(address: str) -> None:
-    assert not _is_public(ipaddress.ip_address(address))
-
-
-@pytest.mark.parametrize(
-    "address", ["8.8.8.8", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"]
-)
-def test_public_addresses_are_called(address: str) -> None:
-    assert _is_public(ipaddress.ip_address(address))
 
 
 async def test_a_file_that_cannot_be_read_uses_up_no_attempts(

@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from gateway.api.http import Headers
 from gateway.api.in_process import ApplicationReply, ApplicationRequest
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge
+from gateway.http.listener_tls import HTTP_2, ListenerTls
 from gateway.rpc import handler, listener
 from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.infer_route import SERVICE
@@ -188,9 +189,9 @@ async def test_an_idempotency_key_is_not_that_of_each_request_of_a_stream(
 
 async def test_calls_over_tls_are_shown_the_certificate_of_the_moment(tmp_path: Path) -> None:
     first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
-    tls = ListenerTls(first.server())
+    tls = ListenerTls(first.server(), protocols=HTTP_2)
     ca, other = first.ca.read_bytes(), second.ca.read_bytes()
-    async with running_rpc(tls) as rpc, rpc.client(ca=ca) as old:
+    async with running_rpc(ListenerEdge(tls=tls)) as rpc, rpc.client(ca=ca) as old:
         before = await old.ask("ModelInfer", infer("minilm", "a"))
         second.server().replace(tls.certificate)
         tls.renew()

@@ -12,6 +12,7 @@ from gateway.config.load import WORKER_BASE_BYTES
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.machine_memory import available_memory
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.topology import backend_specs, reachable
@@ -161,6 +162,28 @@ def test_a_bound_on_memory_that_a_full_cache_would_break_is_refused(tmp_path: Pa
 
     check_configuration(Settings(config=tmp_path, memory_limit_bytes=allowed))
     check_configuration(Settings(config=tmp_path, memory_limit_bytes=0))
+
+
+def test_backends_have_a_bound_on_their_memory(plan: ProcessPlan) -> None:
+    bounds = [spec.memory_bytes for spec in plan.backends]
+
+    assert min(bounds) > 0
+    assert sum(bounds) <= available_memory()
+
+
+@pytest.mark.parametrize(("asked", "bounds"), [(None, [400, 400]), (0, [0, 0]), (7, [7, 7])])
+def test_backends_share_the_memory_unless_the_settings_say_more(
+    asked: int | None, bounds: list[int]
+) -> None:
+    specs = backend_specs(
+        ("eu", "us"),
+        models=Path("models"),
+        settings=Settings(backend_memory_limit_bytes=asked),
+        choose=random.Random(1),
+        memory=1000,
+    )
+
+    assert [spec.memory_bytes for spec in specs] == bounds
 
 
 def test_children_are_watched_and_workers_have_each_others_sockets(plan: ProcessPlan) -> None:

@@ -1,0 +1,40 @@
+"""Finds the memory that this process and its children may take together."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path("/")
+_KIBIBYTE: Final = 1024
+
+
+def available_memory(root: Path = _ROOT) -> int:
+    """Return the bytes of the machine, or of the control group with the smallest limit; 0: unknown.
+
+    Both versions of control groups are read, of this process and of all groups around it.
+    """
+    return min((found for found in _limits(root) if found > 0), default=0)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                yield int(line.split()[1]) * _KIBIBYTE
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                yield from _group_limits(root / "sys/fs/cgroup", path, "memory.max")
+            elif "memory" in controllers.split(","):
+                folder = root / "sys/fs/cgroup/memory"
+                yield from _group_limits(folder, path, "memory.limit_in_bytes")
+
+
+def _group_limits(folder: Path, path: str, name: str) -> Iterator[int]:
+    """Yield the limits from a group up to the root; in a container its own group is the root."""
+    own = Path(path.lstrip("/"))
+    for group in (own, *own.parents):
+        with suppress(OSError, ValueError):  # "max" is none
+            yield int((folder / group / name).read_text())

@@ -1,0 +1,174 @@
+"""Hostile callers of gRPC, without a key and on real sockets: they are bounded as over HTTP."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+from grpc import StatusCode
+
+from gateway.http.edge import ListenerEdge
+from gateway.http.request_head import MAX_FIELDS
+from gateway.rpc.infer_route import SERVICE
+from loadtests.harness.waiting import until
+from tests.support.http2 import (
+    ACK,
+    CONTINUATION,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    RST_STREAM,
+    SETTINGS,
+    RawHttp2,
+    call_head,
+    frame,
+    literal,
+)
+from tests.support.rpc import RpcClient, floats, infer, running_rpc
+
+pytestmark = pytest.mark.anyio
+_HEAD = call_head(f"{SERVICE}ModelInfer")
+_CALM = b"\x00\x00\x00\x0b"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> tuple[str, dict[str, object]]:
+    """The loop of the product."""
+    return "asyncio", {"loop_factory": uvloop.new_event_loop}
+
+
+def head_of(block: bytes, stream: int = 1) -> Iterator[bytes]:
+    """Yield the frames of a head."""
+    parts = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
+    for index, part in enumerate(parts):
+        flags = END_HEADERS if index == len(parts) - 1 else 0
+        yield frame(CONTINUATION if index else HEADERS, part, flags=flags, stream=stream)
+
+
+async def is_answered(client: RpcClient) -> bool:
+    reply = await client.ask("ModelInfer", infer("minilm", "a"))
+    return reply.code is StatusCode.OK and floats(reply.message) == [0.25, -0.5]
+
+
+async def refusal_of(connection: RawHttp2) -> bytes:
+    """Return what the last frame says before the connection is closed."""
+    last = (await connection.until_closed())[-1]
+    assert (last.kind, last.payload[4:8]) == (GOAWAY, _CALM)
+    return last.payload[8:]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [literal("x", "a") * 100_000, literal("x", "a") * 10_000, b"\x40\x01x\x01a" + b"\xbe" * 60_000],
+    ids=["beyond the bytes", "beyond the fields", "beyond the fields, one byte each"],
+)
+async def test_a_head_with_many_fields_is_refused(fields: bytes) -> None:
+    async with running_rpc() as rpc, rpc.client() as client, RawHttp2(rpc.port) as hostile:
+        await hostile.send(*head_of(_HEAD + fields))
+
+        assert b"100 fields" in await refusal_of(hostile)
+        assert await is_answered(client)
+
+
+async def test_a_head_without_end_is_refused() -> None:
+    part = frame(CONTINUATION, literal("x", "a") * 3_000, stream=1)
+    async with running_rpc() as rpc, rpc.client() as client, RawHttp2(rpc.port) as hostile:
+        await hostile.send(frame(HEADERS, _HEAD, stream=1))
+        sent = 0
+        while await hostile.send(part):
+            sent += len(part)
+
+        assert sent < 32 << 20  # what buffers of both sides take, at most
+        assert await is_answered(client)
+
+
+async def test_a_head_has_a_time_to_arrive() -> None:
+    async with (
+        running_rpc(head_timeout=0.2) as rpc,
+        RawHttp2(rpc.port) as begun,
+        RawHttp2(rpc.port, greets=False) as silent,
+        RawHttp2(rpc.port) as whole,
+    ):
+        await begun.send(frame(HEADERS, _HEAD, stream=1))
+        await whole.send(frame(HEADERS, _HEAD, flags=END_HEADERS | END_STREAM, stream=1))
+
+        assert b"in time" in await refusal_of(begun)
+        assert b"in time" in await refusal_of(silent)
+        while (one := await whole.receive()) is not None and one.kind != HEADERS:
+            pass
+    assert one is not None
+
+
+async def test_one_call_with_too_much_metadata_is_refused_alone() -> None:
+    many = [(f"x-{number}", "a") for number in range(MAX_FIELDS + 1)]
+    async with running_rpc() as rpc, rpc.client() as client:
+        fields = await client.ask("ModelInfer", infer("minilm", "a"), metadata=many)
+        large = await client.ask("ServerMetadata", metadata=[("x", "a" * 30_000)])
+
+        assert await is_answered(client)
+    assert (fields.code, large.code) == (StatusCode.RESOURCE_EXHAUSTED, StatusCode.OK)
+    assert f"{MAX_FIELDS} header fields" in fields.details
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        frame(PING, bytes(8)) * 1000,
+        frame(SETTINGS) * 1000,
+        b"".join(
+            frame(HEADERS, _HEAD, flags=END_HEADERS, stream=number)
+            + frame(RST_STREAM, b"\x00\x00\x00\x08", stream=number)
+            for number in range(1, 1001, 2)
+        ),
+        b"".join(
+            frame(HEADERS, _HEAD, flags=END_HEADERS, stream=number) for number in range(1, 2001, 2)
+        ),
+    ],
+    ids=["ping", "settings", "reset", "calls"],
+)
+async def test_floods_leave_others_their_answers(frames: bytes) -> None:
+    async with running_rpc() as rpc, rpc.client() as client:
+        hostile = [RawHttp2(rpc.port) for _ in range(4)]
+        for one in hostile:
+            await one.__aenter__()
+            one.writer.write(frames)
+
+        assert [await is_answered(client) for _ in range(20)] == [True] * 20
+        assert rpc.api.scene.runner.begun <= 20
+        for one in hostile:
+            await one.__aexit__()
+
+
+async def test_an_address_has_its_connections_and_no_more() -> None:
+    edge = ListenerEdge(per_address=2)
+    async with running_rpc(edge) as rpc, rpc.client() as client, RawHttp2(rpc.port) as second:
+        await second.send(frame(PING, bytes(8)))
+        assert await second.receive() is not None
+        assert await is_answered(client)
+        async with RawHttp2(rpc.port) as third:
+            assert b"2 connections" in await refusal_of(third)
+        second.writer.transport.abort()
+        await until(lambda: sum(edge.counts._counts.values()) == 1)
+        async with RawHttp2(rpc.port) as again:
+            await again.send(frame(PING, bytes(8)))
+            assert await again.receive() is not None
+
+
+async def test_a_client_that_half_closes_ends_its_connection() -> None:
+    async with running_rpc() as rpc, RawHttp2(rpc.port) as client:
+        await client.send(frame(PING, bytes(8)))
+        client.writer.write_eof()
+
+        found = await client.until_closed()
+    assert (PING, ACK) in [(one.kind, one.flags) for one in found]
+
+
+async def test_answers_wait_for_a_client_that_does_not_read() -> None:
+    texts = ["x" * 1000] * 200
+    async with running_rpc() as rpc, rpc.client() as client:
+        answers = await asyncio.gather(
+            *(client.ask("ModelInfer", infer("minilm", *texts)) for _ in range(20))
+        )
+    assert {one.code for one in answers} == {StatusCode.OK}
