@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from backends.errors import ModelProblem
 from backends.protocol import Task
+from backends.repository.config_defaults import complete_config, padding_position
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
 from backends.repository.sentence_modules import (
     FILE as MODULES,
@@ -36,8 +37,6 @@ _LOGITS = "logits"
 _PER_TOKEN = 3
 # What `model_max_length` says where it says nothing is some 10^30.
 _NO_LIMIT = 1_000_000
-# RoBERTa's positions begin after that of the padding.
-_OFFSET_TYPES = {"roberta", "xlm-roberta", "camembert", "mpnet"}
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
 
@@ -62,7 +61,7 @@ class _ManifestInference:
         self._folder = folder
         self._files = files
         self._sources: dict[str, str] = {}
-        self._config = self._json(_CONFIG)
+        self._config = complete_config(self._json(_CONFIG))
 
     def run(self, declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         for field, value in declared.items():
@@ -104,8 +103,11 @@ class _ManifestInference:
         published = read_limits(self._files)
         positions = self._config.get("max_position_embeddings")
         if isinstance(positions, int):
-            if self._config.get("model_type") in _OFFSET_TYPES:
-                positions -= int(self._config.get("pad_token_id") or 0) + 1
+            try:
+                padding = padding_position(self._config)
+            except ValueError as error:
+                raise ModelProblem(f"{self._files(_CONFIG)}: {error}") from None
+            positions -= 0 if padding is None else padding + 1
             limits[_CONFIG] = positions
         if published is not None and published.max_tokens:
             # It takes the place of the tokenizer's, which may be shorter.
@@ -224,8 +226,11 @@ class _ManifestInference:
             self._set("labels", ordered, _CONFIG)
         elif self._choices():
             self._set("labels", ["choice"], _CONFIG)
-        elif self._config.get("architectures") and width == 2:  # noqa: PLR2004 - transformers' own
-            self._set("labels", ["LABEL_0", "LABEL_1"], "the default of transformers")
+        elif self._architectures():
+            number = self._config.get("num_labels", 2)
+            if isinstance(number, int) and number == width:
+                numbered = [f"LABEL_{place}" for place in range(number)]
+                self._set("labels", numbered, "the default of transformers")
         self._require("labels", f"the names of the {width or ''} logits, in their order")
         labels = self._document["labels"]
         if self._choices():

@@ -14,6 +14,7 @@ import yaml
 from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from backends.repository.config_defaults import complete_config
 from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
 from backends.types import Pooling
 
@@ -202,7 +203,7 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     check_content(tokenizer)
     source = CheckpointFolder(
         folder=folder,
-        config=read_json(folder / "config.json"),
+        config=complete_config(read_json(folder / "config.json")),
         graph=_find_graph(folder, fields.get("graph")),
         modules=read_modules(lambda name: folder / name),
         fields=fields,
