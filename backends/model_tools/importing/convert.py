@@ -1,5 +1,6 @@
 """Converts a Hugging Face folder to a revision of a model repository."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,11 +18,12 @@ from backends.model_tools.importing.finishing import copy_graph, finish_graph, f
 from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
+from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
 # Files from which the rest is inferred: task, labels, lengths, pooling.
 _KEPT = (
     "config.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     *LIMIT_FILES,
     PROMPT_FILE,
 )
@@ -40,6 +42,9 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     target.mkdir(parents=True, exist_ok=True)
     origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
+    tokenizer = source.tokenizer
+    if tokenizer.changed:
+        origin += f"; {', '.join(tokenizer.changed)} of the tokenizer as `{tokenizer.name}` has it"
     finish_graph(target / _GRAPH, source, fields)
     if weights is not None:
         write_forms(
@@ -50,10 +55,14 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             finish=lambda form: finish_model(form, source, dict(source.fields)),
         )
     fields.pop("graph", None)
-    shutil.copyfile(folder / str(fields.pop("tokenizer", _TOKENIZER)), target / _TOKENIZER)
+    fields.pop("tokenizer", None)
     for name in _KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
+    (target / _TOKENIZER).write_text(tokenizer.text, encoding="utf-8")
+    if tokenizer.config is not None:
+        document = json.dumps(tokenizer.config, ensure_ascii=False, indent=2)
+        (target / TOKENIZER_CONFIG).write_text(document, encoding="utf-8")
     if fields:
         (target / _MANIFEST).write_text(yaml.safe_dump(fields), encoding="utf-8")
     return origin

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx
-import tokenizers
 from numpy.typing import NDArray
 from onnx import ModelProto
 
@@ -93,8 +92,7 @@ def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None
 
 def special_ids(source: CheckpointFolder) -> list[int]:
     """Return the ids that a family may treat apart: those of special tokens, the padding's too."""
-    path = source.folder / str(source.fields.get("tokenizer", "tokenizer.json"))
-    added = tokenizers.Tokenizer.from_file(str(path)).get_added_tokens_decoder()
+    added = source.tokenizer.load().get_added_tokens_decoder()
     named = (value for name, value in source.config.items() if name.endswith("_token_id"))
     return sorted({*added, *(value for value in named if isinstance(value, int))})
 
