@@ -26,6 +26,7 @@ from backends.repository.sentence_settings import (
     read_prompts,
     read_score_function,
 )
+from backends.repository.tokenizer_class import find_class, sends_types
 from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG, check_tokenizer
 from backends.repository.triton import FILE as TRITON
 from backends.types import Pooling
@@ -83,6 +84,7 @@ class _ManifestInference:
         check_tokenizer(
             self._files,
             str(self._document["tokenizer"]),
+            kind=find_class(self._config, self._json(TOKENIZER_CONFIG)),
             truncates=bool(self._document.get("truncate")),
         )
         if self._document["kind"] == "classifier":
@@ -291,9 +293,11 @@ class _ManifestInference:
         """Infer how two texts become one row: the tokenizer decides it."""
         names = [value.name for value in graph.inputs]
         types = "with" if "token_type_ids" in names else "without"
-        given = self._json(TOKENIZER_CONFIG).get("model_input_names")
-        if isinstance(given, list) and {"token_type_ids"} & set(names) - set(given):
+        given = self._json(TOKENIZER_CONFIG)
+        if "token_type_ids" in names and sends_types(self._config, given) is False:
             self._set("token_types", False, TOKENIZER_CONFIG)
+        if given.get("split_special_tokens"):
+            self._set("split_special_tokens", True, TOKENIZER_CONFIG)
         self._sources["pairs"] = f"{self._document['tokenizer']}, {types} token types"
 
     def _set(self, field: str, value: Any, source: str) -> None:

@@ -62,6 +62,25 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     name: str | None = None
     changed: tuple[str, ...] = ()
 
+    def check_types(self, known: int) -> None:
+        """Check that a model which knows so many token types knows those of this tokenizer.
+
+        Raises:
+            StartProblem: it does not, or a text alone has others than the first.
+        """
+        if not self.types:
+            return
+        tokenizer = self.load()
+        largest = max(tokenizer.encode("0", "0").type_ids, default=0)
+        if largest >= known:
+            raise StartProblem(
+                f"its tokenizer gives a pair the token types 0 to {largest}, and `type_vocab_size` "
+                f"is {known}, on which transformers fails; leave `{_TYPES}` out of "
+                f"`model_input_names` in `{CONFIG}`"
+            )
+        if any(tokenizer.encode("0").type_ids):
+            raise StartProblem("its tokenizer gives a text alone other token types than 0")
+
     def load(self) -> Tokenizer:
         """Return the tokenizer, which neither pads nor cuts."""
         tokenizer = Tokenizer.from_str(self.text)
@@ -388,50 +407,32 @@ class _Spec(msgspec.Struct, frozen=True):
     template: Callable[[_Given, Tokenizer], Any] | None = None
 
 
-def _named(
-    *, unk: str, sep: str, pad: str, cls: str, mask: _Written, ends: bool
-) -> dict[str, _Written]:
-    both: dict[str, _Written] = {"bos_token": cls, "eos_token": sep} if ends else {}
-    return {
-        **both,
-        "unk_token": unk,
-        "sep_token": sep,
-        "pad_token": pad,
-        "cls_token": cls,
-        "mask_token": mask,
-    }
+def _angled(unk: str, mask: _Written) -> dict[str, _Written]:
+    ends: dict[str, _Written] = {"bos_token": "<s>", "eos_token": "</s>"}
+    between: dict[str, _Written] = {"cls_token": "<s>", "sep_token": "</s>"}
+    return {**ends, **between, "unk_token": unk, "pad_token": "<pad>", "mask_token": mask}
 
 
 _SPACED_MASK = {"content": "<mask>", "lstrip": True}
-_BRACKETS = {"sep": "[SEP]", "cls": "[CLS]", "mask": "[MASK]"}
-_ANGLES = {"sep": "</s>", "cls": "<s>", "pad": "<pad>", "ends": True}
-_BERT = _Spec(
-    _named(**_BRACKETS, unk="[UNK]", pad="[PAD]", ends=False), _word_pieces, _bert_template
+_BRACKETS: Mapping[str, _Written] = MappingProxyType(
+    {"unk_token": "[UNK]", "sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
 )
+_BERT = _Spec({**_BRACKETS, "pad_token": "[PAD]"}, _word_pieces, _bert_template)
+_ENDS: Mapping[str, _Written] = MappingProxyType({"bos_token": "[CLS]", "eos_token": "[SEP]"})
 _SPECS: Mapping[str, _Spec] = MappingProxyType(
     {
         GENERIC: _Spec({}),
         "BertTokenizer": _BERT,
         "DistilBertTokenizer": _BERT,
-        "RobertaTokenizer": _Spec(
-            _named(**_ANGLES, unk="<unk>", mask="<mask>"), _byte_pairs, _roberta_template
+        "RobertaTokenizer": _Spec(_angled("<unk>", "<mask>"), _byte_pairs, _roberta_template),
+        "XLMRobertaTokenizer": _Spec(_angled("<unk>", "<mask>"), _xlm_roberta, _xlm_template),
+        "CamembertTokenizer": _Spec(_angled("<unk>", _SPACED_MASK), _camembert, _xlm_template),
+        "MPNetTokenizer": _Spec(_angled("[UNK]", _SPACED_MASK), _word_pieces, _mpnet_template),
+        "AlbertTokenizer": _Spec(
+            {**_BRACKETS, **_ENDS, "unk_token": "<unk>", "pad_token": "<pad>"}, _albert
         ),
-        "XLMRobertaTokenizer": _Spec(
-            _named(**_ANGLES, unk="<unk>", mask="<mask>"), _xlm_roberta, _xlm_template
-        ),
-        "CamembertTokenizer": _Spec(
-            _named(**_ANGLES, unk="<unk>", mask=_SPACED_MASK),
-            _camembert,
-            _xlm_template,
-        ),
-        "MPNetTokenizer": _Spec(
-            _named(**_ANGLES, unk="[UNK]", mask=_SPACED_MASK),
-            _word_pieces,
-            _mpnet_template,
-        ),
-        "AlbertTokenizer": _Spec(_named(**_BRACKETS, unk="<unk>", pad="<pad>", ends=True), _albert),
         "DebertaV2Tokenizer": _Spec(
-            _named(**_BRACKETS, unk="[UNK]", pad="[PAD]", ends=True), _deberta, _bert_template
+            {**_BRACKETS, **_ENDS, "pad_token": "[PAD]"}, _deberta, _bert_template
         ),
     }
 )
