@@ -113,12 +113,12 @@ def draw_tokenizer(drawn: Drawn) -> Any:
     document = json.loads((DATA / f"{file}-tokenizer.json").read_text(encoding="utf-8"))
     special = _special(document)
     if drawn.chance(0.3):
-        # Optional token ids of their own: a word of the vocabulary stands for the padding.
+        # Some roles are then played by words of the vocabulary, or by none.
         document["added_tokens"] = document["added_tokens"][: drawn.one(3, 5)]
     if kind == "TokenizersBackend":
-        changed = drawn.one(None, "no template", "types")
-        if changed == "no template":
-            document["post_processor"] = None
+        document["post_processor"] = drawn.one(
+            document["post_processor"], document["post_processor"], None, _template(document)
+        )
         made = transformers.PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(json.dumps(document)), **special
         )
@@ -126,6 +126,20 @@ def draw_tokenizer(drawn: Drawn) -> Any:
             made.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
         return made
     return _of_class(drawn, kind, document, special)
+
+
+def _template(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a template that ends texts otherwise than any class does."""
+    end = document["added_tokens"][2]
+    part = {"SpecialToken": {"id": end["content"], "type_id": 1}}
+    first, second = ({"Sequence": {"id": each, "type_id": 0}} for each in "AB")
+    known = {"id": end["content"], "ids": [end["id"]], "tokens": [end["content"]]}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, {"SpecialToken": {"id": end["content"], "type_id": 0}}],
+        "pair": [first, part, second, part],
+        "special_tokens": {end["content"]: known},
+    }
 
 
 def _special(document: dict[str, Any]) -> dict[str, str]:
