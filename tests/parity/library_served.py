@@ -27,8 +27,18 @@ from backends.protocol import (
 )
 from backends.settings import BackendSettings
 from tests.parity.comparison import TOLERANCE
-from tests.parity.library_answers import CANDIDATES, TEMPLATE, LibraryAnswers, read_answers
+from tests.parity.library_answers import (
+    CANDIDATES,
+    FAMILIES,
+    TEMPLATE,
+    LibraryAnswers,
+    read_answers,
+)
 from tests.support.backend_calls import Backend, running_backend
+
+_KINDS = ("equal", "refused", "only served", "differs")
+_PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
+_BEGIN, _END = "<!-- table of the libraries' checkpoints: make parity -->", "<!-- its end -->"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,29 +162,46 @@ def _scores(answers: list[Any], labels: list[str]) -> list[list[float]]:
     return lines
 
 
-def main() -> None:
-    """Compare the checkpoints of a folder; fail where one differs in silence."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    given = parser.parse_args()
-    paths = sorted(path for path in given.folder.iterdir() if path.is_dir())
+def compare_all(root: Path) -> list[Verdict]:
+    """Compare every checkpoint in a folder, family by family."""
     families: dict[str, list[Path]] = {}
-    for path in paths:
+    for path in sorted(path for path in root.iterdir() if path.is_dir()):
         families.setdefault(read_answers(path).family, []).append(path)
     verdicts = []
     for folders in families.values():
         with tempfile.TemporaryDirectory() as models:
             verdicts += asyncio.run(compare_folders(folders, Path(models)))
+    return verdicts
+
+
+def make_table(verdicts: Sequence[Verdict]) -> str:
+    """Return a table of families."""
+    counted = Counter((verdict.family, verdict.kind) for verdict in verdicts)
+    families = [family for family in FAMILIES if any(v.family == family for v in verdicts)]
+    lines = [["family", "checkpoints", *_KINDS], ["---"] * (len(_KINDS) + 2)]
+    for family in families:
+        total = sum(verdict.family == family for verdict in verdicts)
+        lines.append([family, str(total), *(str(counted[family, kind]) for kind in _KINDS)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> None:
+    """Compare the checkpoints of a folder; fail where one differs in silence."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", action="store_true", help="write the table to docs/parity.md")
+    given = parser.parse_args()
+    verdicts = compare_all(given.folder)
     for verdict in verdicts:
         if verdict.kind != "equal":
             notes = "; ".join(read_answers(given.folder / verdict.name).notes)
             sys.stdout.write(f"{verdict.name} ({notes}): {verdict.kind}: {verdict.detail}\n")
-    counted = Counter((verdict.family, verdict.kind) for verdict in verdicts)
-    kinds = ("equal", "refused", "only served", "differs")
-    sys.stdout.write(f"| family | checkpoints | {' | '.join(kinds)} |\n")
-    for family, folders in families.items():
-        numbers = [str(counted[family, kind]) for kind in kinds]
-        sys.stdout.write(f"| {family} | {len(folders)} | {' | '.join(numbers)} |\n")
+    table = make_table(verdicts)
+    sys.stdout.write(f"{table}\n")
+    if given.write:
+        before, rest = _PAGE.read_text(encoding="utf-8").split(_BEGIN)
+        after = rest.split(_END)[1]
+        _PAGE.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{after}", encoding="utf-8")
     if any(verdict.kind == "differs" for verdict in verdicts):
         sys.exit("answers differ")
 
