@@ -4,7 +4,7 @@
 """
 
 import argparse
-import tarfile
+import zipfile
 from pathlib import Path
 
 from tests.parity.library_answers import answers_file
@@ -15,14 +15,14 @@ FIXTURES = DATA / "library"
 
 def unpack(name: str, folder: Path) -> Path:
     """Unpack a checkpoint and its answers; return its folder."""
-    with tarfile.open(FIXTURES / f"{name}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+    with zipfile.ZipFile(FIXTURES / f"{name}.zip") as archive:
+        archive.extractall(folder)
     return folder / name
 
 
 def fixture_names() -> list[str]:
     """Return the names of all packed checkpoints."""
-    return sorted(path.name.removesuffix(".tar.xz") for path in FIXTURES.glob("*.tar.xz"))
+    return sorted(path.stem for path in FIXTURES.glob("*.zip"))
 
 
 def main() -> None:
@@ -33,15 +33,14 @@ def main() -> None:
     given = parser.parse_args()
     FIXTURES.mkdir(exist_ok=True)
     for name in given.names:
-        with tarfile.open(FIXTURES / f"{name}.tar.xz", "w:xz", preset=9) as archive:
-            for path in (given.folder / name, answers_file(given.folder / name)):
-                archive.add(path, path.relative_to(given.folder), filter=_anonymous)
-
-
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    entry.uid = entry.gid = entry.mtime = 0
-    entry.uname = entry.gname = ""
-    return entry
+        files = [path for path in (given.folder / name).rglob("*") if path.is_file()]
+        with zipfile.ZipFile(FIXTURES / f"{name}.zip", "w", zipfile.ZIP_LZMA) as archive:
+            for path in sorted([*files, answers_file(given.folder / name)]):
+                if path.name != "README.md":
+                    # Without a time, so that a file packed again is the same.
+                    entry = zipfile.ZipInfo(str(path.relative_to(given.folder)))
+                    entry.compress_type = zipfile.ZIP_LZMA
+                    archive.writestr(entry, path.read_bytes())
 
 
 if __name__ == "__main__":
