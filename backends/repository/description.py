@@ -11,7 +11,9 @@ _WIDTH = 22
 _MOST_LABELS = 8
 _SHOWN = ("outputs", "output", "function", "pooling", "truncate")
 # Where nothing asks for them, they are not worth a line.
-_RARE = ("prompt", "prompts", "lowercase", "token_types", "rerank_function")
+_RARE = (
+    *("prompt", "prompts", "lowercase", "token_types", "split_special_tokens", "rerank_function"),
+)
 
 
 def describe_model(info: ModelInfo, model: Model) -> list[str]:

@@ -49,7 +49,7 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
 
     In place of a `graph`, an `upstream` names the server that runs it. `lowercase` lower-cases
     texts before the tokenizer does what its file says; without `token_types` the texts of a pair
-    are of the same type.
+    are of the same type. With `split_special_tokens` a special token that a text holds is text.
     """
 
     graph: File = ""
@@ -60,6 +60,7 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
     truncate: bool = False
     lowercase: bool = False
     token_types: bool = True
+    split_special_tokens: bool = False
 
 
 class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):

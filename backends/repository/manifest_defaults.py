@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from backends.errors import ModelProblem
 from backends.protocol import Task
+from backends.repository.config_defaults import complete_config, padding_position
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
 from backends.repository.sentence_modules import (
     FILE as MODULES,
@@ -25,6 +26,7 @@ from backends.repository.sentence_settings import (
     read_prompts,
     read_score_function,
 )
+from backends.repository.tokenizer_class import find_class, sends_types
 from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG, check_tokenizer
 from backends.repository.triton import FILE as TRITON
 from backends.types import Pooling
@@ -36,8 +38,6 @@ _LOGITS = "logits"
 _PER_TOKEN = 3
 # What `model_max_length` says where it says nothing is some 10^30.
 _NO_LIMIT = 1_000_000
-# RoBERTa's positions begin after that of the padding.
-_OFFSET_TYPES = {"roberta", "xlm-roberta", "camembert", "mpnet"}
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
 _PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
 
@@ -62,7 +62,7 @@ class _ManifestInference:
         self._folder = folder
         self._files = files
         self._sources: dict[str, str] = {}
-        self._config = self._json(_CONFIG)
+        self._config = complete_config(self._json(_CONFIG))
 
     def run(self, declared: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         for field, value in declared.items():
@@ -84,6 +84,7 @@ class _ManifestInference:
         check_tokenizer(
             self._files,
             str(self._document["tokenizer"]),
+            kind=find_class(self._config, self._json(TOKENIZER_CONFIG)),
             truncates=bool(self._document.get("truncate")),
         )
         if self._document["kind"] == "classifier":
@@ -104,8 +105,11 @@ class _ManifestInference:
         published = read_limits(self._files)
         positions = self._config.get("max_position_embeddings")
         if isinstance(positions, int):
-            if self._config.get("model_type") in _OFFSET_TYPES:
-                positions -= int(self._config.get("pad_token_id") or 0) + 1
+            try:
+                padding = padding_position(self._config)
+            except ValueError as error:
+                raise ModelProblem(f"{self._files(_CONFIG)}: {error}") from None
+            positions -= 0 if padding is None else padding + 1
             limits[_CONFIG] = positions
         if published is not None and published.max_tokens:
             # It takes the place of the tokenizer's, which may be shorter.
@@ -224,8 +228,11 @@ class _ManifestInference:
             self._set("labels", ordered, _CONFIG)
         elif self._choices():
             self._set("labels", ["choice"], _CONFIG)
-        elif self._config.get("architectures") and width == 2:  # noqa: PLR2004 - transformers' own
-            self._set("labels", ["LABEL_0", "LABEL_1"], "the default of transformers")
+        elif self._architectures():
+            number = self._config.get("num_labels", 2)
+            if isinstance(number, int) and number == width:
+                numbered = [f"LABEL_{place}" for place in range(number)]
+                self._set("labels", numbered, "the default of transformers")
         self._require("labels", f"the names of the {width or ''} logits, in their order")
         labels = self._document["labels"]
         if self._choices():
@@ -286,9 +293,11 @@ class _ManifestInference:
         """Infer how two texts become one row: the tokenizer decides it."""
         names = [value.name for value in graph.inputs]
         types = "with" if "token_type_ids" in names else "without"
-        given = self._json(TOKENIZER_CONFIG).get("model_input_names")
-        if isinstance(given, list) and {"token_type_ids"} & set(names) - set(given):
+        given = self._json(TOKENIZER_CONFIG)
+        if "token_type_ids" in names and sends_types(self._config, given) is False:
             self._set("token_types", False, TOKENIZER_CONFIG)
+        if given.get("split_special_tokens"):
+            self._set("split_special_tokens", True, TOKENIZER_CONFIG)
         self._sources["pairs"] = f"{self._document['tokenizer']}, {types} token types"
 
     def _set(self, field: str, value: Any, source: str) -> None:

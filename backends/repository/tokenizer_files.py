@@ -1,24 +1,53 @@
-"""Refuses a `tokenizer_config.json` that asks for what `tokenizer.json` alone does not do."""
+"""Refuses a `tokenizer_config.json` that asks for what `tokenizer.json` alone does not do.
 
+An import applies such options; here are the folders that were put into a repository as they are.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from backends.errors import ModelProblem
 from backends.repository.sentence_modules import Files, read_object
+from backends.repository.tokenizer_class import GENERIC
 
 CONFIG = "tokenizer_config.json"
+# Options of BERT's normalizer, by the fields that classes of tokenizers know them by.
+_NORMALIZES: Mapping[str, str] = MappingProxyType(
+    {
+        "do_lower_case": "lowercase",
+        "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars",
+    }
+)
+_PREFIX = "add_prefix_space"
 
 
 class _TokenizerFile(msgspec.Struct, frozen=True):
-    """Holds two fields; the vocabulary, of many megabytes, is skipped."""
+    """Holds three fields; the vocabulary, of many megabytes, is skipped."""
 
     truncation: dict[str, Any] | None = None
     normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+
+    def options(self) -> Iterator[tuple[str, Any]]:
+        """Yield the options that `tokenizer_config.json` may have too, by its names."""
+        normalizer = self.normalizer or {}
+        if normalizer.get("type") == "BertNormalizer":
+            for field, ours in _NORMALIZES.items():
+                yield field, normalizer.get(ours)
+        first = self.pre_tokenizer or {}
+        for each in first.get("pretokenizers", [first]):
+            if each.get("type") == "ByteLevel":
+                yield _PREFIX, each.get(_PREFIX)
+            elif each.get("type") == "Metaspace" and "prepend_scheme" in each:
+                yield _PREFIX, each["prepend_scheme"] == "always"
 
 
-def check_tokenizer(files: Files, name: str, *, truncates: bool) -> None:
-    """Compare both files of a tokenizer.
+def check_tokenizer(files: Files, name: str, *, kind: str | None, truncates: bool) -> None:
+    """Compare both files of a tokenizer, whose class is `kind`, if anything tells that.
 
     Raises:
         ModelProblem: they disagree, or one cannot be read.
@@ -37,10 +66,12 @@ def check_tokenizer(files: Files, name: str, *, truncates: bool) -> None:
             f"{path}: `truncation_side` is `{side}`, and texts are cut at their end here; write "
             "`truncate: false` in `model.yaml`, which refuses texts that are too long"
         )
-    normalizer, lowers = tokenizer.normalizer or {}, config.get("do_lower_case")
-    is_bert = normalizer.get("type") == "BertNormalizer"
-    if is_bert and lowers is not None and bool(normalizer.get("lowercase")) is not bool(lowers):
-        raise ModelProblem(
-            f"{path}: `do_lower_case` is {str(lowers).lower()}, and `{name}` does the opposite; "
-            "save the tokenizer again with `save_pretrained`"
-        )
+    if kind == GENERIC:
+        return  # it takes the file as it is
+    for field, does in tokenizer.options():
+        asked = config.get(field)
+        if asked is not None and bool(asked) is not bool(does):
+            raise ModelProblem(
+                f"{path}: `{field}` is {str(asked).lower()}, and `{name}` does the opposite; have "
+                "`models import` read the folder, which applies it"
+            )

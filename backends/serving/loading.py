@@ -275,6 +275,7 @@ def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -
         truncate_to=manifest.max_tokens if manifest.truncate else None,
         lowercase=manifest.lowercase,
         token_types=manifest.token_types,
+        split_special_tokens=manifest.split_special_tokens,
     )
 
 

@@ -43,6 +43,7 @@ class Tokenizer:
     Padding and truncation a file may carry are switched off: the batcher pads, the pipeline
     refuses what is too long, unless `truncate_to` says how many tokens to keep. `lowercase`
     lower-cases texts before anything else. Without `token_types` the texts of a pair are of one.
+    With `split_special_tokens` those that a text holds are read as text.
     What runs no model and costs nothing is read by `token_pool`, if that is given: it takes no
     thread from rows.
     """
@@ -56,8 +57,10 @@ class Tokenizer:
         truncate_to: int | None = None,
         lowercase: bool = False,
         token_types: bool = True,
+        split_special_tokens: bool = False,
     ) -> None:
         self._truncate_to = truncate_to
+        self._split_special_tokens = split_special_tokens
         self._token_types = token_types
         try:
             self._source = path.read_text(encoding="utf-8")
@@ -308,6 +311,7 @@ class Tokenizer:
             copy = tokenizers.Tokenizer.from_str(self._source)
             copy.no_padding()
             copy.no_truncation()
+            copy.encode_special_tokens = self._split_special_tokens
             if truncate_to is not None:
                 copy.enable_truncation(truncate_to)
             setattr(self._copies, name, copy)

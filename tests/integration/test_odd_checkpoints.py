@@ -235,11 +235,17 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     "static axes": (graph(rewrite=static_axes), [], GRAPH, "dynamic axes"),
     "names not given": (graph(rewrite=other_names), NAMED[-2:], GRAPH, "--input input_ids=NAME"),
     "a wrong name": (graph(), ["--input", "input_ids=x"], GRAPH, "there is no input `x`"),
-    "another order of case": (
-        edit("tokenizer_config.json", do_lower_case=False),
+    "an unknown class of tokenizer": (
+        edit("tokenizer_config.json", tokenizer_class="LlamaTokenizerFast"),
         [],
         "tokenizer_config.json",
-        "does the opposite",
+        "write `tokenizer_class: TokenizersBackend`",
+    ),
+    "a class of another vocabulary": (
+        edit("tokenizer_config.json", tokenizer_class="RobertaTokenizer"),
+        [],
+        "tokenizer.json",
+        "it holds a model of WordPiece, and the class takes BPE",
     ),
     "cut at the beginning": (
         edit("tokenizer_config.json", truncation_side="left"),

@@ -8,10 +8,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+from numpy.typing import NDArray
 from onnx import ModelProto
 
+from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.exported import read_exported
 from backends.model_tools.graphs.weights import read_safetensors
 from backends.model_tools.importing.convert import convert
@@ -20,6 +23,7 @@ from tests.parity.texts import DATA
 
 EXPORTS: dict[Family, Path] = {
     "bert": DATA / "bert-text-torchscript.onnx",
+    "roberta": DATA / "roberta-text-torchscript.onnx",
     "modernbert": DATA / "modernbert-text-dynamo.onnx",
 }
 REAL_TOKENS_ONLY = "GatherND"
@@ -52,7 +56,7 @@ def test_the_weights_of_an_export_are_those_of_its_checkpoint(source: Path, tmp_
     kernels = [name for name in published if name.endswith(".weight")]
     assert kernels
     for name in kernels:
-        own = name.removeprefix("bert.").removeprefix("model.")
+        own = name.removeprefix("bert.").removeprefix("roberta.").removeprefix("model.")
         assert found[own].tolist() == published[name].tolist(), name
 
 
@@ -69,6 +73,30 @@ def test_an_export_becomes_the_graph_of_its_checkpoint(
     rebuilt = (tmp_path / "rebuilt" / "model.onnx").read_bytes()
     assert rebuilt == (tmp_path / "built" / "model.onnx").read_bytes()
     assert REAL_TOKENS_ONLY in operators(tmp_path / "rebuilt" / "model.onnx")
+
+
+def test_a_rebuilt_graph_reads_special_tokens_as_the_export_does(
+    family: Family, source: Path, tmp_path: Path
+) -> None:
+    """The padding's too, which a text may hold: RoBERTa gives it no position of its own."""
+    convert(source, tmp_path / "rebuilt")
+    row = np.array([[0, 9, 1, 1, 8, 2, 3, 4, 1, 7]], dtype=np.int32)
+
+    expected, found = (
+        answer(path, row) for path in (EXPORTS[family], tmp_path / "rebuilt" / "model.onnx")
+    )
+
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def answer(path: Path, row: NDArray[np.int32]) -> NDArray[np.float32]:
+    session = open_session(path, DeviceOptions(provider="cpu"))
+    given = {"input_ids": row, "attention_mask": np.ones_like(row)}
+    given["token_type_ids"] = np.zeros_like(row)
+    kinds = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
+    feeds = {each.name: given[each.name].astype(kinds[each.type]) for each in session.get_inputs()}
+    logits: NDArray[np.float32] = session.run(["logits"], feeds)[0]
+    return logits
 
 
 @pytest.mark.parametrize("family", ["bert"], indirect=True)

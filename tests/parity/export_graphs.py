@@ -14,9 +14,10 @@ from transformers import AutoModelForSequenceClassification
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.parity.texts import DATA
 
-# One family of each exporter: TorchScript's, and the one of `torch.export`.
+# Of TorchScript's exporter, one family for each way to number positions; one of `torch.export`.
 EXPORTS = {
     "bert": DATA / "bert-text-torchscript.onnx",
+    "roberta": DATA / "roberta-text-torchscript.onnx",
     "modernbert": DATA / "modernbert-text-dynamo.onnx",
 }
 
@@ -28,6 +29,10 @@ def main() -> None:
         given = _inputs("input_ids", "attention_mask", "token_type_ids")
         dynamic = {name: {0: "batch", 1: "sequence"} for name in given}
         _export(source, EXPORTS["bert"], given, dynamo=False, dynamic_axes=dynamic)
+        source = write_checkpoint(Checkpoint(family="roberta", purpose="text"), Path(folder, "r"))
+        given = _inputs("input_ids", "attention_mask")
+        dynamic = {name: {0: "batch", 1: "sequence"} for name in given}
+        _export(source, EXPORTS["roberta"], given, dynamo=False, dynamic_axes=dynamic)
         checkpoint = Checkpoint(family="modernbert", purpose="text")
         source = write_checkpoint(checkpoint, Path(folder, "modernbert"))
         given = _inputs("input_ids", "attention_mask")

@@ -18,7 +18,7 @@ def reference_tokens(
     exact = {name: tensor.astype(np.float64) for name, tensor in weights.items()}
     state = (
         exact["embeddings.word_embeddings.weight"][ids]
-        + exact["embeddings.position_embeddings.weight"][: len(ids)]
+        + exact["embeddings.position_embeddings.weight"][_positions(shape, ids)]
         + exact["embeddings.token_type_embeddings.weight"][types]
     )
     state = _norm(exact, "embeddings.LayerNorm", state, shape)
@@ -31,6 +31,13 @@ def reference_tokens(
         inner = _dense(exact, f"{prefix}.output.dense", inner)
         state = _norm(exact, f"{prefix}.output.LayerNorm", state + inner, shape)
     return state
+
+
+def _positions(shape: BertShape, ids: list[int]) -> NDArray[np.int64]:
+    if shape.padding is None:
+        return np.arange(len(ids))
+    real = np.array(ids) != shape.padding
+    return np.cumsum(real) * real
 
 
 def _dense(exact: Mapping[str, Array], name: str, state: Array) -> Array:

@@ -21,6 +21,7 @@ from backends.model_tools.graphs.gathered import (
     Grid,
     attend_first,
     attend_gathered,
+    count_positions,
     embed_tokens,
     open_grid,
 )
@@ -92,7 +93,10 @@ class _BertWriter:
         """Add the encoder; returns what is pooled, `[batch, width, hidden]`, and its mask."""
         graph, shape = self._graph, self._shape
         grid = open_grid(graph, width=shape.hidden // shape.heads)
-        state = self._project(embed_tokens(graph, grid, epsilon=shape.layer_norm_epsilon))
+        embedded = embed_tokens(
+            graph, grid, epsilon=shape.layer_norm_epsilon, padding=shape.padding
+        )
+        state = self._project(embedded)
         bias = add_relative_bias(graph, shape) if shape.buckets else ""
         for layer in range(shape.layers):
             prefix = f"encoder.layer.{layer}.attention.self"
@@ -150,6 +154,8 @@ class _BertWriter:
             *graph.norm(f"{prefix}.LayerNorm", precision),
             "attention_mask",
         ]
+        if self._shape.padding is not None:
+            inputs.append(count_positions(graph, self._shape.padding))
         state = graph.fused(
             "EmbedLayerNormalization",
             inputs,

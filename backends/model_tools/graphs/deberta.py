@@ -49,13 +49,16 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
     embedding_size: int | None = None
 
     @property
-    def attended(self) -> tuple[str, ...]:
-        """Which products with positions are part of the attention: `c2p`, `p2c`."""
-        if not self.relative_attention:
-            return ()
+    def named(self) -> tuple[str, ...]:
+        """Which products with positions are asked for: `c2p`, `p2c`."""
         named = self.pos_att_type or []
         products = named.split("|") if isinstance(named, str) else named
-        return tuple(each.strip() for each in products)
+        return tuple(each.strip().lower() for each in products)
+
+    @property
+    def attended(self) -> tuple[str, ...]:
+        """Which of them are part of the attention."""
+        return self.named if self.relative_attention else ()
 
     @property
     def farthest(self) -> int:
@@ -118,8 +121,9 @@ class _DebertaWriter:
         self._graph = graph
         self._width = shape.hidden_size // shape.num_attention_heads
         self._grid = open_grid(graph, width=self._width)
-        # Contents count once, and once more each way that positions do.
-        self._scale = math.sqrt(self._width * (1 + len(shape.attended)))
+        # Contents count once, and once more each way that positions are asked for, even in vain.
+        ways = sum(way in shape.named for way in ("c2p", "p2c"))
+        self._scale = math.sqrt(self._width * (1 + ways))
 
     def write(self, output: Output) -> None:
         self._write_masks()
@@ -189,7 +193,7 @@ class _DebertaWriter:
             return None
         weights = self._graph.weights
         table = weights["encoder.rel_embeddings.weight"][: 2 * self._shape.span]
-        if "layer_norm" in self._shape.norm_rel_ebd:
+        if "layer_norm" in self._shape.norm_rel_ebd.lower():
             exact = table.astype(np.float64)
             centred = exact - exact.mean(axis=1, keepdims=True)
             variance = (centred**2).mean(axis=1, keepdims=True)

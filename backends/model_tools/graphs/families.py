@@ -1,6 +1,6 @@
 """Maps checkpoints of the BERT family to one set of names: those of `BertModel`.
 
-DistilBERT is a BERT without token types, RoBERTa one whose positions begin after the padding's,
+DistilBERT is a BERT without token types, RoBERTa one whose positions count what is not padding,
 MPNet both, with a bias by relative positions; ELECTRA may have narrower embeddings, as ALBERT has,
 whose layers share their weights. Renamed, and cut where needed, their weights fit the one graph.
 The names are those of Hugging Face's models (`transformers`, Apache-2.0).
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from backends.model_tools.graphs.shapes import PROJECTION, BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.repository.config_defaults import padding_position
 
 # The types that `build_bert` computes; of each, what its weights' names begin with.
 PREFIXES: Mapping[str, str] = MappingProxyType(
@@ -121,18 +122,18 @@ def _bert(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weigh
 
 
 def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    """Cut the positions that no token has: rows are padded on the right, so they count from one."""
-    shape = BertShape.from_config(config)
-    first = int(config.get("pad_token_id") or 0) + 1
+    """Cut the positions that no token has: those before the position of the padding."""
+    shape, padding = BertShape.from_config(config), padding_position(config) or 0
+    if padding >= shape.positions:
+        raise WeightsError(f"`pad_token_id` is {padding} of {shape.positions} positions")
     name = "embeddings.position_embeddings.weight"
-    shape = msgspec.structs.replace(shape, positions=shape.positions - first)
-    return shape, {**weights, name: weights[name][first:]}
+    shape = msgspec.structs.replace(shape, positions=shape.positions - padding, padding=padding)
+    return shape, {**weights, name: weights[name][padding:]}
 
 
 def _mpnet(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:
-    # Its padding is token 1 whatever the configuration says, as are its buckets 32.
-    known = dict(config) | {"pad_token_id": 1, "type_vocab_size": _TYPES}
-    shape, weights = _roberta(known, weights)
+    # Its buckets are 32 whatever the configuration says.
+    shape, weights = _roberta({**config, "type_vocab_size": _TYPES}, weights)
     shape = msgspec.structs.replace(shape, buckets=_MPNET_BUCKETS)
     renamed = {_rename(name, _MPNET_NAMES): tensor for name, tensor in weights.items()}
     return shape, renamed | {_TYPE_TABLE: _no_types(shape)}

@@ -71,7 +71,7 @@ class Grid:
         return self._graph.plain("Gather", [tokens, rows], output)
 
     def positions(self) -> str:
-        """Add the position of every token in its row: int32 [tokens]."""
+        """Add the place of every token in its row: int32 [tokens]."""
         column = self._graph.constant("grid.column", np.array(1, dtype=np.int64))
         columns = self._graph.plain("Gather", [self.places, column], "grid.columns", axis=1)
         return self._graph.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
@@ -116,24 +116,46 @@ def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
     return Grid(graph, "attention_mask")
 
 
-def embed_tokens(graph: GraphBuilder, grid: Grid | PaddedGrid, *, epsilon: float) -> str:
-    """Add the embeddings of the tokens that are computed: of a `Grid` `[tokens, hidden]`."""
+def count_positions(graph: GraphBuilder, padding: int) -> str:
+    """Add the position of every place of a row: int32 [batch, sequence].
+
+    It counts the tokens up to there that are not `padding`; a token that is has position 0.
+    """
+    token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
+    zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))
+    axis = graph.constant("positions.axis", np.array(1, dtype=np.int64))
+    graph.plain("Equal", ["input_ids", token], "positions.free")
+    # What pads a batch may have another id.
+    graph.plain("Where", ["positions.free", zero, "attention_mask"], "positions.taken")
+    graph.plain("CumSum", ["positions.taken", axis], "positions.counted")
+    return graph.plain("Mul", ["positions.counted", "positions.taken"], "positions")
+
+
+def embed_tokens(
+    graph: GraphBuilder, grid: Grid | PaddedGrid, *, epsilon: float, padding: int | None
+) -> str:
+    """Add the embeddings of the tokens that are computed: of a `Grid` `[tokens, hidden]`.
+
+    With a `padding` positions are those of `count_positions`.
+    """
+    if padding is None:
+        positions = grid.positions()
+    else:
+        positions = grid.take(count_positions(graph, padding), "positions.real")
     if isinstance(grid, PaddedGrid):
-        return grid.embed(epsilon=epsilon)
+        return grid.embed(positions, epsilon=epsilon)
     prefix = "embeddings"
     row = graph.constant("grid.row", np.array([0], dtype=np.int64))
     tokens = (
         grid.take("input_ids", "input_ids.real"),
         grid.take("token_type_ids", "token_type_ids.real"),
-        grid.positions(),
+        positions,
     )
     # The kernel takes rows: here one, of all tokens, whose positions are told.
-    ids, kinds, positions = (
-        graph.plain("Unsqueeze", [name, row], f"{name}.row") for name in tokens
-    )
+    ids, kinds, places = (graph.plain("Unsqueeze", [name, row], f"{name}.row") for name in tokens)
     tables = ("word_embeddings", "position_embeddings", "token_type_embeddings")
     weights = [graph.weight(f"{prefix}.{table}.weight") for table in tables]
-    inputs = [ids, kinds, *weights, *graph.norm(f"{prefix}.LayerNorm"), "", positions]
+    inputs = [ids, kinds, *weights, *graph.norm(f"{prefix}.LayerNorm"), "", places]
     outputs = (f"{prefix}.row", "")
     state = graph.fused("EmbedLayerNormalization", inputs, *outputs, epsilon=epsilon)
     return graph.plain("Squeeze", [state, row], prefix)

@@ -54,7 +54,7 @@ class PaddedGrid:
         return self._graph.plain("Gather", [tokens, self._first], output, axis=1)
 
     def positions(self) -> str:
-        """Add the position of every place of a row: int64 [sequence]."""
+        """Add the number of every place of a row: int64 [sequence]."""
         graph = self._graph
         zero = graph.constant("padded.zero", np.array(0, dtype=np.int64))
         step = graph.constant("padded.step", np.array(1, dtype=np.int64))
@@ -62,12 +62,12 @@ class PaddedGrid:
         graph.plain("Squeeze", ["padded.shape"], "padded.length")
         return graph.plain("Range", [zero, "padded.length", step], "padded.positions")
 
-    def embed(self, *, epsilon: float) -> str:
+    def embed(self, positions: str, *, epsilon: float) -> str:
         """Add the embeddings of a BERT: `[batch, sequence, hidden]`."""
         graph, prefix = self._graph, "embeddings"
         tokens = {
             "word": "input_ids",
-            "position": self.positions(),
+            "position": positions,
             "token_type": "token_type_ids",
         }
         words, places, kinds = (

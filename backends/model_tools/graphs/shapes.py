@@ -25,7 +25,8 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the size of a BERT encoder. The defaults are those of every published size.
 
     Embeddings of another width, `embedding`, are projected to `hidden`. With `buckets` of relative
-    positions each has a bias that is added to the scores of attention.
+    positions each has a bias that is added to the scores of attention. With a `padding` positions
+    count the tokens of a row that are another one; the first row of the table is its own.
     """
 
     layers: int
@@ -39,6 +40,7 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "gelu"
     embedding: int | None = None
     buckets: int = 0
+    padding: int | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:

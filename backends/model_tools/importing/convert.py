@@ -1,5 +1,6 @@
 """Converts a Hugging Face folder to a revision of a model repository."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -16,16 +17,20 @@ from backends.model_tools.importing.export import export
 from backends.model_tools.importing.finishing import copy_graph, finish_graph, finish_model
 from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
+from backends.repository.graph_file import read_graph_file
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
+from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
 # Files from which the rest is inferred: task, labels, lengths, pooling.
 _KEPT = (
     "config.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
     *LIMIT_FILES,
     PROMPT_FILE,
 )
-_GRAPH, _TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
+_TYPES, _LOGITS = "token_type_ids", "logits"
+_TEXT_RANK = 2
+_GRAPH, TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
 
 
 def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) -> str:
@@ -40,6 +45,10 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     target.mkdir(parents=True, exist_ok=True)
     origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
+    tokenizer = source.tokenizer
+    _check_types(source, target / _GRAPH)
+    if tokenizer.changed:
+        origin += f"; {', '.join(tokenizer.changed)} of the tokenizer as `{tokenizer.name}` has it"
     finish_graph(target / _GRAPH, source, fields)
     if weights is not None:
         write_forms(
@@ -50,13 +59,30 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             finish=lambda form: finish_model(form, source, dict(source.fields)),
         )
     fields.pop("graph", None)
-    shutil.copyfile(folder / str(fields.pop("tokenizer", _TOKENIZER)), target / _TOKENIZER)
+    fields.pop("tokenizer", None)
     for name in _KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
+    (target / TOKENIZER).write_text(tokenizer.text, encoding="utf-8")
+    if tokenizer.config is not None:
+        document = json.dumps(tokenizer.config, ensure_ascii=False, indent=2)
+        (target / TOKENIZER_CONFIG).write_text(document, encoding="utf-8")
     if fields:
         (target / _MANIFEST).write_text(yaml.safe_dump(fields), encoding="utf-8")
     return origin
+
+
+def _check_types(source: CheckpointFolder, graph: Path) -> None:
+    """Refuse a tokenizer that sends token types which the model has no vectors of."""
+    known, file = source.config.get("type_vocab_size"), read_graph_file(graph)
+    takes = any(value.name == _TYPES for value in file.inputs)
+    # What has vectors, or logits of tokens, is asked for texts alone.
+    pairs = any(value.name == _LOGITS and value.rank == _TEXT_RANK for value in file.outputs)
+    if takes and pairs and isinstance(known, int) and source.fields.get("token_types", True):
+        try:
+            source.tokenizer.check_types(known)
+        except StartProblem as error:
+            raise StartProblem(f"`{source.folder}`: {error}") from None
 
 
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:

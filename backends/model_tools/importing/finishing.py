@@ -187,7 +187,7 @@ def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
         fields.setdefault("tasks", ["embed"])
     if not prompt:
         return 0
-    text = find(str(fields.get("tokenizer", "tokenizer.json"))).read_text(encoding="utf-8")
+    text = source.tokenizer.text
     lowers = limits is not None and limits.lowercase
     tokenizer = tokenizers.Tokenizer.from_str(lower_cased(text) if lowers else text)
     tokenizer.no_padding()

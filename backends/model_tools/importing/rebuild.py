@@ -1,10 +1,11 @@
 """Rebuilds an exported graph in the form of our own, and compares the answers of both."""
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -57,17 +58,18 @@ def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]
         raise
     except Exception as error:  # noqa: BLE001 - a file that is odd may still be served as it is
         raise WeightsError(f"it cannot be read: {type(error).__name__}") from None
-    _compare(graph, rebuilt, source.config)
+    _compare(graph, rebuilt, source)
     return rebuilt, weights
 
 
-def _compare(graph: Path, rebuilt: ModelProto, config: Mapping[str, Any]) -> None:
+def _compare(graph: Path, rebuilt: ModelProto, source: CheckpointFolder) -> None:
     """Run both over the same rows.
 
     Raises:
         WeightsError: an answer is apart by more than rounding explains, or cannot be compared.
     """
-    batch = _batch(config)
+    config = source.config
+    batch = make_batch(config, special_ids(source))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")
         path.write_bytes(rebuilt.SerializeToString())
@@ -88,14 +90,30 @@ def _compare(graph: Path, rebuilt: ModelProto, config: Mapping[str, Any]) -> Non
             raise WeightsError(f"`{name}` would differ by {apart:.2g}")
 
 
-def _batch(config: Mapping[str, Any]) -> PaddedBatch:
-    """Return random rows of different lengths."""
+def special_ids(source: CheckpointFolder) -> list[int]:
+    """Return the ids that a family may treat apart: those of special tokens, the padding's too."""
+    added = source.tokenizer.load().get_added_tokens_decoder()
+    named = (value for name, value in source.config.items() if name.endswith("_token_id"))
+    return sorted({*added, *(value for value in named if isinstance(value, int))})
+
+
+def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch:
+    """Return random rows of different lengths and types; each special id is in one of them."""
     random = np.random.default_rng(0)
-    padding = config.get("pad_token_id") or 0
-    ids = np.delete(np.arange(int(config.get("vocab_size") or _WORDS), dtype=np.int32), padding)
+    words = int(config.get("vocab_size") or _WORDS)
     longest = int(config.get("max_position_embeddings") or _WORDS) // 2
-    rows = [random.choice(ids, min(length, longest)) for length in _LENGTHS]
-    return pad(rows, OutputKind.POOLED)
+    rows = [
+        random.integers(words, size=min(length, longest), dtype=np.int32) for length in _LENGTHS
+    ]
+    known = np.array([number for number in special if 0 <= number < words], dtype=np.int32)
+    # Between other tokens: what comes after one may depend on it.
+    mixed = np.stack([known, random.integers(words, size=len(known), dtype=np.int32)], axis=1)
+    flat = mixed.reshape(-1)
+    step = max(1, longest // 2 * 2)
+    rows += [flat[start : start + step] for start in range(0, len(flat), step)]
+    batch = pad(rows, OutputKind.POOLED)
+    types = random.integers(max(1, int(config.get("type_vocab_size") or 1)), size=batch.ids.shape)
+    return msgspec.structs.replace(batch, type_ids=(types * batch.mask).astype(np.int32))
 
 
 def _run(

@@ -8,12 +8,13 @@ from typing import Any, get_args
 
 import msgspec
 import numpy as np
-import tokenizers
 import yaml
 
 from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from backends.model_tools.importing.class_tokenizer import ClassTokenizer, build_tokenizer
+from backends.repository.config_defaults import complete_config
 from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
 from backends.types import Pooling
 
@@ -51,7 +52,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a folder of `save_pretrained`; `graph` is its ONNX file, if any.
 
     `modules` is what sentence transformers compute after the encoder, `fields` what the owner
-    wrote: in a `model.yaml` beside the checkpoint, or as options of the command.
+    wrote: in a `model.yaml` beside the checkpoint, or as options of the command. The `tokenizer` is
+    the one that its class makes of the files.
     """
 
     folder: Path
@@ -59,6 +61,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     graph: Path | None
     modules: SentenceModules | None = None
     fields: dict[str, Any] = {}
+    tokenizer: ClassTokenizer
 
     def weights(self) -> Weights:
         """Return the weights, of one file or several.
@@ -164,10 +167,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse a tokenizer with tokens beyond the embeddings."""
         rows = next((len(t) for name, t in weights.items() if name.endswith(_EMBEDDINGS)), None)
         path = self.folder / str(self.fields.get("tokenizer", "tokenizer.json"))
-        try:
-            vocabulary = tokenizers.Tokenizer.from_file(str(path)).get_vocab()
-        except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
-            raise StartProblem(f"`{path}`: it is no tokenizer file: {error}") from None
+        vocabulary = self.tokenizer.load().get_vocab()
         token, number = max(vocabulary.items(), key=lambda item: item[1])
         if rows is not None and number >= rows:
             raise StartProblem(
@@ -200,12 +200,14 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
     check_content(tokenizer)
+    config = complete_config(read_json(folder / "config.json"))
     source = CheckpointFolder(
         folder=folder,
-        config=read_json(folder / "config.json"),
+        config=config,
         graph=_find_graph(folder, fields.get("graph")),
         modules=read_modules(lambda name: folder / name),
         fields=fields,
+        tokenizer=build_tokenizer(folder, tokenizer.name, config),
     )
     names = source.config.get("architectures") or [""]
     if source.modules is not None and str(names[0]).endswith(_HEADED):

@@ -1,29 +1,42 @@
 """Imports a folder: converts it, runs the result, and publishes it in the repository."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tokenizers import Tokenizer
 
 from backends.app import open_backend
-from backends.errors import StartProblem
+from backends.batching.shared import RowCaller
+from backends.errors import BackendError, ItemRefused, StartProblem
 from backends.executors.opening import executor_opener
-from backends.model_tools.importing.convert import convert
+from backends.model_tools.importing.convert import TOKENIZER, convert
 from backends.model_tools.importing.source import open_source
 from backends.model_tools.tuning.profile import Echo
 from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
-from backends.protocol import ModelInfo
+from backends.pipelines.ask import AlgorithmContext
+from backends.protocol import (
+    PARAMETERS,
+    ChooseItem,
+    ModelInfo,
+    Task,
+)
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
 from backends.repository.manifest import NAME
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
+from backends.serving.core import ModelSetEntry
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 
 _STAGING = ".importing-"
+_DEADLINE = 600.0
+# A tokenizer may have thousands.
+_MOST_SPECIAL = 16
 
 
 def import_model(
@@ -75,12 +88,55 @@ def import_model(
 
 
 async def _try(staging: Path, name: str) -> ModelInfo:
-    """Load the model and run it, as a backend would."""
+    """Load the model and ask it for each of its tasks, as a backend would."""
     settings = BackendSettings(models=staging, threads=1)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
         problems = repository.core.model_set.problems
-        if name in problems:
-            raise StartProblem(f"`{name}` cannot be served: {problems[name]}")
-        (info,) = repository.core.state().models
-        return info
+        entry = repository.core.model_set.find(name)
+        if entry is None:
+            raise StartProblem(f"`{name}` cannot be served: {problems.get(name, 'unknown')}")
+        texts = _trial_texts(staging / name / "1" / TOKENIZER)
+        for task in entry.served_model.info.tasks:
+            await _try_task(entry, Task(task), texts, name)
+        return entry.served_model.info
+
+
+def _trial_texts(tokenizer: Path) -> list[str]:
+    """Return texts, short ones, one with each special token that a text may hold."""
+    added = Tokenizer.from_file(str(tokenizer)).get_added_tokens_decoder().values()
+    special = [token.content for token in added if token.special][:_MOST_SPECIAL]
+    return ["a", "A text, to be read once.", *(f"a {token} b" for token in special)]
+
+
+async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
+    """Answer every text, a pair too where the task takes pairs.
+
+    Raises:
+        StartProblem: the model fails on one.
+    """
+    algorithm = entry.served_model.algorithms.get(task)
+    kind: Any = PARAMETERS[task]
+    own: dict[Task, dict[str, Any]] = {
+        Task.ZERO_SHOT: {"labels": ["a", "b"]},
+        Task.RERANK: {"query": texts[-1]},
+    }
+    parameters = kind(**own.get(task, {}))
+    items: list[Any] = list(texts)
+    if task is Task.CHOOSE:
+        items = [ChooseItem(prompt=text, choices=list(texts[:2])) for text in texts]
+    elif task is Task.CLASSIFY:
+        items += [(text, texts[0]) for text in texts]
+    if algorithm is None:
+        return  # its texts are tokenized alone
+    for item in items:
+        caller = RowCaller(scope="import", deadline=time.monotonic() + _DEADLINE)
+        ask = AlgorithmContext(entry.model_set.pipelines, caller)
+        try:
+            await algorithm.run(item, parameters, ask)
+        except ItemRefused:
+            continue  # too long for a model of so few positions
+        except BackendError as error:
+            raise StartProblem(
+                f"`{name}` cannot be served: it fails on a trial of `{task}`: {error}"
+            ) from None

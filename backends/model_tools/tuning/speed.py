@@ -201,6 +201,7 @@ def _fitting(
         truncate_to=cut,
         lowercase=manifest.lowercase,
         token_types=manifest.token_types,
+        split_special_tokens=manifest.split_special_tokens,
     )
     encoded = tokenizer.encode_now(texts)
     fitting = [

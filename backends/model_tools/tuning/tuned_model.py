@@ -177,6 +177,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
             truncate_to=graph.max_tokens,
             lowercase=graph.lowercase,
             token_types=graph.token_types,
+            split_special_tokens=graph.split_special_tokens,
         )
     # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))

@@ -109,7 +109,7 @@ def test_a_sentence_transformer_is_told_by_its_files(tmp_path: Path) -> None:
     ("purpose", "missing", "field"),
     [
         ("text", {"id2label": None}, "labels"),
-        ("text", {"max_position_embeddings": None}, "max_tokens"),
+        ("text", {"max_position_embeddings": None, "model_type": None}, "max_tokens"),
     ],
 )
 def test_what_no_file_tells_is_asked_for_by_name(

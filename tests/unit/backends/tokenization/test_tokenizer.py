@@ -179,6 +179,19 @@ async def test_many_short_texts_at_once_do_not_hold_the_loop_up(
     assert pool.jobs == at_once
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_a_special_token_in_a_text_is_text_where_that_is_asked_for(
+    pool: RecordingPool, *, split: bool
+) -> None:
+    path = Path(__file__).parents[3] / "parity" / "data" / "wordpiece-tokenizer.json"
+    tokenizer = Tokenizer(path, pool=pool, split_special_tokens=split)
+
+    (encoding,) = tokenizer.encode_now(["a fine [SEP] film"])
+
+    separator = tokenizers.Tokenizer.from_file(str(path)).token_to_id("[SEP]")
+    assert (encoding.ids == separator).sum() == (1 if split else 2)
+
+
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, pool: RecordingPool) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")

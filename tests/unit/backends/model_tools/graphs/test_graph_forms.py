@@ -41,8 +41,8 @@ def weights() -> Weights:
     return seeded_weights(SHAPE, seed=3)
 
 
-def write(path: Path, weights: Weights, form: GraphForm) -> Path:
-    path.write_bytes(build_bert(SHAPE, weights, form).SerializeToString())
+def write(path: Path, weights: Weights, form: GraphForm, shape: BertShape = SHAPE) -> Path:
+    path.write_bytes(build_bert(shape, weights, form).SerializeToString())
     return path
 
 
@@ -70,6 +70,28 @@ def test_forms_with_kernels_here_equal_the_reference(
         tolerance = TOLERANCE[form.precision]
         np.testing.assert_allclose(tokens[place, : len(row[0])], expected, atol=tolerance)
         np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=tolerance)
+
+
+@pytest.mark.parametrize("form", ON_CPU, ids=lambda form: f"{form.precision}-{form.attention}")
+@pytest.mark.parametrize("padding", [0, 1, 7])
+def test_positions_count_the_tokens_that_are_not_padding(
+    form: GraphForm, padding: int, weights: Weights, tmp_path: Path
+) -> None:
+    """As RoBERTa's do: a text may hold the token that pads, at its ends too."""
+    shape = msgspec.structs.replace(SHAPE, padding=padding)
+    path = write(tmp_path / "model.onnx", weights, form, shape)
+    texts = [[3, padding, padding, 9, 4], [5] * 23, [padding], [8, 2, padding]]
+
+    tokens = run_rows(
+        open_graph(path, dimensions=SHAPE.hidden),
+        [(ids, [0] * len(ids)) for ids in texts],
+        OutputKind.TOKENS,
+    )
+
+    for place, ids in enumerate(texts):
+        expected = reference_tokens(shape, weights, ids, [0] * len(ids))
+        tolerance = TOLERANCE[form.precision]
+        np.testing.assert_allclose(tokens[place, : len(ids)], expected, atol=tolerance)
 
 
 @pytest.mark.parametrize("attention", ["fused", "heads", "gathered", "plain"])

@@ -1,0 +1,438 @@
+"""Builds the tokenizer that `transformers` loads, of `tokenizer.json` and the files beside it.
+
+Its classes of tokenizers take no more of `tokenizer.json` than the vocabulary and the added tokens:
+normalizer, pre-tokenizer and template follow from the class and from `tokenizer_config.json`. What
+each of them does is that of `transformers` 5.23.0, `src/transformers/models/*/tokenization_*.py`
+(Apache-2.0).
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+
+from backends.errors import StartProblem
+from backends.repository.sentence_modules import read_object
+from backends.repository.tokenizer_class import CLASSES, GENERIC, find_class, sends_types
+from backends.repository.tokenizer_files import CONFIG
+
+_ROLES = (
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+)
+_SPACE = "▁"
+# What a built tokenizer does by itself, and transformers would do again.
+_APPLIED = {
+    *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents"),
+    *("add_prefix_space", "split_by_punct", "trim_offsets", "unk_id", "added_tokens_decoder"),
+    *("additional_special_tokens", "extra_special_tokens", "add_bos_token", "add_eos_token"),
+}
+_TYPES = "token_type_ids"
+_INPUTS = ["input_ids", _TYPES, "attention_mask"]
+# The parts of a tokenizer that its tokens depend on.
+_PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
+_Token = str | AddedToken
+# A token as files have it.
+_Written = str | dict[str, Any]
+
+
+class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the file of a tokenizer as its class makes it, and the `config` that goes with it.
+
+    `changed` names the parts that `tokenizer.json` has otherwise. With `types` the texts of a pair
+    are told apart; `None` where nothing says so.
+    """
+
+    text: str
+    config: dict[str, Any] | None
+    types: bool | None
+    name: str | None = None
+    changed: tuple[str, ...] = ()
+
+    def check_types(self, known: int) -> None:
+        """Check that a model which knows so many token types knows those of this tokenizer.
+
+        Raises:
+            StartProblem: it does not, or a text alone has others than the first.
+        """
+        if not self.types:
+            return
+        tokenizer = self.load()
+        largest = max(tokenizer.encode("0", "0").type_ids, default=0)
+        if largest >= known:
+            raise StartProblem(
+                f"its tokenizer gives a pair the token types 0 to {largest}, and `type_vocab_size` "
+                f"is {known}, on which transformers fails; leave `{_TYPES}` out of "
+                f"`model_input_names` in `{CONFIG}`"
+            )
+        if any(tokenizer.encode("0").type_ids):
+            raise StartProblem("its tokenizer gives a text alone other token types than 0")
+
+    def load(self) -> Tokenizer:
+        """Return the tokenizer, which neither pads nor cuts."""
+        tokenizer = Tokenizer.from_str(self.text)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+
+def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> ClassTokenizer:
+    """Return the tokenizer of a folder whose `config.json` is given.
+
+    Raises:
+        StartProblem: it is of a class, or holds a model, that is not computed.
+    """
+    path, fields = folder / file, read_object(folder / CONFIG)
+    try:
+        text = path.read_text(encoding="utf-8")
+        own = Tokenizer.from_str(text)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
+        raise StartProblem(f"`{path}`: it is no tokenizer file: {error}") from None
+    name, types = find_class(config, fields), sends_types(config, fields)
+    if name is None:
+        return ClassTokenizer(text=text, config=None, types=types)
+    if name not in CLASSES:
+        raise StartProblem(
+            f"`{folder / CONFIG}`: what a `{name}` makes of `{file}` is not computed; if that file "
+            f"says all, write `tokenizer_class: {GENERIC}`"
+        )
+    try:
+        built = _build(_read_given(folder, json.loads(text), fields, own, name), own, name)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
+        raise StartProblem(f"`{path}`: no `{name}` can be made of it: {error}") from None
+    before, after = json.loads(Tokenizer.from_str(text).to_str()), json.loads(built.to_str())
+    changed = tuple(part for part in _PARTS if before[part] != after[part])
+    kept = {field: value for field, value in fields.items() if field not in _APPLIED}
+    inputs = [each for each in _INPUTS if types or each != _TYPES]
+    return ClassTokenizer(
+        text=built.to_str() if changed else text,
+        config={**kept, "tokenizer_class": GENERIC, "model_input_names": inputs},
+        types=types,
+        name=name,
+        changed=changed,
+    )
+
+
+class _Given(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what the files beside a vocabulary say.
+
+    `tokens` are those with a role, `added` those of the files in the order of their ids.
+    """
+
+    model: dict[str, Any]
+    normalizer: dict[str, Any] | None
+    fields: dict[str, Any]
+    tokens: dict[str, _Token]
+    extra: list[_Token]
+    added: list[AddedToken]
+
+    def token(self, role: str) -> str:
+        """Return the text of the token that has a role."""
+        return str(self.tokens[f"{role}_token"])
+
+    def vocabulary(self, kind: str) -> Any:
+        """Return the vocabulary, as the models of `tokenizers` take it.
+
+        Raises:
+            ValueError: the file holds a model of another kind.
+        """
+        found = self.model.get("type") or _guess_kind(self.model)
+        if found != kind:
+            raise ValueError(f"it holds a model of {found}, and the class takes {kind}")
+        words = self.model["vocab"]
+        return words if isinstance(words, dict) else [(piece, score) for piece, score in words]
+
+    def charsmap(self) -> bytes | None:
+        """Return the table by which SentencePiece normalizes, if there is one."""
+        normalizer = self.normalizer or {}
+        for each in normalizer.get("normalizers", [normalizer]):
+            if each.get("type") == "Precompiled" and each.get("precompiled_charsmap"):
+                return base64.b64decode(each["precompiled_charsmap"])
+        return None
+
+
+def _guess_kind(model: Mapping[str, Any]) -> str:
+    """Return the kind of a model in a file so old that it does not say."""
+    if "merges" in model:
+        return "BPE"
+    return "WordPiece" if isinstance(model["vocab"], dict) else "Unigram"
+
+
+def _read_given(
+    folder: Path, document: dict[str, Any], fields: dict[str, Any], own: Tokenizer, name: str
+) -> _Given:
+    found = dict(fields)
+    if "added_tokens_decoder" in found:
+        added = {int(n): AddedToken(**t) for n, t in found["added_tokens_decoder"].items()}
+    else:
+        found |= read_object(folder / "special_tokens_map.json")
+        added = _older_tokens(folder, document, found)
+    by_text = {str(token): token for token in added.values()}
+    extra = found.get("extra_special_tokens") or found.get("additional_special_tokens") or []
+    roles = {field: value for field, value in found.items() if field.endswith("_token")}
+    if isinstance(extra, dict):
+        roles, extra = roles | extra, []
+    elif name == "CamembertTokenizer" and not {
+        "extra_special_tokens",
+        "additional_special_tokens",
+    } & set(found):
+        extra = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
+    if name == GENERIC and own.padding is not None:
+        roles = {"pad_token": own.padding["pad_token"], **roles}
+    tokens = {role: _token(value) for role, value in _SPECS[name].tokens.items()}
+    for role, value in roles.items():
+        if value is None:
+            tokens.pop(role, None)
+        elif isinstance(value, str | dict):
+            token = _token(value)
+            tokens[role] = by_text.get(str(token), token)
+    ordered = [*_ROLES, *(role for role in tokens if role not in _ROLES)]
+    return _Given(
+        model=document["model"],
+        normalizer=document.get("normalizer"),
+        fields=found,
+        tokens={role: tokens[role] for role in ordered if role in tokens},
+        extra=[_token(each) for each in extra],
+        added=[added[number] for number in sorted(added)],
+    )
+
+
+def _older_tokens(
+    folder: Path, document: Mapping[str, Any], found: Mapping[str, Any]
+) -> dict[int, AddedToken]:
+    """Return the added tokens of a folder whose `tokenizer_config.json` does not list them."""
+    special = {str(_token(found[role])) for role in _ROLES if found.get(role)}
+    added = {}
+    for text, number in read_object(folder / "added_tokens.json").items():
+        is_special = text in special
+        added[number] = AddedToken(text, normalized=not is_special, special=is_special)
+    for each in document.get("added_tokens") or []:
+        added[each["id"]] = AddedToken(**{k: v for k, v in each.items() if k != "id"})
+    return added
+
+
+def _token(value: _Written) -> _Token:
+    if isinstance(value, str):
+        return value
+    known = {field: each for field, each in value.items() if field not in {"__type", "id"}}
+    return AddedToken(**{"special": True, **known})
+
+
+def _build(given: _Given, own: Tokenizer, name: str) -> Tokenizer:
+    spec = _SPECS[name]
+    built = own if spec.build is None else spec.build(given)
+    if name == "AlbertTokenizer":
+        built.post_processor = _bert_template(given, built, "[CLS]", "[SEP]")
+        if own.post_processor is not None:
+            built.post_processor = own.post_processor
+    _add_tokens(built, given)
+    if spec.template is not None:
+        built.post_processor = spec.template(given, built)
+    return built
+
+
+def _add_tokens(built: Tokenizer, given: _Given) -> None:
+    """Add the tokens of all files, in the order that decides on the ids of new ones."""
+    adding: list[_Token] = list(given.added)
+    known = {str(token) for token in built.get_added_tokens_decoder().values()}
+    known |= {str(token) for token in adding}
+    for token in given.tokens.values():
+        if str(token) not in known and token not in adding:
+            adding.append(token)
+    for token in given.extra:
+        if str(token) not in known and token not in adding:
+            adding.append(token)
+    named = {str(token) for token in given.tokens.values()}
+    whole = []
+    for each in adding:
+        token = AddedToken(each, special=True) if isinstance(each, str) else each
+        if str(token) in named:
+            token.special = True
+        whole.append(token)
+    if whole:
+        built.add_tokens(whole)
+
+
+def _word_pieces(given: _Given) -> Tokenizer:
+    unknown = given.token("unk")
+    built = Tokenizer(models.WordPiece(given.vocabulary("WordPiece"), unk_token=unknown))
+    built.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=given.fields.get("tokenize_chinese_chars", True),
+        strip_accents=given.fields.get("strip_accents"),
+        lowercase=given.fields.get("do_lower_case", True),
+    )
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece(prefix="##")
+    return built
+
+
+def _byte_pairs(given: _Given) -> Tokenizer:
+    words, merges = given.vocabulary("BPE"), given.model["merges"]
+    pairs = [tuple(each.split(" ") if isinstance(each, str) else each) for each in merges]
+    built = Tokenizer(
+        models.BPE(
+            vocab=words,
+            merges=pairs,
+            continuing_subword_prefix="",
+            end_of_word_suffix="",
+            fuse_unk=False,
+        )
+    )
+    spaced = given.fields.get("add_prefix_space", False)
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    built.decoder = decoders.ByteLevel()
+    return built
+
+
+def _xlm_roberta(given: _Given) -> Tokenizer:
+    return _sentence_pieces(given, unknown=3)
+
+
+def _camembert(given: _Given) -> Tokenizer:
+    words, unknown = given.vocabulary("Unigram"), given.token("unk")
+    places = (place for place, (piece, _) in enumerate(words) if piece == unknown)
+    return _sentence_pieces(given, unknown=next(places, 0))
+
+
+def _sentence_pieces(given: _Given, *, unknown: int) -> Tokenizer:
+    words = given.vocabulary("Unigram")
+    built = Tokenizer(models.Unigram(vocab=words, unk_id=unknown, byte_fallback=False))
+    charsmap = given.charsmap()
+    if charsmap is not None:
+        built.normalizer = normalizers.Precompiled(charsmap)
+    _add_metaspace(given, built, [pre_tokenizers.WhitespaceSplit()], without="never")
+    return built
+
+
+def _albert(given: _Given) -> Tokenizer:
+    words = given.vocabulary("Unigram")
+    built = Tokenizer(models.Unigram(vocab=words, unk_id=1, byte_fallback=False))
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not given.fields.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if given.fields.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    charsmap = given.charsmap()
+    if charsmap is not None:
+        steps.append(normalizers.Precompiled(charsmap))
+    built.normalizer = normalizers.Sequence(steps)
+    _add_metaspace(given, built, [pre_tokenizers.WhitespaceSplit()], without="never")
+    return built
+
+
+def _deberta(given: _Given) -> Tokenizer:
+    words, unknown = given.vocabulary("Unigram"), (given.token("unk"), 0.0)
+    place = words.index(unknown) if unknown in words else given.fields.get("unk_id", 1)
+    built = Tokenizer(models.Unigram(vocab=words, unk_id=place, byte_fallback=False))
+    steps: list[Any] = [normalizers.Lowercase()] if given.fields.get("do_lower_case") else []
+    steps += [
+        normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "),
+        normalizers.NFC(),
+        normalizers.Strip(left=False, right=True),
+    ]
+    built.normalizer = normalizers.Sequence(steps)
+    split = given.fields.get("split_by_punct", False)
+    first = [pre_tokenizers.Punctuation(behavior="isolated")] if split else []
+    _add_metaspace(given, built, first, without="first")
+    return built
+
+
+def _add_metaspace(given: _Given, built: Tokenizer, first: list[Any], *, without: str) -> None:
+    scheme = "always" if given.fields.get("add_prefix_space", True) else without
+    marked = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+    built.pre_tokenizer = pre_tokenizers.Sequence([*first, marked])
+    built.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+
+
+def _id(built: Tokenizer, token: str) -> int:
+    number = built.token_to_id(token)
+    if number is None:
+        raise ValueError(f"its vocabulary has no `{token}`")
+    return number
+
+
+def _bert_template(given: _Given, built: Tokenizer, start: str = "", end: str = "") -> Any:
+    """Return the template of BERT; ALBERT's has fixed names for its tokens."""
+    cls, sep = given.token("cls"), given.token("sep")
+    start, end = start or cls, end or sep
+    return processors.TemplateProcessing(
+        single=f"{start}:0 $A:0 {end}:0",
+        pair=f"{start}:0 $A:0 {end}:0 $B:1 {end}:1",
+        special_tokens=[(start, _id(built, cls)), (end, _id(built, sep))],
+    )
+
+
+def _roberta_template(given: _Given, built: Tokenizer) -> Any:
+    trims, spaced = given.fields.get("trim_offsets", True), given.fields.get("add_prefix_space")
+    return _doubled(given, built, trims, bool(spaced))
+
+
+def _mpnet_template(given: _Given, built: Tokenizer) -> Any:
+    return _doubled(given, built, True, False)
+
+
+def _doubled(given: _Given, built: Tokenizer, *flags: bool) -> Any:
+    cls, sep = given.token("cls"), given.token("sep")
+    return processors.RobertaProcessing((sep, _id(built, sep)), (cls, _id(built, cls)), *flags)
+
+
+def _xlm_template(given: _Given, built: Tokenizer) -> Any:
+    start, end = given.token("bos"), given.token("eos")
+    return processors.TemplateProcessing(
+        single=[start, "$A", end],
+        pair=[start, "$A", end, end, "$B", end],
+        special_tokens=[(start, _id(built, start)), (end, _id(built, end))],
+    )
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    """Describes a class: its special tokens, and what it makes of a vocabulary."""
+
+    tokens: Mapping[str, _Written]
+    build: Callable[[_Given], Tokenizer] | None = None
+    template: Callable[[_Given, Tokenizer], Any] | None = None
+
+
+def _angled(unk: str, mask: _Written) -> dict[str, _Written]:
+    ends: dict[str, _Written] = {"bos_token": "<s>", "eos_token": "</s>"}
+    between: dict[str, _Written] = {"cls_token": "<s>", "sep_token": "</s>"}
+    return {**ends, **between, "unk_token": unk, "pad_token": "<pad>", "mask_token": mask}
+
+
+_SPACED_MASK = {"content": "<mask>", "lstrip": True}
+_BRACKETS: Mapping[str, _Written] = MappingProxyType(
+    {"unk_token": "[UNK]", "sep_token": "[SEP]", "cls_token": "[CLS]", "mask_token": "[MASK]"}
+)
+_BERT = _Spec({**_BRACKETS, "pad_token": "[PAD]"}, _word_pieces, _bert_template)
+_ENDS: Mapping[str, _Written] = MappingProxyType({"bos_token": "[CLS]", "eos_token": "[SEP]"})
+_SPECS: Mapping[str, _Spec] = MappingProxyType(
+    {
+        GENERIC: _Spec({}),
+        "BertTokenizer": _BERT,
+        "DistilBertTokenizer": _BERT,
+        "RobertaTokenizer": _Spec(_angled("<unk>", "<mask>"), _byte_pairs, _roberta_template),
+        "XLMRobertaTokenizer": _Spec(_angled("<unk>", "<mask>"), _xlm_roberta, _xlm_template),
+        "CamembertTokenizer": _Spec(_angled("<unk>", _SPACED_MASK), _camembert, _xlm_template),
+        "MPNetTokenizer": _Spec(_angled("[UNK]", _SPACED_MASK), _word_pieces, _mpnet_template),
+        "AlbertTokenizer": _Spec(
+            {**_BRACKETS, **_ENDS, "unk_token": "<unk>", "pad_token": "<pad>"}, _albert
+        ),
+        "DebertaV2Tokenizer": _Spec(
+            {**_BRACKETS, **_ENDS, "pad_token": "[PAD]"}, _deberta, _bert_template
+        ),
+    }
+)

@@ -1,0 +1,136 @@
+"""Fills in the fields that a `config.json` leaves out, as the class of its model does.
+
+`transformers` gives a field that the file lacks the default of the configuration's class. The
+values are those of `transformers` 5.23.0, `src/transformers/models/*/configuration_*.py`
+(Apache-2.0), for the families that graphs are built of.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+_BERT: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 30522,
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "pad_token_id": 0,
+    }
+)
+DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "bert": _BERT,
+        "distilbert": {
+            "vocab_size": 30522,
+            "dim": 768,
+            "n_layers": 6,
+            "n_heads": 12,
+            "hidden_dim": 3072,
+            "activation": "gelu",
+            "max_position_embeddings": 512,
+            "pad_token_id": 0,
+        },
+        "roberta": {**_BERT, "vocab_size": 50265, "pad_token_id": 1},
+        "xlm-roberta": {**_BERT, "pad_token_id": 1},
+        "camembert": {**_BERT, "pad_token_id": 1},
+        "mpnet": {
+            **{name: value for name, value in _BERT.items() if name != "type_vocab_size"},
+            "vocab_size": 30527,
+            "pad_token_id": 1,
+        },
+        "electra": {
+            **_BERT,
+            "embedding_size": 128,
+            "hidden_size": 256,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "summary_activation": "gelu",
+        },
+        "albert": {
+            **_BERT,
+            "vocab_size": 30000,
+            "embedding_size": 128,
+            "hidden_size": 4096,
+            "num_hidden_groups": 1,
+            "num_attention_heads": 64,
+            "intermediate_size": 16384,
+            "inner_group_num": 1,
+            "hidden_act": "gelu_new",
+        },
+        "deberta-v2": {
+            **_BERT,
+            "vocab_size": 128100,
+            "hidden_size": 1536,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 24,
+            "intermediate_size": 6144,
+            "type_vocab_size": 0,
+            "layer_norm_eps": 1e-7,
+            "relative_attention": False,
+            "max_relative_positions": -1,
+            "position_biased_input": True,
+            "pooler_hidden_act": "gelu",
+        },
+        "modernbert": {
+            "vocab_size": 50368,
+            "hidden_size": 768,
+            "intermediate_size": 1152,
+            "num_hidden_layers": 22,
+            "num_attention_heads": 12,
+            "hidden_activation": "gelu",
+            "max_position_embeddings": 8192,
+            "norm_eps": 1e-5,
+            "pad_token_id": 50283,
+            "local_attention": 128,
+            "classifier_pooling": "cls",
+            "classifier_bias": False,
+            "classifier_activation": "gelu",
+        },
+    }
+)
+# Other names that a class knows its fields by.
+_ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "distilbert": {
+            "hidden_size": "dim",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+        }
+    }
+)
+# Their positions begin after that of the padding; MPNet's padding is token 1, whatever is written.
+_COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+_MPNET_PADDING = 1
+
+
+def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration with the defaults of its class."""
+    kind = str(config.get("model_type"))
+    aliases = _ALIASES.get(kind, {})
+    renamed = {ours: config[theirs] for theirs, ours in aliases.items() if theirs in config}
+    return {**DEFAULTS.get(kind, {}), **renamed, **config}
+
+
+def padding_position(config: Mapping[str, Any]) -> int | None:
+    """Return the position of the padding, which is its id, where positions are counted from it.
+
+    `None` for families whose positions are the places in a row.
+
+    Raises:
+        ValueError: positions are counted, and the configuration names no token to count from.
+    """
+    kind = config.get("model_type")
+    if kind not in _COUNTED:
+        return None
+    padding = _MPNET_PADDING if kind == "mpnet" else config.get("pad_token_id")
+    if not isinstance(padding, int) or padding < 0:
+        raise ValueError(f"`pad_token_id` is `{padding}`, and `{kind}` counts positions from it")
+    return padding

@@ -1,0 +1,73 @@
+"""Tells which class of tokenizer `transformers` loads for a folder, and what that class sends.
+
+The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0): the class that
+`tokenizer_config.json` names, else that of `config.json`, else the one of the model's type.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+GENERIC = "TokenizersBackend"
+"""The class that takes `tokenizer.json` as it is."""
+# Whether a class sends token types where `model_input_names` is absent.
+CLASSES: Mapping[str, bool] = MappingProxyType(
+    {
+        GENERIC: False,
+        "BertTokenizer": True,
+        "DistilBertTokenizer": False,
+        "RobertaTokenizer": False,
+        "XLMRobertaTokenizer": False,
+        "CamembertTokenizer": False,
+        "MPNetTokenizer": False,
+        "AlbertTokenizer": False,
+        "DebertaV2Tokenizer": True,
+    }
+)
+_ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "PreTrainedTokenizer": GENERIC,
+        "PythonBackend": GENERIC,
+        "ElectraTokenizer": "BertTokenizer",
+        "MobileBertTokenizer": "BertTokenizer",
+        "SqueezeBertTokenizer": "BertTokenizer",
+        "LongformerTokenizer": "RobertaTokenizer",
+    }
+)
+_OF_TYPE: Mapping[str, str] = MappingProxyType(
+    {
+        "bert": "BertTokenizer",
+        "distilbert": "BertTokenizer",
+        "electra": "BertTokenizer",
+        "roberta": "RobertaTokenizer",
+        "xlm-roberta": "XLMRobertaTokenizer",
+        "camembert": "CamembertTokenizer",
+        "mpnet": "MPNetTokenizer",
+        "albert": "AlbertTokenizer",
+        "deberta-v2": "DebertaV2Tokenizer",
+        "modernbert": GENERIC,
+    }
+)
+# Whatever class its files name, it gets the generic one.
+_ALWAYS_GENERIC = "modernbert"
+
+
+def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str | None:
+    """Return the class of a folder's tokenizer, which may be none of `CLASSES`.
+
+    `None` where neither file tells it.
+    """
+    kind = config.get("model_type")
+    named = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
+    if named is None or kind == _ALWAYS_GENERIC:
+        return _OF_TYPE.get(str(kind))
+    name = str(named).removesuffix("Fast")
+    return _ALIASES.get(name, name)
+
+
+def sends_types(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool | None:
+    """Return whether a folder's tokenizer sends token types; `None` where nothing tells it."""
+    names = tokenizer_config.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    return CLASSES.get(find_class(config, tokenizer_config) or "")
