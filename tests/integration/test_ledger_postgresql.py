@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import exc, make_url
 
-from gateway.http.byte_budget import LARGE
 from gateway.auth.keys import hash_key
 from gateway.errors import ConfigurationError, DependencyUnavailable
+from gateway.http.byte_budget import LARGE
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.postgresql import lift_limits, make_engine
 from gateway.settings import Settings, environment
