@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system install-load load run test lint format types imports shape lock proto \
-	chaos arena check-compose sbom pin-images arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	chaos arena check-compose sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
 	chaos-idempotency bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
@@ -119,6 +119,9 @@ fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to 
 
 fuzz-dialects: install-dev ## Send 100,000 requests of five tenants to the routes of all dialects, and look for another's answer
 	$(BIN)/python -m loadtests fuzz-dialects $(ARGS)
+
+fuzz-amplification: install-dev ## Send 100,000 requests whose products and answers are as large as allowed, and watch everybody else
+	$(BIN)/python -m loadtests fuzz-amplification $(ARGS)
 
 check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
 	$(BIN)/python -m pytest -v tests/unit/sluicegate tests/e2e/test_generated_clients.py tests/e2e/test_docs_page.py

@@ -15,10 +15,10 @@ from loadtests.fuzz_dialects.routes import TENSOR_ROUTES, Asked, DialectRoute
 from loadtests.fuzz_dialects.traffic import DialectTraffic, SentRequest, question
 from loadtests.fuzz_http.callers import Caller
 
-_METHOD = "/inference.GRPCInferenceService/ModelInfer"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _CALLS_AT_ONCE = 4
 _PATIENCE = 60.0
-_MESSAGES = MessageTable()
+MESSAGES = MessageTable()
 _BUSY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
@@ -58,12 +58,12 @@ def _call(
     route, asked = question(chance, caller, unique, TENSOR_ROUTES)
     sent = SentRequest(caller=caller, route=route, asked=asked, client_id=unique, key="")
     ask = channel.unary_unary(
-        _METHOD,
+        METHOD,
         request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=_MESSAGES["ModelInferResponse"].FromString,
+        response_deserializer=MESSAGES["ModelInferResponse"].FromString,
     )
     metadata = (("authorization", f"Bearer {caller.key}"), ("x-request-id", unique))
-    call = ask.future(_message(route, asked, unique), metadata=metadata, timeout=_PATIENCE)
+    call = ask.future(tensor_message(route, asked, unique), metadata=metadata, timeout=_PATIENCE)
     if chance.random() < 0.1:
         threading.Event().wait(chance.choice([0.0, 0.002, 0.02]))
         call.cancel()
@@ -82,9 +82,10 @@ def _call(
         yield f"{route.name} of {caller.tenant} over gRPC: {error}"
 
 
-def _message(route: DialectRoute, asked: Asked, unique: str) -> Any:
+def tensor_message(route: DialectRoute, asked: Asked, unique: str) -> Any:
+    """Return the message of gRPC that asks a route of tensors."""
     body = route.body(asked)
-    return _MESSAGES["ModelInferRequest"](
+    return MESSAGES["ModelInferRequest"](
         model_name=asked.model,
         id=unique,
         parameters={name: {"int64_param": value} for name, value in body["parameters"].items()},

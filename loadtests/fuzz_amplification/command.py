@@ -1,0 +1,46 @@
+"""Runs the fuzzer of products and outputs: `python -m loadtests fuzz-amplification`."""
+
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from loadtests.fuzz_amplification.judging import Observed, findings, p99
+from loadtests.fuzz_amplification.run import fuzz
+
+
+@click.command("fuzz-amplification")
+@click.option("--requests", default=100_000, show_default=True)
+@click.option("--seed", type=int, help="Do a run again; by default another each time.")
+def fuzz_amplification_command(*, requests: int, seed: int | None) -> None:
+    """Send requests that become as large as they may; find what holds up or grows beyond bounds."""
+    chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
+    click.echo(f"seed {chosen}")
+    with tempfile.TemporaryDirectory() as folder:
+        observed = fuzz(Path(folder), seed=chosen, requests=requests)
+    show(observed)
+    if found := list(findings(observed)):
+        sys.exit("\n".join(found))
+
+
+def show(observed: Observed) -> None:
+    """Print what was seen."""
+    print("| kind | status | answers |\n|---|---|---|")
+    for (kind, status), count in sorted(observed.statuses.items()):
+        print(f"| {kind} | {status} | {count} |")
+    expansion, of_expansion = observed.largest_expansion
+    answer, of_answer = observed.largest_answer
+    print(f"\nlargest expansion: {expansion:,} bytes of answer a byte of request ({of_expansion})")
+    print(f"largest answer: {answer:,} bytes ({of_answer})")
+    print(f"timers of event loops that were over 100 ms late: {observed.late_timers}")
+    for when, times in (("before", observed.calm_hits), ("meanwhile", observed.hits)):
+        hits = sorted(times)
+        print(
+            f"{len(hits)} hits of another customer {when}: median"
+            f" {hits[len(hits) // 2] * 1e3:.1f} ms, p99 {p99(hits) * 1e3:.1f} ms,"
+            f" longest {hits[-1] * 1e3:.1f} ms"
+        )
+    for name, most in sorted(observed.memory.items()):
+        print(f"{name}: {most // 1024**2} MiB of {observed.bounds.get(name, 0) // 1024**2}")

@@ -1,0 +1,83 @@
+"""Judges a run: what held up others, what grew beyond its bound, and what failed."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+MOST_LOOP_DELAY = 0.1
+MOST_HIT_P99 = 0.05
+_LAG = re.compile(
+    r'^sluicegate_event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE
+)
+_FAULTS = (0, 500, 502)
+
+
+class Observed(msgspec.Struct, kw_only=True):
+    """What was seen of a run; times in seconds, sizes in bytes."""
+
+    statuses: dict[tuple[str, int], int] = {}
+    """Answers by kind of request and status; 0: the connection ended."""
+    hits: list[float] = []
+    """How long hits of another customer took."""
+    calm_hits: list[float] = []
+    """How long they took before, on the same machine."""
+    late_timers: int = 0
+    """How many timers of workers' event loops were later than is allowed."""
+    memory: dict[str, int] = {}
+    """The most that each process had resident."""
+    bounds: dict[str, int] = {}
+    """How much each may have."""
+    replaced: list[str] = []
+    largest_expansion: tuple[int, str] = (0, "none")
+    """The most bytes of an answer for each byte of its request, and its kind."""
+    largest_answer: tuple[int, str] = (0, "none")
+
+    def add_answer(self, kind: str, status: int, *, sent: int, received: int) -> None:
+        """Count an answer."""
+        name = (kind, status)
+        self.statuses[name] = self.statuses.get(name, 0) + 1
+        self.largest_answer = max(self.largest_answer, (received, kind))
+        self.largest_expansion = max(self.largest_expansion, (received // max(sent, 1), kind))
+
+
+def findings(observed: Observed) -> Iterator[str]:
+    """Yield what is wrong with a run."""
+    if observed.late_timers:
+        yield (
+            f"{observed.late_timers} times an event loop was held for more than"
+            f" {MOST_LOOP_DELAY * 1e3:.0f} ms"
+        )
+    if observed.hits and (slow := p99(observed.hits)) > MOST_HIT_P99:
+        yield f"the p99 of another customer's hits was {slow * 1e3:.1f} ms"
+    for name, most in sorted(observed.memory.items()):
+        bound = observed.bounds.get(name, 0)
+        if bound and most > bound:
+            yield f"{name} took {most:,} bytes; its bound is {bound:,}"
+    for name in observed.replaced:
+        yield f"{name} was replaced"
+    for (kind, status), count in sorted(observed.statuses.items()):
+        if status in _FAULTS:
+            yield f"{count} requests ({kind}) ended with {status}"
+
+
+def p99(times: list[float]) -> float:
+    """Return the time that 99 of 100 do not exceed."""
+    ordered = sorted(times)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]
+
+
+def late_timers(before: str, after: str, *, bound: float = MOST_LOOP_DELAY) -> int:
+    """Return how many timers between two pages of metrics were later than `bound`."""
+    first, last = _counts(before), _counts(after)
+    in_time = max((edge for edge in last if edge <= bound), default=0.0)
+    every = last.get(float("inf"), 0) - first.get(float("inf"), 0)
+    return int(every - (last.get(in_time, 0) - first.get(in_time, 0)))
+
+
+def _counts(page: str) -> Mapping[float, float]:
+    """Return the counts of the buckets, of all workers together."""
+    counts: dict[float, float] = {}
+    for edge, count in _LAG.findall(page):
+        counts[float(edge)] = counts.get(float(edge), 0) + float(count)
+    return counts
