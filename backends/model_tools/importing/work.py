@@ -11,6 +11,7 @@ from backends.app import open_backend
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import convert
+from backends.model_tools.importing.finishing import is_half
 from backends.model_tools.importing.leftovers import check_leftovers, files_of
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.model_tools.tuning.profile import Echo
@@ -54,6 +55,8 @@ def import_model(
     try:
         with open_staging(root, _STAGING) as staging:
             source = open_source(folder, given)
+            if variant is not None and variant.judge is None:
+                given, variant = _as_it_is(source, variant, given), None
             left_out = check_leftovers(source, files or files_of(folder), ignored)
             origin, info = _convert(source, staging, name, given)
             model = read_catalogue(staging).models[name]
@@ -77,6 +80,19 @@ def import_model(
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
 
 
+def _as_it_is(
+    source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the fields of a graph that is in fp16 already, which is compared as such.
+
+    Raises:
+        StartProblem: it is not, and there are no texts to judge a variant of it by.
+    """
+    if source.graph is None or not is_half(source.graph):
+        variant.golden_file()
+    return {**given, "profile": variant.precision}
+
+
 def _convert(
     source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
 ) -> tuple[str, ModelInfo]:
@@ -89,7 +105,10 @@ def _convert(
         # What is wrong there is wrong in the folder that it was made of.
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
-        raise StartProblem(named.replace(str(entry), str(folder))) from None
+        hint = ""
+        if source.graph is not None and "profile" not in given and is_half(source.graph):
+            hint = "; it computes in fp16, by whose tolerance `--precision fp16` judges it"
+        raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 
 
 async def _try(staging: Path, name: str) -> ModelInfo:
