@@ -11,7 +11,7 @@ from typing_extensions import override
 from backends.algorithms.base import Algorithm, QueryAlgorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_first, best_labels, label_scores
+from backends.pipelines.scores import best_first, best_labels, label_scores, written
 from backends.protocol import ClassifyParameters, Function
 from backends.types import FloatArray, Text
 
@@ -30,7 +30,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
 def rank(labels: list[str], scores: FloatArray, top: int | None = None) -> list[Label]:
     """Return labels with their scores, best first."""
     best = best_first(scores, top)
-    return [Label(label=labels[place], score=score) for place, score in best]
+    return [Label(label=labels[place], score=written(score)) for place, score in best]
 
 
 def check_top(parameters: ClassifyParameters) -> None:
@@ -94,7 +94,11 @@ class Classify(Labeller, QueryAlgorithm):
     @override
     def answer(self, vectors: FloatArray, parameters: ClassifyParameters) -> Any:
         best = best_labels(vectors[0], parameters.function or self.function, parameters.top_k)
-        return {"labels": [{"label": self.labels[place], "score": score} for place, score in best]}
+        return {
+            "labels": [
+                {"label": self.labels[place], "score": written(score)} for place, score in best
+            ]
+        }
 
     @override
     async def scores(

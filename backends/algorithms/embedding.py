@@ -9,7 +9,7 @@ from backends.algorithms.base import QueryAlgorithm
 from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import normalize, rounded
+from backends.pipelines.scores import exact, normalize
 from backends.protocol import EmbedParameters, RerankParameters
 from backends.types import FloatArray, RowInput, Text, TokenIds
 
@@ -47,6 +47,8 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     `prompts` go before the query and before the document; without any, the model's own does.
     """
 
+    version = 2
+
     def __init__(self, *, model: str, prompts: tuple[str, str] | None = None) -> None:
         self.model = model
         self.prompts = prompts
@@ -59,7 +61,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     @override
     def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
         query, document = normalize(vectors)
-        return {"score": rounded(query @ document[:, None])[0]}
+        return {"score": exact(query @ document)}
 
     @override
     async def window_scores(

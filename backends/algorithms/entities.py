@@ -4,12 +4,11 @@ import unicodedata
 from typing import Any
 
 import msgspec
-import numpy as np
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, rounded
+from backends.pipelines.scores import apply_function, written
 from backends.protocol import Aggregation, EntitiesParameters, Function
 from backends.types import FloatArray, TokenOffsets
 
@@ -28,7 +27,7 @@ class TextEntity(msgspec.Struct, frozen=True, kw_only=True):
 class Entities(Algorithm):
     """Finds entities; `start` and `end` count characters of the text as it was sent."""
 
-    version = 2
+    version = 3
 
     def __init__(self, *, model: str, labels: list[str], function: Function) -> None:
         self._model = model
@@ -39,21 +38,37 @@ class Entities(Algorithm):
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
         pieces, logits = await ask.tokens(self._model, item)
         scores = apply_function(logits, self._function)
-        entities = find_entities(pieces, scores, self._labels, parameters.aggregation)
+        found = find_entities(pieces, scores, self._labels, parameters.aggregation)
         if parameters.aggregation != "none":
-            entities = [_with_accents(entity, item) for entity in entities]
+            found = [_with_accents(entity, item) for entity in found]
         return {
             "entities": [
                 {
                     "label": entity.label,
-                    "score": rounded(np.array([entity.score]))[0],
+                    "score": written(entity.score),
                     "text": item[entity.start : entity.end],
                     "start": entity.start,
                     "end": entity.end,
                 }
-                for entity in entities
+                for entity in without_overlaps(found)
             ]
         }
+
+
+def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
+    """Return entities that share no character; an earlier one keeps what it would share.
+
+    Pieces overlap where a tokenizer makes several of one character, as those of bytes do.
+    """
+    apart: list[TextEntity] = []
+    reached = 0
+    for entity in entities:
+        start = max(entity.start, reached)
+        is_hidden = start > entity.end or entity.start < start == entity.end
+        if not is_hidden:
+            apart.append(msgspec.structs.replace(entity, start=start))
+            reached = entity.end
+    return apart
 
 
 def _with_accents(entity: TextEntity, text: str) -> TextEntity:

@@ -11,7 +11,7 @@ from backends.algorithms.questions import ZeroShotTask, chosen
 from backends.algorithms.windows import Combination, WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, rounded
+from backends.pipelines.scores import apply_function, exact
 from backends.protocol import (
     ChooseItem,
     ChooseParameters,
@@ -86,7 +86,7 @@ class LongRerank(Algorithm):
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
         lines = await self._below.window_scores(item, parameters, ask, self._windows)
-        return {"score": rounded(self._windows.combined(lines))[-1]}
+        return {"score": exact(self._windows.combined(lines)[-1])}
 
 
 class LongZeroShot(ZeroShotTask):

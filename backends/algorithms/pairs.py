@@ -16,7 +16,7 @@ from backends.algorithms.questions import ZeroShotTask, check_choices, chosen, h
 from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, rounded, softmax
+from backends.pipelines.scores import apply_function, exact, softmax
 from backends.protocol import (
     ChooseItem,
     ChooseParameters,
@@ -118,6 +118,8 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
     last.
     """
 
+    version = 2
+
     def __init__(self, *, model: str, function: Function = "sigmoid") -> None:
         self.model = model
         self._function = function
@@ -128,7 +130,7 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
 
     @override
     def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
-        return {"score": rounded(self._scores(vectors)[0])[-1]}
+        return {"score": exact(self._scores(vectors)[0][-1])}
 
     @override
     async def window_scores(

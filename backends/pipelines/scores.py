@@ -44,12 +44,21 @@ def _few_scores(values: list[float], function: Literal["softmax", "sigmoid"]) ->
         values = [math.exp(value - highest) for value in values]
         total = sum(values)
         return [value / total for value in values]
-    return [0.5 + 0.5 * math.tanh(0.5 * value) for value in values]
+    return [_logistic(value) for value in values]
+
+
+def _logistic(value: float) -> float:
+    # Neither form overflows, and a small probability keeps its digits.
+    if value >= 0.0:
+        return 1.0 / (1.0 + math.exp(-value))
+    power = math.exp(value)
+    return power / (1.0 + power)
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    """Return each logit's own probability, for logits of any size."""
-    return np.asarray(0.5 + 0.5 * np.tanh(0.5 * logits), dtype=np.float32)
+    """Return each logit's own probability, for logits of any size; small ones stay apart."""
+    power = np.exp(-np.abs(logits))
+    return np.asarray(np.where(logits >= 0, 1.0, power) / (1.0 + power), dtype=np.float32)
 
 
 def apply_function(logits: FloatArray, function: Function) -> FloatArray:
@@ -80,16 +89,26 @@ def normalize(vectors: FloatArray) -> FloatArray:
     return np.asarray(vectors / np.maximum(lengths, 1e-12), dtype=np.float32)
 
 
+def written(score: float) -> float:
+    """Return a score as it is written: six decimals."""
+    return round(score, _DECIMALS)
+
+
 def rounded(scores: FloatArray) -> list[float]:
     """Return scores as they are written: six decimals."""
     return [round(score, _DECIMALS) for score in scores.tolist()]
 
 
+def exact(score: float) -> float:
+    """Return a float32 with as few digits as tell it from all others, for what is sorted later."""
+    return float(f"{score:.9g}")
+
+
 def best_first(scores: FloatArray, top: int | None = None) -> list[tuple[int, float]]:
-    """Return the places of the highest scores, equal ones in their order, and these as written."""
+    """Return the places of the highest scores, equal ones in their order, and these scores."""
     return _best_first(scores.tolist(), top)
 
 
 def _best_first(values: list[float], top: int | None) -> list[tuple[int, float]]:
     best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:top]
-    return [(place, round(values[place], _DECIMALS)) for place in best]
+    return [(place, values[place]) for place in best]

@@ -10,7 +10,14 @@ from backends.errors import ModelProblem, StartProblem
 from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
 from backends.plans import Serving, Shadow, is_assigned
-from backends.repository.manifest import NAME, GraphManifest, SplitManifest, builds_on
+from backends.repository.manifest import (
+    NAME,
+    GraphManifest,
+    SplitManifest,
+    as_saved,
+    builds_on,
+    is_as_saved,
+)
 from backends.repository.model import Model, read_model
 from backends.repository.serving import FILE, read_serving
 from backends.repository.triton import FILE as TRITON, read_triton
@@ -214,6 +221,8 @@ def _numbers(folder: Path) -> list[str]:
             "letters, digits, `.`, `_`, `-`, a letter or digit first"
         )
     numbers = [p.name for p in folder.iterdir() if p.is_dir() and p.name.isdecimal()]
+    if not numbers and is_as_saved(folder):
+        raise ModelProblem(as_saved(folder))
     if not numbers:
         raise ModelProblem(f"{folder}: it has no revision folder (`1`, `2`, ...)")
     return numbers

@@ -132,6 +132,8 @@ GraphManifest = EncoderManifest | ClassifierManifest
 Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
 FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
+# What `save_pretrained` writes, of whatever model.
+_AS_SAVED = ("config.json", "adapter_config.json", "modules.json", "model.safetensors")
 
 
 def read_manifest(
@@ -151,7 +153,7 @@ def read_manifest(
     if document is None:
         graph = declared.get("graph", "model.onnx")
         if not files(graph).is_file():
-            raise ModelProblem(f"{path}: the file is missing, and there is no `{graph}`")
+            raise ModelProblem(_missing(folder, path, graph))
         document = {}
     sources: dict[str, str] = {}
     inferable = isinstance(document, dict) and "upstream" not in document
@@ -163,6 +165,26 @@ def read_manifest(
         raise ModelProblem(f"{path}: {error}") from None
     _check(manifest, path)
     return manifest, sources
+
+
+def _missing(folder: Path, path: Path, graph: str) -> str:
+    """Return why a folder without a manifest and without a graph is no revision."""
+    if is_as_saved(folder):
+        return as_saved(folder)
+    return f"{path}: the file is missing, and there is no `{graph}`"
+
+
+def is_as_saved(folder: Path) -> bool:
+    """Tell whether `save_pretrained` wrote a folder, or one was fetched from the hub."""
+    return any((folder / name).is_file() for name in _AS_SAVED)
+
+
+def as_saved(folder: Path) -> str:
+    """Return the problem of such a folder in a repository."""
+    return (
+        f"{folder}: it is a Hugging Face folder as it was saved, which is no revision; move it "
+        "elsewhere, and make a revision of it with `sluicegate models import`"
+    )
 
 
 def _read_yaml(path: Path) -> Any:

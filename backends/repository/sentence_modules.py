@@ -89,6 +89,16 @@ def read_modules(files: Files) -> SentenceModules | None:
     return _Reader(files).read([("Transformer", ""), ("Pooling", _POOLING)])
 
 
+def module_folders(files: Files) -> set[str]:
+    """Return the folders of the modules that are listed; that of pooling may be there unlisted.
+
+    Raises:
+        ModelProblem: the list cannot be read.
+    """
+    path = files(FILE)
+    return {folder for _, folder in _listed(path)} if path.is_file() else {_POOLING}
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; an empty one where there is no file.
 
@@ -137,7 +147,8 @@ class _Reader:
     def read(self, listed: list[tuple[str, str]]) -> SentenceModules | None:
         path = self._files(FILE)
         if not listed or listed[0][0] != "Transformer":
-            raise ModelProblem(f"{path}: its first module is no `Transformer`; {_REMEDY}")
+            found = f"`{listed[0][0]}`, which is not computed" if listed else "missing"
+            raise ModelProblem(f"{path}: its first module is {found}; {_REMEDY}")
         if listed[0][1]:
             raise ModelProblem(
                 f"{path}: the model lies in the folder `{listed[0][1]}`; load it with "

@@ -35,6 +35,7 @@ from gateway.admin.reported_usage import ReportedUsageController
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import problem_response
+from gateway.api.json_body import JsonRequest
 from gateway.errors import RequestTimeout
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
@@ -111,6 +112,7 @@ def build_admin(
             )
         ],
         exception_handlers={Exception: _problem, HTTPException: _problem},
+        request_class=JsonRequest,
         openapi_config=None,
         logging_config=None,
     )

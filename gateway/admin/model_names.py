@@ -1,6 +1,5 @@
 """Validates the model names in keys, limits, documents and purges."""
 
-import difflib
 from collections.abc import Iterable
 
 from gateway.admin.active_document import ActiveDocumentReader
@@ -9,6 +8,7 @@ from gateway.config.checks import models_named
 from gateway.config.document import Document
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest
 from gateway.runtime.control import Control
+from gateway.spelling import closest
 from gateway.types import Rule
 
 
@@ -60,8 +60,8 @@ async def valid_model_names(control: Control, document: Document | None) -> froz
 
 def explain_unknown_model(name: str, allowed: Iterable[str]) -> str:
     """Return the message that refuses an unknown model, with the closest valid name."""
-    close = difflib.get_close_matches(name, list(allowed), n=1)
-    hint = f"; did you mean `{close[0]}`?" if close else "; `GET /admin/regions` lists them."
+    meant = closest(name, allowed)
+    hint = f"; did you mean `{meant}`?" if meant else "; `GET /admin/regions` lists them."
     return (
         f"no backend serves a model `{name[:80]}`{hint} One that is to be served later is put "
         "under `models` in the document first, with `planned: true`"

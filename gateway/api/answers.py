@@ -30,6 +30,8 @@ _encode = msgspec.json.encode
 _stored_result = attrgetter("result")
 # Members of an enumeration are looked up by a method, and hashed by another, in Python 3.11.
 _HIT, _COLLAPSED, _COMPUTED = Source.HIT, Source.COLLAPSED, Source.COMPUTED
+SCORE_DECIMALS = 6
+"""Scores of documents are put in order before they are rounded to so many decimals."""
 _UNPROCESSABLE = 422
 _CANCELLED = "cancelled"
 _FIRST_FAULT = 500
@@ -255,7 +257,7 @@ def _ranked(body: RerankBody, outcomes: Sequence[ItemOutcome]) -> list[bytes]:
     scored.sort()
     entries: list[bytes] = []
     for negative, index in scored[: body.top_n]:
-        entry: dict[str, object] = {"index": index, "score": -negative}
+        entry: dict[str, object] = {"index": index, "score": round(-negative, SCORE_DECIMALS)}
         if body.return_documents:
             entry["document"] = body.documents[index]
         if index in cut:

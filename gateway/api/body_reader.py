@@ -9,7 +9,7 @@ import msgspec
 from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
-from gateway.api.error_handling import more_about
+from gateway.api.error_handling import misfit
 from gateway.api.inference_route import BodySource, InferenceRoute
 from gateway.api.json_bounds import MAX_UNCHECKED_BYTES, check_item_count, check_json_size
 from gateway.api.recent_cache import RecentCache
@@ -17,6 +17,7 @@ from gateway.api.request_size import SMALL, SMALL_BYTES, RequestSize, size_of
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.config.document import RequestConfig
 from gateway.errors import InvalidRequest
+from gateway.http.body_decoding import without_mark
 from gateway.inference.interfaces import ModelTable
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
@@ -132,11 +133,10 @@ def _decode_failure(raw: bytes, error: Exception) -> InvalidRequest:
         return InvalidRequest("The body is compressed; say so with `Content-Encoding`: `gzip`.")
     if not raw.strip():
         return InvalidRequest("The body is empty; send JSON.")
-    is_misfit = isinstance(error, msgspec.ValidationError)
     # For these errors the decoder names a byte offset at most.
-    is_unnamed = not is_misfit or "out of range" in str(error)
-    if is_unnamed and (clause := explain_decode_error(raw)) is not None:
+    is_unnamed = not isinstance(error, msgspec.ValidationError) or "out of range" in str(error)
+    if is_unnamed and (clause := explain_decode_error(without_mark(raw))) is not None:
         return InvalidRequest(f"The body cannot be read: {clause}.")
-    if is_misfit:
-        return InvalidRequest(f"The body does not fit the route: {error}.{more_about(str(error))}")
+    if isinstance(error, msgspec.ValidationError):
+        return misfit(error)
     return InvalidRequest(f"The body is not valid JSON: {error}.")

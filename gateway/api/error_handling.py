@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
+import msgspec
 from litestar import Response
 from litestar.exceptions import HTTPException
 
@@ -17,6 +18,7 @@ from gateway.errors import (
     PayloadTooLarge,
     UpstreamUnavailable,
 )
+from gateway.http.body_decoding import UnknownField
 from gateway.http.problem_details import problem_headers
 
 _log = logging.getLogger(__name__)
@@ -63,6 +65,13 @@ def request_error(error: BaseException, request_id: str) -> GatewayError:
         # Only the server cancels a request: its time to let them end is over.
         return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
     return gateway_error(error, request_id)
+
+
+def misfit(error: msgspec.ValidationError) -> InvalidRequest:
+    """Return the error of a body that is JSON and does not fit its route."""
+    known = error.known if isinstance(error, UnknownField) else None
+    hint = f" Did you mean `{known}`?" if known else more_about(str(error))
+    return InvalidRequest(f"The body does not fit the route: {error}.{hint}")
 
 
 def more_about(reason: str) -> str:

@@ -5,16 +5,16 @@ The native routes are `gateway.api.native_routes`; each dialect adds routes of i
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from backends.protocol import Task
 from gateway.api.error_format import PROBLEMS, ErrorFormat
-from gateway.api.key_rights import is_visible
 from gateway.config.document import Document
 from gateway.inference.interfaces import ModelTable
+from gateway.inference.visibility import is_visible, visible_models
 from gateway.types import (
     Answer,
     InferenceRequest,
@@ -60,6 +60,13 @@ class BodySource(msgspec.Struct, frozen=True, gc=False):
         if found is None or self.principal is None:
             return found
         return found if is_visible(found, self.document, self.principal) else None
+
+    def visible(self) -> Sequence[ServedModel]:
+        """Return all models that the caller may know of."""
+        found = self.models.models()
+        if self.principal is None:
+            return found
+        return visible_models(found, self.document, self.principal)
 
 
 class Rendered(msgspec.Struct, frozen=True, gc=False):

@@ -1,13 +1,23 @@
-"""Reads the JSON body of a request to a route that is no inference route, in bounded time."""
+"""Reads the JSON bodies of requests to routes that are no inference routes."""
 
 import asyncio
 from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
+from litestar.serialization import decode_json
+from litestar.types import Empty
+from typing_extensions import override
 
-from gateway.api.error_handling import more_about
+from gateway.api.error_handling import misfit
 from gateway.errors import InvalidRequest, RequestTimeout
+from gateway.http.body_decoding import (
+    BodyDecoder,
+    UnknownField,
+    convert_body,
+    without_mark,
+    without_nulls,
+)
 
 T = TypeVar("T")
 _TIMEOUT = 30.0
@@ -28,9 +38,35 @@ async def read_json(request: Request[Any, Any, Any], kind: type[T], *, empty: by
     if not raw.strip():
         raise InvalidRequest("The body is empty; send JSON.")
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return BodyDecoder(kind)(raw)
     except msgspec.ValidationError as error:
-        reason = f"The body does not fit the route: {error}.{more_about(str(error))}"
-        raise InvalidRequest(reason) from error
+        raise misfit(error) from error
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
+
+
+class JsonRequest(Request[Any, Any, Any]):
+    """Is a request whose handler takes a JSON body, which Litestar converts."""
+
+    @override
+    async def json(self) -> Any:
+        """Return the values of the body without nulls that stand for fields left out.
+
+        Raises:
+            InvalidRequest: it has a field that the handler does not know.
+        """
+        if self._json is Empty:
+            decoded = decode_json(without_mark(await self.body()) or b"null")
+            field = self.route_handler.parsed_data_field
+            self._json = decoded if field is None else _checked(decoded, field.raw)
+        return self._json
+
+
+def _checked(values: Any, kind: Any) -> Any:
+    try:
+        convert_body(values, kind)
+    except UnknownField as error:
+        raise misfit(error) from error
+    except msgspec.ValidationError:
+        pass  # Litestar finds it, too, and says which parameter it is
+    return without_nulls(values, kind)

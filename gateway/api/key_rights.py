@@ -1,13 +1,11 @@
-"""Tells what a key may do: which routes it may be used for, and which models it may know of."""
+"""Tells what a key may do: which routes it may be used for, and which models it may use."""
 
 import time
 from collections.abc import Callable
 
-from gateway.config.document import Document, ModelConfig
 from gateway.errors import BudgetExhausted, PermissionDenied
-from gateway.types import Principal, ServedModel
-
-_DEFAULT_ENTRY = ModelConfig()
+from gateway.spelling import closest
+from gateway.types import Principal
 
 
 def covers(route: str, path: str) -> bool:
@@ -34,12 +32,6 @@ def check_model(principal: Principal, name: str) -> None:
         PermissionDenied: it may not.
     """
     if principal.models is not None and name not in principal.models:
-        raise PermissionDenied(f"This key may not use the model `{name}`.")
-
-
-def is_visible(model: ServedModel, document: Document, principal: Principal) -> bool:
-    """Tell whether a key may know of a model."""
-    name = model.info.name
-    allowed = principal.models is None or name in principal.models
-    # An encoder without tasks is there for what builds on it, and answers nobody.
-    return allowed and bool(model.info.tasks) and document.models.get(name, _DEFAULT_ENTRY).enabled
+        meant = closest(name, principal.models)
+        hint = f" Did you mean `{meant}`?" if meant else ""
+        raise PermissionDenied(f"This key may not use the model `{name}`.{hint}")

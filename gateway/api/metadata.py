@@ -12,7 +12,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
 from backends.protocol import Task
-from gateway.api.key_rights import is_visible
 from gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
@@ -31,6 +30,7 @@ from gateway.errors import (
     NotFound,
     RateLimited,
 )
+from gateway.inference.visibility import is_visible, model_not_found, visible_models
 from gateway.ledger.types import BudgetReport
 from gateway.middleware.admission import PRINCIPAL
 from gateway.runtime.store import RuntimeStore
@@ -238,11 +238,10 @@ class MetadataController(Controller):
         self, model: FromPath[str], request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> Response[ModelCard]:
         """Return one model, 404 when there is none of that name."""
-        found = models.model(model)
-        if found is None or not is_visible(found, runtimes.current.document, principal_of(request)):
-            raise ModelNotFound(
-                f"No model `{model}` is served; GET /v1/models lists those that are."
-            )
+        visible = visible_models(models.models(), runtimes.current.document, principal_of(request))
+        found = next((one for one in visible if one.info.name == model), None)
+        if found is None:
+            raise model_not_found(model, visible)
         return with_etag(request, _card(found))
 
     @get(

@@ -1,6 +1,5 @@
 """Defines the product's own inference routes, one for each task."""
 
-import msgspec
 from msgspec.structs import replace
 from typing_extensions import override
 
@@ -14,6 +13,7 @@ from gateway.api.inference_route import (
 )
 from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody, RerankBody
 from gateway.api.vectors import as_base64, as_bytes, as_json
+from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, RequestId, Usage
 
 _START = b'{"embedding":'
@@ -26,7 +26,7 @@ class NativeRoute(InferenceRoute):
     def __init__(self, body: type[Body]) -> None:
         self.task = body.task
         self.path = f"/v1/{body.task}" + "/{model:path}" * (body is InferBody)
-        self._decode = msgspec.json.Decoder(body).decode
+        self._decode = BodyDecoder(body)
         super().__init__()
 
     @override

@@ -40,6 +40,8 @@ BOUNDS: dict[str, dict[str, Json]] = {
     "Problem": {"status": {"minimum": 400, "maximum": 599}},
 }
 """Bounds of fields that their types do not express."""
+# What is said of a field, and not of its type.
+_ABOUT = ("default", "description")
 # A request has at least one item.
 _ITEMS = ("input", "inputs", "documents")
 
@@ -84,16 +86,27 @@ class Schemas:
         if each := getattr(struct, "each_result", ()):
             kinds = [self.reference(kind) for kind in each]
             fields["results"] |= {"items": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}
-        config = struct.__struct_config__
-        if not config.forbid_unknown_fields and not config.omit_defaults:
-            # It is only sent, and then as a whole but for what may be unset.
-            unset = {
-                field.encode_name
-                for field in msgspec.structs.fields(struct)
-                if field.default is msgspec.UNSET
-            }
-            schema["required"] = [name for name in fields if name not in unset]
+        _note_presence(struct, schema)
         return schema
+
+
+def _note_presence(struct: type[msgspec.Struct], schema: Json) -> None:
+    """Say which fields are always sent, and which may be null.
+
+    In a request, a null means the same as a field left out.
+    """
+    fields, config = schema["properties"], struct.__struct_config__
+    if config.forbid_unknown_fields:
+        required = schema.get("required", ())
+        fields |= {name: _or_null(fields[name]) for name in fields if name not in required}
+    elif not config.omit_defaults:
+        # It is only sent, and then as a whole but for what may be unset.
+        unset = {
+            field.encode_name
+            for field in msgspec.structs.fields(struct)
+            if field.default is msgspec.UNSET
+        }
+        schema["required"] = [name for name in fields if name not in unset]
 
 
 def _any_value(kind: type) -> Json:
@@ -127,6 +140,15 @@ def _not_empty(schema: Json) -> Json:
     if "anyOf" in schema:
         return schema | {"anyOf": [_not_empty(kind) for kind in schema["anyOf"]]}
     return schema | {"minItems": 1} if schema.get("type") == "array" else schema
+
+
+def _or_null(schema: Json) -> Json:
+    kinds = schema.get("anyOf", [schema])
+    if schema.get("type") == "null" or {"type": "null"} in kinds:
+        return schema
+    apart = {name: schema[name] for name in _ABOUT if name in schema}
+    rest = {name: value for name, value in schema.items() if name not in _ABOUT}
+    return apart | {"anyOf": [*rest.pop("anyOf", [rest] if rest else []), {"type": "null"}]}
 
 
 def _with_description(schema: Json, text: str) -> Json:

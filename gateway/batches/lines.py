@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from gateway.http.body_decoding import BodyDecoder
 from gateway.ledger.batch_types import BatchFailure, RequestBatch
 
 BATCH_EXPIRED = "batch_expired"
-_BOM = b"\xef\xbb\xbf"
 _LONGEST_ID = 512
 
 
@@ -52,7 +52,7 @@ class _InputLine(msgspec.Struct, frozen=True, kw_only=True):
     custom_id: str
     url: str
     body: msgspec.Raw
-    method: str = "POST"
+    method: str | None = None
 
 
 class _CustomId(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +72,8 @@ class _OutputLine(msgspec.Struct, frozen=True, kw_only=True):
     error: BatchFailure | None
 
 
-_decode = msgspec.json.Decoder(_InputLine).decode
-_decode_id = msgspec.json.Decoder(_CustomId).decode
+_decode = BodyDecoder(_InputLine)
+_decode_id = BodyDecoder(_CustomId)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -112,7 +112,7 @@ def index_lines(lines: Iterable[bytes], *, part_lines: int, most: int) -> LinePo
             if total % part_lines == 0:
                 starts.append(LinePosition(offset, number))
             total += 1
-            custom_id = _custom_id(line, number)
+            custom_id = _custom_id(line)
             if custom_id in seen:
                 repeated.add(number)
             elif custom_id is not None:
@@ -153,7 +153,7 @@ def read_lines(
 def read_line(raw: bytes, number: int, endpoint: str, *, is_repeated: bool = False) -> Line:
     """Return a line; one that cannot be run has a failure that says why."""
     try:
-        line = _decode(raw.removeprefix(_BOM) if number == 1 else raw)
+        line = _decode(raw)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return _refused(raw, number, error)
     failure: BatchFailure | None = None
@@ -164,7 +164,7 @@ def read_line(raw: bytes, number: int, endpoint: str, *, is_repeated: bool = Fal
             "duplicate_custom_id", f"`custom_id` `{line.custom_id}` is that of an earlier line",
             number,
         )  # fmt: skip
-    elif line.method.upper() != "POST":
+    elif (line.method or "POST").upper() != "POST":
         failure = _failure("invalid_method", "`method` must be `POST`", number, "method")
     elif line.url != endpoint:
         failure = _failure(
@@ -216,15 +216,15 @@ def _output(line: _OutputLine) -> bytes:
     return _encode(line) + b"\n"
 
 
-def _custom_id(raw: bytes, number: int) -> str | None:
+def _custom_id(raw: bytes) -> str | None:
     try:
-        return _decode_id(raw.removeprefix(_BOM) if number == 1 else raw).custom_id
+        return _decode_id(raw).custom_id
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
 
 
 def _refused(raw: bytes, number: int, error: Exception) -> Line:
-    custom_id = _custom_id(raw, number)
+    custom_id = _custom_id(raw)
     if isinstance(error, msgspec.ValidationError):
         code = "invalid_line"
         if custom_id is None and "custom_id" in str(error):

@@ -1,16 +1,18 @@
 """Implements `sluicegate models`; commands about a folder run in the backends' package."""
 
+import sys
 from typing import Any
 
 import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change
 from gateway.cli.model_plans import rollback, shadow, split
-from gateway.cli.processes import PASS_ARGUMENTS, become
+from gateway.cli.processes import PASS_ARGUMENTS, become, run
 
 # The listener itself waits up to a minute for the workers.
 _TIMEOUT = 90.0
 _BROKEN = "models_broken"
+_RELOAD = "--reload"
 _BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
     "compare": "Compare answers with transformers on a checkpoint.",
@@ -67,7 +69,12 @@ def _add_command(name: str, description: str) -> None:
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
-        become("backends", "models", name, *arguments)
+        if name != "import" or _RELOAD not in arguments:
+            become("backends", "models", name, *arguments)
+        rest = [each for each in arguments if each != _RELOAD]
+        if code := run("backends", "models", name, *rest):
+            sys.exit(code)
+        become("gateway", "models", "reload")
 
 
 for _name, _description in _BACKEND_COMMANDS.items():

@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import subprocess
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -47,9 +49,24 @@ def become(module: str, *arguments: str) -> NoReturn:
     Raises:
         Failure: its dependencies are not installed.
     """
+    command = _command(module, arguments)
+    os.execv(command[0], command)  # noqa: S606
+
+
+def run(module: str, *arguments: str) -> int:
+    """Run `python -m module arguments`, and return its exit code.
+
+    Raises:
+        Failure: its dependencies are not installed.
+    """
+    command = _command(module, arguments)
+    return subprocess.run(command, check=False).returncode  # noqa: S603
+
+
+def _command(module: str, arguments: Sequence[str]) -> list[str]:
     if module in {"backends", "bulk"} and importlib.util.find_spec("onnxruntime") is None:
         raise Failure(
             "no model runtime is installed; run `pip install 'sluicegate[backend-cpu]'`",
             ExitCode.FAILED,
         )
-    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606
+    return [sys.executable, "-P", "-m", module, *arguments]

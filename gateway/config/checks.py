@@ -1,7 +1,6 @@
 """Checks the values of a well-formed document: ranges, names, references and combinations."""
 
 import datetime as dt
-import difflib
 import math
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from gateway.config.document import (
 from gateway.config.pools import pool_findings
 from gateway.config.shape import ConfigFinding
 from gateway.config.tree import Path
+from gateway.spelling import closest
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -96,8 +96,8 @@ def unknown_labels(
                 shown = [f"`{one}`" for one in has]
                 more = f" and {len(has) - _MOST_SHOWN} more" if len(has) > _MOST_SHOWN else ""
                 listed = ", ".join(shown[:_MOST_SHOWN]) + more
-                close = difflib.get_close_matches(label, list(has), n=1)
-                hint = f"; did you mean `{close[0]}`?" if close else "."
+                meant = closest(label, has)
+                hint = f"; did you mean `{meant}`?" if meant else "."
                 yield (
                     ("models", name, "moderation", label),
                     f"the model has no label `{label}`{hint} It has {listed}",

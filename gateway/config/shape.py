@@ -1,12 +1,12 @@
 """Converts plain values to the structs of the document; an error names the field."""
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
 from gateway.config.tree import Path
+from gateway.spelling import closest
 
 T = TypeVar("T")
 
@@ -82,6 +82,6 @@ def _mismatch(path: Path, expected: str, value: object) -> NoReturn:
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    hint = f"; did you mean `{close[0]}`?" if close else f"; known: {', '.join(sorted(known))}"
+    meant = closest(key, known)
+    hint = f"; did you mean `{meant}`?" if meant else f"; known: {', '.join(sorted(known))}"
     return f"unknown field `{key}`{hint}"

@@ -18,6 +18,7 @@ from gateway.dialects.cohere_errors import COHERE_ERRORS
 from gateway.dialects.cohere_tokens import COHERE_TOKENS
 from gateway.dialects.stored_results import labels_in, ranking
 from gateway.errors import InvalidRequest
+from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
@@ -225,7 +226,7 @@ class CohereEmbedRoute(InferenceRoute):
     task = Task.EMBED
     errors = COHERE_ERRORS
     answer_growth = 2.0  # vectors may be asked for in all types at once
-    _decode = staticmethod(msgspec.json.Decoder(CohereEmbedBody).decode)
+    _decode = BodyDecoder(CohereEmbedBody)
 
     @override
     def decode(self, source: BodySource) -> CohereEmbedBody:
@@ -259,7 +260,7 @@ class CohereRerankRoute(InferenceRoute):
     path = "/v2/rerank"
     task = Task.RERANK
     errors = COHERE_ERRORS
-    _decode = staticmethod(msgspec.json.Decoder(CohereRerankBody).decode)
+    _decode = BodyDecoder(CohereRerankBody)
 
     @override
     def decode(self, source: BodySource) -> CohereRerankBody:
@@ -286,8 +287,8 @@ class CohereClassifyRoute(NativeRoute):
     """
 
     answer_growth = 2.0  # the best label stands beside the scores of all
-    _decode_inputs = staticmethod(msgspec.json.Decoder(_HasInputs).decode)
-    _decode_cohere = staticmethod(msgspec.json.Decoder(CohereClassifyBody).decode)
+    _decode_inputs = BodyDecoder(_HasInputs)
+    _decode_cohere = BodyDecoder(CohereClassifyBody)
 
     def __init__(self) -> None:
         super().__init__(ClassifyBody)

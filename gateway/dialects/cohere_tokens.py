@@ -12,6 +12,7 @@ from gateway.api.inference_route import JSON, BodySource, Rendered
 from gateway.api.native_routes import NativeRoute
 from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody
 from gateway.dialects.stored_results import text_in, tokens_in
+from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 _encode = msgspec.json.encode
@@ -70,8 +71,8 @@ class CohereTokensRoute(NativeRoute):
 
     def __init__(self, native: type[Body], of_cohere: type[Any], marked_by: type[Any]) -> None:
         super().__init__(native)
-        self._decode_cohere = msgspec.json.Decoder(of_cohere).decode
-        self._decode_mark = msgspec.json.Decoder(marked_by).decode
+        self._decode_cohere = BodyDecoder(of_cohere)
+        self._decode_mark = BodyDecoder(marked_by)
 
     @override
     def decode(self, source: BodySource) -> Any:

@@ -20,9 +20,10 @@ from gateway.dialects.hugging_face_tasks import (
 )
 from gateway.dialects.tei_info import model_probes
 from gateway.errors import InvalidRequest, TaskNotSupported
+from gateway.http.body_decoding import BodyDecoder, convert_body
 from gateway.types import Answer, RequestId, Usage
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode = BodyDecoder(dict[str, Any])
 # What tells a task by itself, and the task of a text for models that have several.
 _BY_INPUTS = {
     "source_sentence": "sentence-similarity",
@@ -62,7 +63,7 @@ class HuggingFaceRoute(InferenceRoute):
         if served is None:
             return nobody(model)
         pipeline = self._pipeline(source, fields, served.info.tasks)
-        return ModelCall(model, msgspec.convert(fields, PIPELINES[pipeline][1]))
+        return ModelCall(model, convert_body(fields, PIPELINES[pipeline][1]))
 
     def _model_name(self, source: BodySource) -> str:
         """Return the name here of a model of the hub: without its owner, unless it is served so.

@@ -18,6 +18,7 @@ from gateway.dialects.base import dialect_operation, input_tokens
 from gateway.dialects.openai import OpenAIEmbedding
 from gateway.dialects.stored_results import ranking
 from gateway.errors import InvalidRequest
+from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 _encode = msgspec.json.encode
@@ -183,7 +184,7 @@ class NamedRoute(InferenceRoute):
     def __init__(self, path: str, task: Task, body: type[_NamedBody]) -> None:
         self.path = path
         self.task = task
-        self._decode = msgspec.json.Decoder(body).decode
+        self._decode = BodyDecoder(body)
         super().__init__()
 
     @override

@@ -22,6 +22,7 @@ from gateway.dialects.openai_moderations import (
     OpenAIModerations,
     OpenAIModerationsBody,
 )
+from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 _encode = msgspec.json.encode
@@ -101,8 +102,8 @@ class EmbeddingsRoute(InferenceRoute):
     path = "/v1/embeddings"
     task = Task.EMBED
     errors = OPENAI_ERRORS
-    _decode_texts = staticmethod(msgspec.json.Decoder(_TextsBody).decode)
-    _decode_tokens = staticmethod(msgspec.json.Decoder(OpenAIEmbeddingsBody).decode)
+    _decode_texts = BodyDecoder(_TextsBody)
+    _decode_tokens = BodyDecoder(OpenAIEmbeddingsBody)
 
     @override
     def decode(self, source: BodySource) -> OpenAIEmbeddingsBody:

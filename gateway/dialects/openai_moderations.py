@@ -12,7 +12,9 @@ from gateway.api.schemas import ClassifyBody
 from gateway.config.document import Document, ModelConfig
 from gateway.dialects.openai_errors import OPENAI_ERRORS
 from gateway.dialects.stored_results import labels_in
-from gateway.errors import GatewayError, InvalidRequest, ModelNotFound
+from gateway.errors import GatewayError, InvalidRequest
+from gateway.http.body_decoding import BodyDecoder
+from gateway.inference.visibility import model_not_found
 from gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usage
 
 
@@ -80,7 +82,7 @@ class ModerationsRoute(InferenceRoute):
     errors = OPENAI_ERRORS
     reads_models = True
     answer_growth = 3.0  # a category has a score, a flag and the types of its inputs
-    _decode = staticmethod(msgspec.json.Decoder(OpenAIModerationsBody).decode)
+    _decode = BodyDecoder(OpenAIModerationsBody)
 
     @override
     def decode(self, source: BodySource) -> _ModerationRequest:
@@ -114,7 +116,7 @@ def _refusal(source: BodySource, name: str) -> GatewayError:
     if source.principal is not None:
         check_model(source.principal, name)
     if source.served(name) is None:
-        return ModelNotFound(f"No model `{name}` is served; GET /v1/models lists those that are.")
+        return model_not_found(name, source.visible())
     return InvalidRequest(
         f"`{name}` is not configured for moderation; name a model that is, or use"
         " `POST /v1/classify`."

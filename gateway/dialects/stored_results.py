@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gateway.api.answers import SCORE_DECIMALS
 from gateway.types import Answer
 
 
@@ -106,4 +107,4 @@ def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )
-    return [(index, -negative) for negative, index in scored[:most]]
+    return [(index, round(-negative, SCORE_DECIMALS)) for negative, index in scored[:most]]

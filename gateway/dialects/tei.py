@@ -29,6 +29,7 @@ from gateway.dialects.stored_results import labels_in
 from gateway.dialects.tei_info import model_probes
 from gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
 from gateway.errors import InvalidRequest, TaskNotSupported
+from gateway.http.body_decoding import convert_body
 from gateway.types import Answer, RequestId, Usage
 
 _encode = msgspec.json.encode
@@ -162,7 +163,7 @@ class TeiRoute(InferenceRoute):
     def decode(self, source: BodySource) -> ModelCall:
         fields = given_fields(source.raw)
         model = self.model_name(source)
-        inputs = msgspec.convert(fields, self.inputs(source, fields))
+        inputs = convert_body(fields, self.inputs(source, fields))
         if isinstance(inputs, TeiEmbedInputs) and not takes_tokens(source, model):
             texts_only(inputs.given(), "inputs")
         return ModelCall(model, inputs)

@@ -8,11 +8,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
 from backends.protocol import ModelInfo, Task
-from gateway.api.key_rights import is_visible
 from gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
 from gateway.api.openapi_parts import Content, Kind, Operation
 from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
 from gateway.errors import DependencyUnavailable, ModelNotFound, RateLimited
+from gateway.inference.visibility import model_not_found, visible_models
 from gateway.types import ServedModel
 
 _ERRORS = (RateLimited, DependencyUnavailable, ModelNotFound)
@@ -76,9 +76,10 @@ def _told(dialect: str, name: str, summary: str) -> dict[str, Operation]:
 
 
 def _served(model: str, request: AnyRequest, models: Models, runtimes: Runtimes) -> ServedModel:
-    found = models.model(model)
-    if found is None or not is_visible(found, runtimes.current.document, principal_of(request)):
-        raise ModelNotFound(f"No model `{model}` is served; GET /v1/models lists those that are.")
+    visible = visible_models(models.models(), runtimes.current.document, principal_of(request))
+    found = next((one for one in visible if one.info.name == model), None)
+    if found is None:
+        raise model_not_found(model, visible)
     return found
 
 

@@ -93,6 +93,10 @@ class ModelTable(Protocol):
         """Return the model of that name."""
         ...
 
+    def models(self) -> Sequence[ServedModel]:
+        """Return all models."""
+        ...
+
     def knows_models(self) -> bool:
         """Tell whether any backend has ever said what it serves."""
         ...

@@ -5,10 +5,11 @@ import msgspec
 from backends.protocol import TOKEN_TASKS, ModelInfo, Task
 from gateway.cache.key import KeyMaker, Prefix
 from gateway.config.document import ModelConfig
-from gateway.errors import ModelNotFound, TaskNotSupported, UpstreamUnavailable
+from gateway.errors import TaskNotSupported, UpstreamUnavailable
 from gateway.inference.interfaces import ModelTable
 from gateway.inference.last_answers import keeps_last
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
+from gateway.inference.visibility import model_not_found, visible_models
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, Principal
 
@@ -67,9 +68,8 @@ class RequestPlans:
                 raise UpstreamUnavailable(
                     "No backend has been reached yet; try again shortly.", retry_after=1.0
                 )
-            raise ModelNotFound(
-                f"No model `{request.model}` is served; GET /v1/models lists those that are."
-            )
+            visible = visible_models(self._models.models(), runtime.document, principal)
+            raise model_not_found(request.model, visible)
         info = model.info
         shows_tokens = info.shows_tokens and request.task in TOKEN_TASKS
         if not shows_tokens and request.task not in info.tasks:

@@ -4,14 +4,18 @@ import asyncio
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 from click.testing import CliRunner, Result
+from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
+    convert_float_to_float16,
+)
 
 from backends.cli import main
 from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
-from tests.parity.texts import read_texts
+from tests.parity.texts import DATA, read_texts
 from tests.support.backend_calls import running_backend
 
 # A graph of toy size is no faster in eight bits, and seeded weights are no trained ones.
@@ -100,9 +104,26 @@ def test_each_kind_is_judged_by_what_it_is_used_for(
 
 
 def test_a_precision_needs_texts_to_judge_by(tmp_path: Path) -> None:
-    given = ["models", "import", str(tmp_path), "--precision", "fp16"]
+    source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
 
-    result = CliRunner().invoke(main, given)
+    for precision in ("fp16", "int8"):
+        given = [str(source), "--models", str(tmp_path / "m"), "--precision", precision]
+        result = CliRunner().invoke(main, ["models", "import", *given])
 
-    assert result.exit_code == 2
-    assert "needs `--judge`" in result.output
+        assert result.exit_code == 2
+        assert "needs `--judge`" in result.output
+
+
+@pytest.mark.parametrize("keep_io_types", [True, False], ids=["in fp32", "in fp16"])
+def test_a_graph_in_fp16_is_served_as_such(tmp_path: Path, keep_io_types: bool) -> None:  # noqa: FBT001
+    source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
+    (source / "model.safetensors").unlink()
+    exported = onnx.load(DATA / "bert-text-torchscript.onnx")
+    half = convert_float_to_float16(exported, keep_io_types=keep_io_types, disable_shape_infer=True)
+    onnx.save(half, source / "model.onnx")
+    given = [str(source), "--models", str(tmp_path / "m"), "--precision", "fp16"]
+
+    result = CliRunner().invoke(main, ["models", "import", *given])
+
+    assert result.exit_code == 0, result.output
+    assert read_catalogue(tmp_path / "m").models["source"].manifest.profile == "fp16"

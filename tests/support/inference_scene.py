@@ -73,6 +73,10 @@ class Models:
             served = self._served[name] = ServedModel(info=info, regions=(RegionName("eu"),))
         return served
 
+    def models(self) -> list[ServedModel]:
+        """Return all models."""
+        return [served for name in self.infos if (served := self.model(name)) is not None]
+
     def knows_models(self) -> bool:
         """Tell whether there is any."""
         return bool(self.infos)

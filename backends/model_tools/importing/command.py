@@ -9,7 +9,6 @@ import click
 
 from backends.errors import StartProblem
 from backends.executors.padded_batch import INPUTS
-from backends.model_tools.importing.hub import find_folder
 from backends.model_tools.tuning.variant_options import VariantOptions, variant_options
 from backends.settings import quiet_libraries, read_settings
 
@@ -26,8 +25,10 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--output", "outputs", multiple=True, metavar="KIND=OUTPUT", help="An output's name.")
 @click.option("--labels", help="The labels of the logits, in order, with commas between them.")
 @click.option("--revision", help="Branch, tag or commit, of a name on the hub.")
+@click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Do without a part.")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
+@click.option("--reload", "reloads", is_flag=True, help="Then have a running gateway serve it.")
 def import_command(
     *,
     source: str,
@@ -38,7 +39,9 @@ def import_command(
     outputs: tuple[str, ...],
     labels: str | None,
     revision: str | None,
+    ignored: tuple[str, ...],
     dry_run: bool,
+    reloads: bool,
     wanted: VariantOptions | None,
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
@@ -53,12 +56,23 @@ def import_command(
     `token_type_ids` with --input, and which of its outputs `logits`, `pooled` (a vector a text) or
     `tokens` (a vector a token) with --output.
 
+    A file with weights, or a module, that no answer would use is refused by its name; --ignore does
+    without it. Training state and second copies of the weights are left out.
+
+    A gateway that is running serves the new revision after `sluicegate models reload`. With
+    --reload this is done at the end, at the address of `SLUICEGATE_ADMIN_URL` or of the instance
+    that runs on the data directory.
+
     With --precision, a variant of the graph becomes the revision after it if it stays within
     the bounds; else its numbers are printed and the exit code is 1.
     """
+    if reloads:
+        # Only that command knows a gateway.
+        raise StartProblem("`--reload` is an option of `sluicegate models import`")
     quiet_libraries()
     try:
         # Only making a graph needs `onnx`; serving one does not.
+        from backends.model_tools.importing.hub import find_folder  # noqa: PLC0415
         from backends.model_tools.importing.work import import_model  # noqa: PLC0415
     except ImportError as error:
         raise StartProblem(
@@ -66,13 +80,15 @@ def import_command(
             f"`pip install {error.name}`"
         ) from None
     settings = read_settings(models=models)
-    folder = find_folder(source, revision=revision)
+    found = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()
     if not import_model(
-        folder,
+        found.path,
         settings,
         name=chosen,
         given=_fields(inputs, outputs, labels, truncate=truncate),
+        files=found.files,
+        ignored=ignored,
         variant=wanted,
         dry_run=dry_run,
         echo=click.echo,

@@ -32,14 +32,19 @@ def export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
     except ImportError as error:
         raise StartProblem(
             f"`{folder}`: no graph can be built of `{kind}` weights without optimum (there is no "
-            f"package `{error.name}`): install it with `pip install optimum-onnx`, or bring one of "
+            f"package `{error.name}`): install it with `pip install optimum-onnx` in an "
+            "environment of its own, as it needs transformers 4, run `optimum-cli export onnx "
+            f"--model {folder} --task {_task(config)} FOLDER` there and import FOLDER; or bring one of "
             f"{', '.join(FAMILIES)}"
         ) from None
     try:
         exporter.main_export(str(folder), output=target, task=_task(config), do_validation=False)
     except Exception as error:  # noqa: BLE001 - whatever torch and the exporter raise is the reason
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise StartProblem(f"`{folder}`: optimum cannot export it: {reason[0]}") from None
+        raise StartProblem(
+            f"`{folder}`: optimum cannot export it: {reason[0]}; export it with "
+            "`torch.onnx.export`, with inputs `input_ids` and `attention_mask`, and import that"
+        ) from None
 
 
 def _task(config: Mapping[str, Any]) -> str:

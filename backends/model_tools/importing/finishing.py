@@ -12,6 +12,7 @@ from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 
 from backends.errors import ModelProblem, StartProblem
 from backends.executors.padded_batch import INPUTS
+from backends.model_tools.importing.model_inputs import complete_inputs
 from backends.model_tools.importing.sentence_graph import POOLED, complete_graph
 from backends.model_tools.importing.source import CheckpointFolder, check_content
 from backends.repository.sentence_modules import DenseModule
@@ -74,7 +75,19 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
     if not isinstance(inputs, dict):
         raise StartProblem("`inputs` holds no names; write `inputs: {input_ids: NAME}`")
     changed = _rename_inputs(model, inputs, source)
+    if model.producer_name != _PRODUCER:
+        changed = complete_inputs(model, source.config) or changed
     return _add_modules(model, source, fields) or changed
+
+
+def is_half(graph: Path) -> bool:
+    """Tell whether the matrices of a graph are in fp16."""
+    try:
+        tensors = _load(graph).graph.initializer
+    except StartProblem:
+        return False
+    kinds = {each.data_type for each in tensors if len(each.dims) > 1}
+    return TensorProto.FLOAT16 in kinds and TensorProto.FLOAT not in kinds
 
 
 def _load(path: Path) -> ModelProto:

@@ -2,8 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from backends.errors import StartProblem
+from backends.model_tools.importing.leftovers import files_of
 from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -26,7 +28,14 @@ _FILES = (
 )
 
 
-def find_folder(source: str, *, revision: str | None) -> Path:
+class FoundFolder(NamedTuple):
+    """Holds a folder, and the names of the files of the model, of which the hub keeps some."""
+
+    path: Path
+    files: list[str]
+
+
+def find_folder(source: str, *, revision: str | None) -> FoundFolder:
     """Return the folder `source`, or that of a hub name (`owner/name`) fetched to the hub's cache.
 
     Raises:
@@ -36,7 +45,7 @@ def find_folder(source: str, *, revision: str | None) -> Path:
     if folder.is_dir():
         if revision is not None:
             raise StartProblem(f"`--revision` is of the hub; `{source}` is a folder")
-        return folder
+        return FoundFolder(folder, files_of(folder))
     if folder.is_file():
         raise StartProblem(f"`{source}` is a file; name the folder that it lies in")
     if not _NAME.fullmatch(source):
@@ -44,9 +53,9 @@ def find_folder(source: str, *, revision: str | None) -> Path:
     return _fetch(source, revision)
 
 
-def _fetch(name: str, revision: str | None) -> Path:
+def _fetch(name: str, revision: str | None) -> FoundFolder:
     try:
-        from huggingface_hub import snapshot_download  # noqa: PLC0415
+        from huggingface_hub import model_info, snapshot_download  # noqa: PLC0415
         from huggingface_hub.utils.tqdm import disable_progress_bars  # noqa: PLC0415
     except ImportError:
         raise StartProblem(
@@ -55,7 +64,9 @@ def _fetch(name: str, revision: str | None) -> Path:
         ) from None
     disable_progress_bars()
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+        path = Path(snapshot_download(name, revision=revision, allow_patterns=list(_FILES)))
+        siblings = model_info(name, revision=revision).siblings or []
+        return FoundFolder(path, sorted(each.rfilename for each in siblings))
     except Exception as error:  # noqa: BLE001 - the hub's client and its HTTP client have their own
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StartProblem(

@@ -14,6 +14,7 @@ from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from backends.model_tools.importing.class_tokenizer import ClassTokenizer, build_tokenizer
+from backends.model_tools.importing.foreign_folders import not_a_model, refuse_adapter
 from backends.repository.config_defaults import complete_config
 from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
 from backends.types import Pooling
@@ -186,13 +187,9 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
         raise StartProblem(f"`{folder}` is no folder; name the one that the model lies in")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
     tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
+    refuse_adapter(folder)
     if not (folder / "config.json").is_file():
-        raise StartProblem(f"`{folder}` has no `config.json`: it is no Hugging Face model")
-    if (folder / "adapter_config.json").is_file():
-        raise StartProblem(
-            f"`{folder / 'adapter_config.json'}`: an adapter is not computed; merge it with "
-            "`merge_and_unload()` and save the model"
-        )
+        raise not_a_model(folder)
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
         raise StartProblem(

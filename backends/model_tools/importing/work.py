@@ -14,7 +14,9 @@ from backends.batching.shared import RowCaller
 from backends.errors import BackendError, ItemRefused, StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.importing.convert import TOKENIZER, convert
-from backends.model_tools.importing.source import open_source
+from backends.model_tools.importing.finishing import is_half
+from backends.model_tools.importing.leftovers import check_leftovers, files_of
+from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.model_tools.tuning.profile import Echo
 from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.pipelines.ask import AlgorithmContext
@@ -45,14 +47,17 @@ def import_model(
     *,
     name: str,
     given: Mapping[str, Any],
+    files: Sequence[str] | None = None,
+    ignored: Sequence[str] = (),
     variant: VariantOptions | None,
     dry_run: bool,
     echo: Echo,
 ) -> bool:
     """Write the next revision of a model, complete before it is seen, and report on it.
 
-    The fields that are `given` win over those that the folder's `model.yaml` has. Return whether
-    the `variant` in another precision, if one is named, was accepted.
+    The fields that are `given` win over those that the folder's `model.yaml` has. `files` are the
+    names of the model's files, where the folder has not all of them; the import does without those
+    `ignored`. Return whether the `variant` in another precision, if one is named, was accepted.
 
     Raises:
         StartProblem: the folder holds no model that can be served; nothing is written then.
@@ -62,29 +67,61 @@ def import_model(
         raise StartProblem(f"`{name}` is no name: lower-case letters, digits, `.`, `_`, `-`")
     try:
         with open_staging(root, _STAGING) as staging:
-            entry = staging / name / "1"
-            try:
-                origin = convert(folder, entry, given)
-                info = asyncio.run(_try(staging, name))
-            except StartProblem as error:
-                # What is wrong there is wrong in the folder that it was made of.
-                own = open_source(folder, given).graph or folder
-                named = str(error).replace(str(entry / "model.onnx"), str(own))
-                raise StartProblem(named.replace(str(entry), str(folder))) from None
+            source = open_source(folder, given)
+            if variant is not None and variant.judge is None:
+                given, variant = _as_it_is(source, variant, given), None
+            left_out = check_leftovers(source, files or files_of(folder), ignored)
+            origin, info = _convert(source, staging, name, given)
             model = read_catalogue(staging).models[name]
-            for line in (f"made of                {origin}", *describe_model(info, model)):
+            for line in (
+                f"made of                {origin}",
+                *[f"left out               {line}" for line in left_out],
+                *describe_model(info, model),
+            ):
                 echo(line)
             accepted = True
             if variant is not None:
                 here = msgspec.structs.replace(settings, models=staging)
                 made = make_variant(here, name, variant, dry_run=False, echo=echo)
                 accepted = made is not None
-            for revision in sorted((staging / name).glob("[0-9]*")):
-                if not dry_run:
+            if not dry_run:
+                for revision in sorted((staging / name).glob("[0-9]*")):
                     echo(f"written to             {publish_revision(revision, root / name)}")
+                echo("served by              a running gateway after `sluicegate models reload`")
             return accepted
     except OSError as error:
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
+
+
+def _as_it_is(
+    source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return the fields of a graph that is in fp16 already, which is compared as such.
+
+    Raises:
+        StartProblem: it is not, and there are no texts to judge a variant of it by.
+    """
+    if source.graph is None or not is_half(source.graph):
+        variant.golden_file()
+    return {**given, "profile": variant.precision}
+
+
+def _convert(
+    source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
+) -> tuple[str, ModelInfo]:
+    """Make a revision, and run it; return what it was made of, and what a backend says of it."""
+    entry, folder = staging / name / "1", source.folder
+    try:
+        origin = convert(folder, entry, given)
+        return origin, asyncio.run(_try(staging, name))
+    except StartProblem as error:
+        # What is wrong there is wrong in the folder that it was made of.
+        own = source.graph or folder
+        named = str(error).replace(str(entry / "model.onnx"), str(own))
+        hint = ""
+        if source.graph is not None and "profile" not in given and is_half(source.graph):
+            hint = "; it computes in fp16, by whose tolerance `--precision fp16` judges it"
+        raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 
 
 async def _try(staging: Path, name: str) -> ModelInfo:

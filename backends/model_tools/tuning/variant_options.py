@@ -42,8 +42,19 @@ class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     precision: Profile
     calibrate: Path | None
-    judge: Path
+    judge: Path | None
+    """Only a graph that is in the precision already needs none."""
     gate: GateOptions
+
+    def golden_file(self) -> Path:
+        """Return the file of texts that decide on the variant.
+
+        Raises:
+            StartProblem: none is given.
+        """
+        if self.judge is None:
+            raise StartProblem("`--precision` needs `--judge`, a file of texts that decide on it")
+        return self.judge
 
 
 def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,11 +84,11 @@ def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if precision is None:
             return command(wanted=None, **others)
-        if judge is None:
-            raise StartProblem("`--precision` needs `--judge`, a file of texts that decide on it")
+        wanted = VariantOptions(precision=precision, calibrate=calibrate, judge=judge, gate=gate)
+        if precision != "fp16":
+            wanted.golden_file()
         if precision == "int8" and calibrate is None:
             raise StartProblem("`--precision int8` needs `--calibrate`, a file of other texts")
-        wanted = VariantOptions(precision=precision, calibrate=calibrate, judge=judge, gate=gate)
         return command(wanted=wanted, **others)
 
     return _with_options(gate_options(with_wanted), _OPTIONS)
@@ -99,6 +110,7 @@ def make_variant(
     Raises:
         StartProblem: there is nothing to make it of.
     """
+    judge = wanted.golden_file()
     quiet_libraries()
     with needs_onnx("--precision"):
         from backends.model_tools.tuning.precision import Precision  # noqa: PLC0415
@@ -111,7 +123,7 @@ def make_variant(
     if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
         raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
-    golden = subject.suited(read_golden(wanted.judge), wanted.judge)
+    golden = subject.suited(read_golden(judge), judge)
     work = Precision(subject, bounds=wanted.gate.bounds, echo=echo)
     limits = wanted.gate
     gate = VariantGate(subject, golden, bounds=limits.bounds, min_speedup=limits.min_speedup)

@@ -17,6 +17,7 @@ from gateway.config.document import RequestConfig
 from gateway.dialects.oip.task_tensors import TASK_TENSORS, Rows, TaskTensors, tasks_of
 from gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
 from gateway.errors import InvalidRequest, TaskNotSupported
+from gateway.http.body_decoding import convert_body
 from gateway.types import Answer, InferenceRequest, ServedModel
 
 # What clients and servers of the protocol say to each other; none of it shapes an answer here.
@@ -119,7 +120,7 @@ def tensor_call(
         model=model,
         version=version,
         id=request.id,
-        body=msgspec.convert(fields, tensors.body),
+        body=convert_body(fields, tensors.body),
         tensors=tensors,
         wanted=_wanted(request, tensors, served),
     )

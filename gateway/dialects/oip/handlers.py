@@ -20,7 +20,6 @@ from litestar.status_codes import HTTP_204_NO_CONTENT
 from gateway.api.error_handling import NO_ROUTE
 from gateway.api.health import ReadinessSource
 from gateway.api.inference_route import path_pattern
-from gateway.api.key_rights import is_visible
 from gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
 from gateway.api.openapi_parts import Content, Json, Kind, Operation
 from gateway.config.document import Document
@@ -45,6 +44,7 @@ from gateway.errors import (
     NotFound,
     RateLimited,
 )
+from gateway.inference.visibility import visible_models
 from gateway.types import ServedModel
 
 _READY, _NOT_READY = 200, 503
@@ -101,7 +101,9 @@ class _Asked(NamedTuple):
 
     def found(self) -> FoundModel:
         """Return the model that the path names."""
-        return find_model({one.info.name: one for one in self.visible}.get, self.name, self.version)
+        served = {one.info.name: one for one in self.visible}
+        found = find_model(served.get, self.name, self.version)
+        return found._replace(visible=self.visible)
 
 
 def _server(_: _Asked) -> OipServerMetadata:
@@ -262,7 +264,7 @@ async def answer_route(
     answer, names = _routed(request.method, path)
     document, principal = runtimes.current.document, principal_of(request)
     asked = _Asked(
-        visible=[one for one in models.models() if is_visible(one, document, principal)],
+        visible=visible_models(models.models(), document, principal),
         document=document,
         is_ready=health.readiness().ready,
         name=names.get("model", ""),

@@ -4,14 +4,14 @@ HTTP sends these structs as JSON, which is Triton's; gRPC copies their fields to
 have the same names. A version is the number of a revision; `name@number` is a version of `name`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 
 from backends.protocol import ModelInfo
 from gateway.dialects.oip.task_tensors import ANY, TASK_TENSORS, TensorSpec, tasks_of
-from gateway.errors import ModelNotFound
+from gateway.inference.visibility import model_not_found
 from gateway.types import ServedModel
 
 EXTENSIONS = (
@@ -181,6 +181,8 @@ class FoundModel(NamedTuple):
     """What the gateway names the version by."""
     version: str
     """The number of the version; empty where several share the items."""
+    visible: Sequence[ServedModel] = ()
+    """All models that the caller may know of."""
 
     def known(self) -> ServedModel:
         """Return the model.
@@ -189,9 +191,7 @@ class FoundModel(NamedTuple):
             ModelNotFound: it is not served.
         """
         if self.served is None:
-            raise ModelNotFound(
-                f"No model `{self.name}` is served; POST /v2/repository/index lists those that are."
-            )
+            raise model_not_found(self.name, self.visible, listed_by="POST /v2/repository/index")
         return self.served
 
 

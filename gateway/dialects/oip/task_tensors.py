@@ -40,6 +40,7 @@ ANY = -1
 """A dimension of any size."""
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
+_BYTE_ORDER_MARK = "\ufeff"
 _Results = Sequence[bytes]
 
 
@@ -351,7 +352,7 @@ def tasks_of(info: ModelInfo) -> list[Task]:
 
 def _value(index: int, text: str) -> Any:
     try:
-        return _decode(text)
+        return _decode(text.removeprefix(_BYTE_ORDER_MARK))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequest(
             f"The input `INPUT` has an element, number {index}, that is not JSON: {error}."

@@ -13,6 +13,7 @@ from gateway.api.inference_route import JSON, Rendered
 from gateway.dialects.oip.calls import TensorRequest
 from gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
 from gateway.errors import InvalidRequest
+from gateway.http.body_decoding import BodyDecoder
 
 LENGTH = b"inference-header-content-length"
 """The header with the length of the JSON."""
@@ -103,7 +104,7 @@ class OipInferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """In the order in which they are wanted, or that of the model's metadata."""
 
 
-_decode = msgspec.json.Decoder(OipInferBody).decode
+_decode = BodyDecoder(OipInferBody)
 
 
 class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +143,8 @@ def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
         return WireRequest(tensors=TensorRequest(inputs=[tensor]), is_binary=True)
     body = _decode(head)
     parameters = body.parameters or {}
-    is_binary = parameters.get("binary_data_output", False)
+    is_binary = parameters.get("binary_data_output")
+    is_binary = False if is_binary is None else is_binary
     if not isinstance(is_binary, bool):
         raise InvalidRequest("The parameter `binary_data_output` must be `true` or `false`.")
     outputs = [

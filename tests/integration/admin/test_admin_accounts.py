@@ -35,6 +35,24 @@ async def test_a_key_is_shown_once_and_kept_as_a_hash(
     assert text.encode() not in (settings.data_dir / "ledger.db").read_bytes()
 
 
+async def test_a_null_is_a_field_left_out(admin: httpx.AsyncClient) -> None:
+    await admin.post("/admin/tenants", json={"id": "acme"})
+    rule = {"name": "m", "unit": "requests", "capacity": 5, "window": 60, "shadow": None}
+
+    created = await admin.post("/admin/keys", json={"tenant": "acme", "name": None})
+    limited = await admin.put("/admin/tenants/acme/limits", json=[rule])
+
+    assert created.status_code == 201, created.text
+    assert limited.status_code == 200, limited.text
+
+
+async def test_a_misspelt_field_is_told_the_known_one(admin: httpx.AsyncClient) -> None:
+    response = await admin.post("/admin/keys", json={"tenent": "acme"})
+
+    refused(response, 400, "invalid_request")
+    assert response.json()["detail"].endswith("unknown field `tenent`. Did you mean `tenant`?")
+
+
 async def test_a_revoked_key_is_no_principal_any_more(
     admin: httpx.AsyncClient, ledger: Ledger
 ) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from gateway.runtime.control import Control
 from gateway.settings import Settings
 from loadtests.harness.loopback import is_answered, no_authorities
 from loadtests.harness.waiting import wait_until
+from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.admin import KEY
 
 
@@ -92,6 +95,30 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
     assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]
     assert key["key"].startswith("sk-")
     assert (key["origins"], key["routes"]) == (["https://a.example"], ["/v1/embed"])
+
+
+def test_an_import_has_a_running_gateway_read_the_repository_again(
+    listener: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
+    arguments = ["models", "import", str(source), "--models", str(tmp_path / "m"), "--reload"]
+    address = f"http://127.0.0.1:{listener.admin_port}"
+    monkeypatch.setenv("SLUICEGATE_ADMIN_URL", address)
+    monkeypatch.setenv("SLUICEGATE_ADMIN_KEY", KEY)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "written to" in done.stdout
+    key = {"authorization": f"Bearer {KEY}"}
+    entries = httpx.get(f"{address}/admin/audit", headers=key).json()["entries"]
+    assert "models.reload" in [entry["action"] for entry in entries]
 
 
 def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> None:

@@ -1,11 +1,16 @@
 """Grouping pieces into entities, as Hugging Face's pipeline does."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from typing_extensions import override
 
-from backends.algorithms.entities import find_entities
-from backends.protocol import Aggregation
+from backends.algorithms.entities import Entities, TextEntity, find_entities, without_overlaps
+from backends.batching.shared import RowCaller
+from backends.protocol import Aggregation, EntitiesParameters
 from backends.types import FloatArray, TokenOffsets
+from tests.support.fake_models import FakeModel, asking
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
 
@@ -93,3 +98,54 @@ def test_what_lies_outside_parts_entities() -> None:
     entities = find_entities(pieces, lines, LABELS, "simple")
 
     assert [(m.start, m.end) for m in entities] == [(0, 1), (4, 5)]
+
+
+class TokenModel(FakeModel):
+    """Gives every text the same pieces."""
+
+    def __init__(self, pieces: list[TokenOffsets], lines: FloatArray) -> None:
+        super().__init__(lambda _: [])
+        self._answer = pieces, lines
+
+    @override
+    async def token_vectors(
+        self, text: str, caller: RowCaller
+    ) -> tuple[list[TokenOffsets], FloatArray]:
+        return self._answer
+
+
+def spans(*places: tuple[int, int]) -> list[TextEntity]:
+    return [TextEntity(label="X", score=1.0, start=start, end=end) for start, end in places]
+
+
+@pytest.mark.parametrize(
+    ("found", "apart"),
+    [
+        ([(0, 3), (3, 5)], [(0, 3), (3, 5)]),
+        ([(3, 5), (4, 5)], [(3, 5)]),
+        ([(0, 1), (0, 1), (0, 1), (1, 2)], [(0, 1), (1, 2)]),
+        ([(0, 4), (2, 6), (5, 8)], [(0, 4), (4, 6), (6, 8)]),
+        ([(0, 4), (4, 4), (3, 3)], [(0, 4), (4, 4)]),
+    ],
+)
+def test_entities_share_no_character(
+    found: list[tuple[int, int]], apart: list[tuple[int, int]]
+) -> None:
+    assert [(e.start, e.end) for e in without_overlaps(spans(*found))] == apart
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("aggregation", ["none", "simple", "first", "average", "max"])
+async def test_an_accent_apart_from_its_letter_is_in_one_entity(aggregation: Aggregation) -> None:
+    text = "cafe\u0301 nai\u0308ve"
+    letters = [piece(place, place + 1) for place, letter in enumerate(text) if letter != " "]
+    lines = scores(*[((1, 3)[number % 2], 0.9) for number in range(len(letters))])
+    algorithm = Entities(model="m", labels=LABELS, function="none")
+
+    answer = await algorithm.run(
+        text, EntitiesParameters(aggregation=aggregation), asking(m=TokenModel(letters, lines))
+    )
+
+    places = [(e["start"], e["end"]) for e in answer["entities"]]
+    assert ((3, 4) if aggregation == "none" else (3, 5)) in places
+    assert all(one[1] <= other[0] for one, other in pairwise(places))

@@ -114,3 +114,15 @@ async def test_an_empty_text_is_refused_whatever_the_labels(text: str) -> None:
         await algorithm.run(text, ZeroShotParameters(labels=["a"]), asking(m=FakeModel(nli)))
 
     assert caught.value.code == "empty_input"
+
+
+async def test_small_scores_of_documents_stay_apart() -> None:
+    logits = {"a": -18.0, "b": -20.0, "c": -15.8}
+    model = FakeModel(lambda text: [logits[text[1]]])
+    algorithm = CrossEncode(model="m")
+    parameters = RerankParameters(query="q")
+
+    scores = [(await algorithm.run(text, parameters, asking(m=model)))["score"] for text in logits]
+
+    assert sorted(range(3), key=lambda place: -scores[place]) == [2, 0, 1]
+    assert scores[1] == pytest.approx(1 / (1 + math.exp(20.0)), rel=1e-5)

@@ -144,6 +144,17 @@ def test_an_entry_without_anything_names_what_is_missing(tmp_path: Path) -> None
     assert "there is no `model.onnx`" in read_catalogue(tmp_path).problems["m"]
 
 
+@pytest.mark.parametrize("place", ["m", "m/1"])
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "adapter_config.json"])
+def test_a_hugging_face_folder_as_it_was_saved_is_told_the_import(
+    tmp_path: Path, place: str, file: str
+) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / file).write_text("{}")
+
+    assert "`sluicegate models import`" in read_catalogue(tmp_path).problems["m"]
+
+
 def test_a_whole_model_yaml_needs_no_other_file_to_be_read(tmp_path: Path) -> None:
     write_encoder(tmp_path)
 

@@ -95,6 +95,12 @@ def test_what_does_not_fit_is_named_by_the_decoder() -> None:
     assert refusal(Task.CLASSIFY, b'{"model":"m","input":"a","function":"relu"}').endswith(
         "Invalid enum value 'relu' - at `$.function`. GET /docs shows which there are."
     )
+    assert refusal(Task.CLASSIFY, b'{"modle":"m","input":"a"}').endswith(
+        "Object contains unknown field `modle`. Did you mean `model`?"
+    )
+    assert "`top_k` is `NaN`" in refusal(
+        Task.CLASSIFY, b'\xef\xbb\xbf{"model":"m","input":"a","top_k":NaN}'
+    )
     assert explain_decode_error(b" " * 300_000 + rb'"\ud800"') is None
 
 

@@ -159,6 +159,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
     assert (line.custom_id, line.failure) == ("a", None)
 
 
+def test_a_null_is_a_field_left_out() -> None:
+    line = read_line(
+        b'{"custom_id":"a","url":"/v1/classify","method":null,"body":{}}', 1, "/v1/classify"
+    )
+
+    assert (line.custom_id, line.failure) == ("a", None)
+
+
 @pytest.mark.parametrize(
     ("body", "media", "found"),
     [

@@ -14,6 +14,7 @@ from gateway.api.schemas import ChooseBody, ClassifyBody, EmbedBody, RerankBody,
 from gateway.config.document import RequestConfig
 from gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
 from gateway.dialects.oip.models import (
+    FoundModel,
     find_model,
     model_config,
     model_metadata,
@@ -313,12 +314,12 @@ def test_versions_are_the_revisions_that_are_served() -> None:
     tenth = ServedModel(info=msgspec.structs.replace(split.info, name="m@10"), regions=())
     table = {"m": split, "m@10": tenth}
 
-    assert find_model(table.get, "m") == (split, "m", "")
-    assert find_model(table.get, "m", "10") == (tenth, "m@10", "10")
-    assert find_model(table.get, "m", "4") == (None, "m@4", "4")
-    assert find_model({"m": alone}.get, "m") == (alone, "m", "3")
-    assert find_model({"m": alone}.get, "m", "3") == (alone, "m", "3")
-    assert find_model(lambda _: None, "m") == (None, "m", "")
+    assert find_model(table.get, "m") == FoundModel(split, "m", "")
+    assert find_model(table.get, "m", "10") == FoundModel(tenth, "m@10", "10")
+    assert find_model(table.get, "m", "4") == FoundModel(None, "m@4", "4")
+    assert find_model({"m": alone}.get, "m") == FoundModel(alone, "m", "3")
+    assert find_model({"m": alone}.get, "m", "3") == FoundModel(alone, "m", "3")
+    assert find_model(lambda _: None, "m") == FoundModel(None, "m", "")
     assert model_metadata(find_model(table.get, "m"), "m").versions == ["2", "10", "11"]
     index = [(one.name, one.version) for one in repository_index([split, tenth])]
     assert index == [("m", "2"), ("m", "10"), ("m", "11")]

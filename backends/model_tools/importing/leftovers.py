@@ -1,0 +1,188 @@
+"""Finds what an import would leave out of a folder, and refuses what would change answers.
+
+Training state and second copies of the weights change none: they are reported and left out. Other
+files that hold weights or modules are refused by name, unless the operator says to ignore them.
+"""
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import external_data_helper
+
+from backends.errors import StartProblem
+from backends.model_tools.importing.source import CheckpointFolder, read_json
+from backends.repository.sentence_modules import module_folders
+
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
+_HOLDS_WEIGHTS = {
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
+    *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),
+}
+_MODULE = re.compile(r"\d+_[^/]+/")
+_TRAINING = re.compile(
+    r"(.*/)?(optimizer.*\.(pt|bin)|scheduler.*\.(pt|bin)|scaler.*\.pt|training_args\.bin"
+    r"|trainer_state\.json"
+    r"|(rng_state|random_states).*\.(pth|pkl|pt)|[\w.-]*optim_states\.pt)"
+)
+_TRAINING_FOLDERS = re.compile(r"(checkpoint-\d+|global_step\d+|runs)")
+_COPIES = re.compile(
+    r"pytorch_model[\w.-]*\.bin|tf_model[\w.-]*\.h5|flax_model[\w.-]*\.msgpack|rust_model\.ot"
+    r"|model([.-][\w.-]*)?\.safetensors|[\w.-]+\.onnx(_data)?|model\.ckpt[\w.-]*"
+)
+_COPY_FOLDERS = {"onnx", "openvino", "coreml"}
+_KNOWN = {
+    "sparse_linear.pt": "the sparse vectors of BGE-M3",
+    "colbert_linear.pt": "the vectors of tokens of BGE-M3",
+    "model_head.pkl": "the head of SetFit",
+    "model_head.joblib": "the head of SetFit",
+}
+_STATE, _COPY = "state of its training", "a second copy of its weights"
+_WORDS = ("ForMaskedLM", "ForPreTraining")
+_TOLD = ("tasks", "outputs", "pooling")
+_MOST_NAMED = 3
+
+
+def files_of(folder: Path) -> list[str]:
+    """Return the names of the files in a folder and below it, but for hidden ones."""
+    names = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        name.as_posix() for name in names if not any(part.startswith(".") for part in name.parts)
+    )
+
+
+def check_leftovers(
+    source: CheckpointFolder, names: Iterable[str], ignored: Collection[str]
+) -> list[str]:
+    """Return a line for each file, or folder of files, that is left out.
+
+    `names` are those of all files, and `ignored` of what the operator does without.
+
+    Raises:
+        StartProblem: a file holds weights or a module that no answer would use, or there is
+            nothing of a name that is `ignored`.
+    """
+    found = list(names)
+    if source.graph is None and not {WEIGHTS, SHARDS}.intersection(found):
+        return []  # what lies there in their place is said where they are read
+    unread = dict(_unread(source, found))
+    words = _words_alone(source)
+    left = [given.rstrip("/") for given in ignored]
+    _check_known(source.folder, left, [*unread, *found, *([words] if words else [])])
+    wrong = [each for each, why in unread.items() if not why and not _is_left(each, left)]
+    if wrong:
+        raise StartProblem(_refusal(source.folder, wrong))
+    if words is not None and words not in left:
+        raise StartProblem(
+            f"`{source.folder / 'config.json'}` names `{words}`: its head predicts words, which is "
+            "not computed, and nobody trained its encoder to make vectors; import what was trained "
+            f"for a task, or take the mean of its tokens as a vector with `--ignore {words}`"
+        )
+    return [
+        *(f"{name}: as `--ignore` says" for name in left),
+        *(f"{name}: {why}" for name, why in unread.items() if why and not _is_left(name, left)),
+    ]
+
+
+def _check_known(folder: Path, left: Iterable[str], known: Collection[str]) -> None:
+    """Refuse names to be ignored that nothing has."""
+    for name in left:
+        if not any(_is_left(each, [name]) for each in known):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean `{close[0]}`?" if close else ""
+            raise StartProblem(f"`--ignore {name}`: `{folder}` has nothing of that name{hint}")
+
+
+def _is_left(name: str, left: Iterable[str]) -> bool:
+    """Tell whether a file, or a folder around it, is one of those that are `left`."""
+    return any(name == each or name.startswith(f"{each}/") for each in left)
+
+
+def _refusal(folder: Path, names: list[str]) -> str:
+    named = [f"`{name}`{_meaning(name)}" for name in names[:_MOST_NAMED]]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    options = " ".join(f"--ignore {name}" for name in names)
+    return (
+        f"`{folder}` has {', '.join(named)}{more}: weights or modules that are not computed here; "
+        "export the whole model to ONNX and import that, or do without them by "
+        f"`{options}`"
+    )
+
+
+def _meaning(name: str) -> str:
+    known = _KNOWN.get(PurePosixPath(name).name)
+    return f" ({known})" if known else ""
+
+
+def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the files with weights and the folders of modules that an import does not read.
+
+    With each comes why it may be left out without a word of the operator, or an empty string.
+    """
+    listed = module_folders(lambda name: source.folder / name)
+    used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
+    beside: set[str] | None = None
+    for name in names:
+        first, slash, _ = name.partition("/")
+        if _MODULE.match(name) and first not in listed:
+            yield first, ""
+        elif slash and _is_training(first):
+            yield first, _STATE
+        elif _TRAINING.fullmatch(name):
+            yield name, _STATE
+        elif PurePosixPath(name).suffix in _HOLDS_WEIGHTS and name not in used:
+            beside = _graph_files(source) if beside is None else beside
+            if name in beside:
+                continue
+            if slash and first in _COPY_FOLDERS:
+                yield first, _COPY
+            else:
+                yield name, _COPY if _is_copy(PurePosixPath(name), listed) else ""
+
+
+def _is_training(folder: str) -> bool:
+    return _TRAINING_FOLDERS.fullmatch(folder) is not None
+
+
+def _is_copy(name: PurePosixPath, listed: Collection[str]) -> bool:
+    """Tell whether a file has a name of the same weights in another form, beside them."""
+    is_beside = name.parent.as_posix() in {".", *listed}
+    return is_beside and _COPIES.fullmatch(name.name) is not None
+
+
+def _used_weights(source: CheckpointFolder) -> set[str]:
+    if source.graph is not None:
+        return set()
+    if (source.folder / WEIGHTS).is_file():
+        return {WEIGHTS}
+    places = read_json(source.folder / SHARDS).get("weight_map")
+    return {str(name) for name in places.values()} if isinstance(places, dict) else set()
+
+
+def _graph_files(source: CheckpointFolder) -> set[str]:
+    """Return the file of the graph, and those in which it keeps weights."""
+    if source.graph is None:
+        return set()
+    folder = source.graph.relative_to(source.folder).parent
+    try:
+        model = onnx.load(str(source.graph), load_external_data=False)
+    except (OSError, DecodeError):
+        return {(folder / source.graph.name).as_posix()}  # it is refused when it is read
+    places = [
+        external_data_helper.ExternalDataInfo(tensor).location
+        for tensor in model.graph.initializer
+        if external_data_helper.uses_external_data(tensor)
+    ]
+    return {(folder / name).as_posix() for name in (source.graph.name, *places)}
+
+
+def _words_alone(source: CheckpointFolder) -> str | None:
+    """Return the class of a folder whose only head predicts words, and that says no other use."""
+    names = source.config.get("architectures") or [""]
+    is_told = source.modules is not None or any(name in source.fields for name in _TOLD)
+    if source.graph is not None or is_told or not str(names[0]).endswith(_WORDS):
+        return None
+    return str(names[0])

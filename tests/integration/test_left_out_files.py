@@ -1,0 +1,191 @@
+"""`models import` reads all that a folder computes with, or names what it would leave out."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from backends.cli import main
+from loadtests.harness.weight_files import write_safetensors
+from tests.parity.checkpoints import Checkpoint, write_checkpoint
+from tests.support.odd_checkpoints import Change, all_of, edit, remove, write
+
+SPARSE = all_of(write("sparse_linear.pt", b"weights"), write("colbert_linear.pt", b"weights"))
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sentence transformer as it is published."""
+    folder = tmp_path_factory.mktemp("left") / "good"
+    return write_checkpoint(Checkpoint(family="bert", purpose="embed"), folder)
+
+
+def run(folder: Path, *options: str) -> Result:
+    given = ["import", str(folder), "--models", str(folder.parent / "m"), "--name", "odd", *options]
+    return CliRunner().invoke(main, ["models", *given])
+
+
+def folder_with(name: str, *files: str) -> Change:
+    def change(folder: Path) -> None:
+        for file in files:
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_bytes(b"{}")
+
+    return change
+
+
+def dense(folder: Path) -> None:
+    folder_with("2_Dense", "config.json")(folder)
+    write_safetensors(folder / "2_Dense" / "model.safetensors", {"linear.weight": np.ones((8, 32))})
+
+
+LANGUAGE_MODEL = all_of(
+    edit("config.json", architectures=["BertForMaskedLM"]),
+    remove("modules.json"),
+    lambda folder: shutil.rmtree(folder / "1_Pooling"),
+)
+REFUSED: dict[str, tuple[Change, list[str]]] = {
+    "BGE-M3": (SPARSE, ["sparse_linear.pt", "colbert_linear.pt"]),
+    "SetFit": (write("model_head.pkl", b"pickle"), ["model_head.pkl"]),
+    "a language model": (LANGUAGE_MODEL, ["BertForMaskedLM"]),
+    "a module that is not listed": (dense, ["2_Dense"]),
+    "a head in a folder": (folder_with("head", "model.safetensors"), ["head/model.safetensors"]),
+    "an adapter": (folder_with("adapters", "a.bin", "b.bin"), ["adapters/a.bin", "adapters/b.bin"]),
+    "a regression": (write("head.joblib", b"pickle"), ["head.joblib"]),
+    "weights of another name": (write("w.safetensors", b"weights"), ["w.safetensors"]),
+}
+
+
+@pytest.mark.parametrize(("change", "names"), REFUSED.values(), ids=REFUSED)
+def test_what_no_answer_would_use_is_refused_by_name(
+    sentences: Path, tmp_path: Path, change: Change, names: list[str]
+) -> None:
+    folder = shutil.copytree(sentences, tmp_path / "own")
+    change(folder)
+
+    refused = run(folder)
+    imported = run(folder, *[f"--ignore={name}" for name in names])
+
+    assert refused.exit_code == 2
+    assert len(refused.output.splitlines()) == 1
+    assert all(f"`{name}`" in refused.output for name in names)
+    assert imported.exit_code == 0, imported.output
+    assert all(f"{name}: as `--ignore` says" in imported.output for name in names)
+
+
+LEFT_OUT: dict[str, tuple[Change, list[str]]] = {
+    "the state of a training": (
+        all_of(
+            *[
+                write(name, b"state")
+                for name in ("optimizer.pt", "scheduler.pt", "trainer_state.json", "scaler.pt")
+            ],
+            write("training_args.bin", b"state"),
+            write("rng_state_0.pth", b"state"),
+        ),
+        [
+            "optimizer.pt: state of its training",
+            "scheduler.pt: state of its training",
+            "trainer_state.json: state of its training",
+            "training_args.bin: state of its training",
+            "rng_state_0.pth: state of its training",
+            "scaler.pt: state of its training",
+        ],
+    ),
+    "earlier checkpoints": (
+        folder_with("checkpoint-500", "model.safetensors", "optimizer.pt", "config.json"),
+        ["checkpoint-500: state of its training"],
+    ),
+    "copies": (
+        all_of(
+            write("pytorch_model.bin", b"pickle"),
+            write("tf_model.h5", b"h5"),
+            write("flax_model.msgpack", b"flax"),
+            write("model-00001-of-00002.safetensors", b"shard"),
+            folder_with("onnx", "model_quantized.onnx", "model_O2.onnx"),
+            folder_with("openvino", "openvino_model.bin", "openvino_model.xml"),
+        ),
+        [
+            "pytorch_model.bin: a second copy of its weights",
+            "tf_model.h5: a second copy of its weights",
+            "flax_model.msgpack: a second copy of its weights",
+            "model-00001-of-00002.safetensors: a second copy of its weights",
+            "onnx: a second copy of its weights",
+            "openvino: a second copy of its weights",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "lines"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_changes_no_answer_is_left_out_with_a_line(
+    sentences: Path, tmp_path: Path, change: Change, lines: list[str]
+) -> None:
+    folder = shutil.copytree(sentences, tmp_path / "own")
+    change(folder)
+
+    result = run(folder)
+
+    assert result.exit_code == 0, result.output
+    found = [line for line in result.output.splitlines() if line.startswith("left out")]
+    assert sorted(found) == sorted(f"left out               {line}" for line in lines)
+
+
+def test_nothing_is_left_out_of_a_folder_as_it_is_published(sentences: Path) -> None:
+    assert "left out" not in run(sentences).output
+
+
+def test_a_name_to_be_ignored_that_nothing_has_is_told_the_nearest(
+    sentences: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(sentences, tmp_path / "own")
+    SPARSE(folder)
+
+    result = run(folder, "--ignore", "sparse_linaer.pt")
+
+    assert result.exit_code == 2
+    assert "did you mean `sparse_linear.pt`?" in result.output
+
+
+FOREIGN: dict[str, tuple[dict[str, object], str]] = {
+    "an adapter": ({"adapter_config.json": {"peft_type": "LORA"}}, "merge_and_unload"),
+    "GLiNER": ({"gliner_config.json": {}}, "GLiNER"),
+    "static embeddings": (
+        {
+            "modules.json": [
+                {"path": "", "type": "sentence_transformers.models.StaticEmbedding"},
+            ],
+            "tokenizer.json": {},
+        },
+        "`StaticEmbedding`",
+    ),
+    "an older layout": (
+        {
+            "modules.json": [
+                {"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+            ],
+        },
+        "load it with sentence-transformers and save it again",
+    ),
+    "a pipeline of diffusers": ({"model_index.json": {}}, "diffusers"),
+    "spaCy": ({"meta.json": {}}, "spaCy"),
+}
+
+
+@pytest.mark.parametrize(("files", "says"), FOREIGN.values(), ids=FOREIGN)
+def test_a_folder_of_another_kind_is_named_for_what_it_is(
+    tmp_path: Path, files: dict[str, object], says: str
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+
+    result = run(folder)
+
+    assert result.exit_code == 2
+    assert len(result.output.splitlines()) == 1
+    assert says in result.output
