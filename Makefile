@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system install-load load run test lint format types imports shape lock proto \
-	chaos arena check-compose sbom pin-images arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
 	chaos-idempotency bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
@@ -181,6 +181,12 @@ bench-peers: install-dev ## Compare nginx + Lua, LiteLLM, Infinity, OpenVINO, Li
 
 check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products: results, errors, limits, deadlines; ARGS="openai ..." (3 minutes, 1.5 GB)
 	$(BIN)/python -m tests.clients $(ARGS)
+
+REDIS_TESTS := $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py idempotency_store.py \
+	cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py
+
+check-redis: install-dev ## Run the tests of what is kept in Redis on other servers; SERVERS="/usr/bin/redis-server ..." (2 minutes each)
+	@for server in $(SERVERS); do $$server --version && SLUICEGATE_TEST_REDIS=$$server $(BIN)/python -m pytest -q $(REDIS_TESTS) || exit 1; done
 
 check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what KEDA would, and compare by hand (1 minute; kubectl, prometheus)
 	$(BIN)/python -m loadtests scaling $(ARGS)
