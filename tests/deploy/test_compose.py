@@ -213,7 +213,11 @@ def test_customers_reach_the_balancer_only_and_operators_come_from_this_machine(
 
 
 def test_nothing_is_on_a_network_that_it_does_not_need() -> None:
-    workers = {"billing": {"state", "database"}, "request-log": {"state"}}
+    workers = {
+        "ledger-init": {"state", "database"},
+        "billing": {"state", "database"},
+        "request-log": {"state"},
+    }
     needed = {
         "load-balancer": {"edge"},
         **{name: {"edge", "backends", "cache", "state", "database"} for name in GATEWAYS},
@@ -237,6 +241,17 @@ def test_nothing_is_on_a_network_that_it_does_not_need() -> None:
     }
     for name, service in SERVICES.items():
         assert set(service["networks"]) == needed[name] | telemetry.get(name, set()), name
+
+
+def test_whoever_uses_the_ledger_waits_until_it_is_created() -> None:
+    users = {name for name in OURS if "database" in SERVICES[name]["networks"]} - {"ledger-init"}
+
+    assert users >= {*GATEWAYS, "billing"}
+    for name in users:
+        condition = SERVICES[name]["depends_on"]["ledger-init"]
+        assert condition == {"condition": "service_completed_successfully"}
+    assert SERVICES["ledger-init"]["command"] == ["ledger", "init"]
+    assert SERVICES["ledger-init"]["restart"] == "on-failure"
 
 
 def test_gateways_reach_backends_by_one_network_alone() -> None:

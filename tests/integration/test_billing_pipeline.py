@@ -357,7 +357,7 @@ async def test_a_log_that_nothing_was_written_to_is_not_kept(pipeline: Pipeline)
 async def test_a_billing_worker_says_why_the_ledger_is_not_for_it(
     pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Ledger(ledger_url(tmp_path)) as ledger:
+    with Ledger.create(ledger_url(tmp_path)) as ledger:
         ledger.accounts.tenants()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as later:
         later.execute("INSERT INTO schema_migrations VALUES (99, 99, 1)")

@@ -33,7 +33,7 @@ async def main(path, options):
         port = str(proxy.port)
         url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres?{SHORT}"
         for end in ("--dport", "--sport"):
-            with Ledger(f"{url}&tcp_user_timeout=1000&{options}", timeout=1.0) as ledger:
+            with Ledger.create(f"{url}&tcp_user_timeout=1000&{options}", timeout=1.0) as ledger:
                 await asyncio.to_thread(ledger.accounts.tenants)
                 rule = ("INPUT", "-p", "tcp", end, port, "-j", "DROP")
                 run("iptables", "-A", *rule)

@@ -57,7 +57,7 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
 ) -> None:
     url = postgresql.database()
     async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
-        with Ledger(through(url, proxy), timeout=0.5) as ledger:
+        with Ledger.create(through(url, proxy), timeout=0.5) as ledger:
             await asyncio.to_thread(ledger.accounts.create_tenant, "acme")
             line.held = _NEVER
 
@@ -117,7 +117,7 @@ async def test_who_waits_for_another_to_connect_waits_no_longer_than_for_a_state
         silent.setblocking(False)
         port = silent.getsockname()[1]
         url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres?connect_timeout={_NEVER:.0f}"
-        with Ledger(url, timeout=0.2) as ledger:
+        with Ledger.create(url, timeout=0.2) as ledger:
             first = asyncio.create_task(asyncio.to_thread(ledger.accounts.tenants))
             connection, _ = await loop.sock_accept(silent)
             others = [asyncio.to_thread(ledger.accounts.tenants) for _ in range(3)]
@@ -200,7 +200,7 @@ async def test_a_database_without_an_encoding_is_refused_in_one_line(
 def with_a_key(postgresql: PostgreSQL) -> str:
     """Return the URL of a ledger with one tenant, whose key is `KEY`."""
     url = postgresql.database()
-    with Ledger(url) as ledger:
+    with Ledger.create(url) as ledger:
         ledger.accounts.create_tenant("acme")
         ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     return url

@@ -92,7 +92,7 @@ def test_a_stolen_key_of_an_operator_publishes_no_folder_without_a_certificate(
 ) -> None:
     said: list[str] = []
     key = new_key("op")
-    with Ledger(listener.ledger) as ledger:
+    with Ledger.create(listener.ledger) as ledger:
         ledger.operators.create("olga", roles=["operator"], key_hash=hash_key(key))
     wait_until(lambda: asyncio.run(scrape(listener, key)) == 200, what="the key is known")
 
