@@ -30,7 +30,6 @@ GatewayError
 │   └── DeadlineExceeded           504   the request's deadline passed
 ├── EventLogUnavailable            503   retryable; an answer that cannot be billed is not sent
 ├── DependencyUnavailable          503   retryable; the SQL store or Redis is unreachable
-│   └── LedgerEmpty                503   retryable; the SQL store has no ledger
 ├── ConfigurationError             422   a document is refused: file, line, field
 ├── ModelsBroken                   422   a reload found models that cannot be served
 ├── PlanRefused                    422   revisions cannot be served as an operator asked
@@ -290,10 +289,6 @@ class DependencyUnavailable(GatewayError):
     status = 503
     code = "dependency_unavailable"
     retryable = True
-
-
-class LedgerEmpty(DependencyUnavailable):
-    """The SQL store has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
 
 
 class ConfigurationError(GatewayError):

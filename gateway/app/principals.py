@@ -9,7 +9,8 @@ from math import inf
 from typing import Protocol, Self
 
 from gateway.auth.key_ring import KeyRing, PrincipalTable
-from gateway.errors import DependencyUnavailable, LedgerEmpty
+from gateway.errors import DependencyUnavailable
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal

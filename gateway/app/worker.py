@@ -28,6 +28,7 @@ from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
 from gateway.events.log import EventLog
+from gateway.events.syncing import LogSync
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.edge import customers_edge
@@ -143,7 +144,11 @@ class Worker:
         self._options = options
         self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.principals)
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
-        self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
+        self._events = EventLog(
+            settings.events_dir,
+            name=f"{region}-{settings.worker}",
+            sync=LogSync(interval=settings.events_sync_interval),
+        )
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )

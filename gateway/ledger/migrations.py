@@ -13,11 +13,15 @@ import sqlalchemy
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from gateway.errors import DependencyUnavailable, LedgerEmpty
+from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema, usage_marks
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 """Inserts the rows whose keys are not there yet; see `Store.insert_new`."""
+
+
+class LedgerEmpty(DependencyUnavailable):
+    """The SQL store has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
 
 
 class Migration(NamedTuple):
@@ -81,7 +85,10 @@ MIGRATIONS: Final = (
     ),
 )
 VERSION: Final = MIGRATIONS[-1].version
-EMPTY: Final = "the ledger is empty: restore it from a backup, or begin a new one with `sluicegate ledger init`"
+EMPTY: Final = (
+    "the ledger is empty: restore it from a backup, or begin a new one with"
+    " `sluicegate ledger init`"
+)
 
 
 def is_current(connection: Connection) -> bool:

@@ -16,8 +16,9 @@ from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from gateway.errors import DependencyUnavailable, InvalidRequest, LedgerEmpty
+from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.postgresql import lift_limits, make_engine, parse_url
 from gateway.ledger.reserve import DiskReserve, FileReserve
 from gateway.ledger.write_priority import FileWritePriority, WritePriority

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
-from gateway.errors import ConfigurationError, DependencyUnavailable, LedgerEmpty
+from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.redis.client import connect
 from gateway.runtime.control import CONTROL_KEYS, Control
 from gateway.settings import Settings

@@ -15,9 +15,10 @@ from redis.asyncio import Redis
 from gateway.app.principals import PrincipalsFollower
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
-from gateway.errors import ConfigurationError, DependencyUnavailable, LedgerEmpty
+from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.events.block import STREAM, pack
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.redis.client import connect
 from gateway.runtime.control import CONTROL_KEYS, Control, Topic
 from gateway.runtime.first_start import create_ledger

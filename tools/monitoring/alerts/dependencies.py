@@ -240,6 +240,18 @@ EVENTS = Group(
             labels=OF_GATEWAY,
         ),
         alert_of_one_series(
+            "EventLogNotSynced",
+            "max by (instance) (sluicegate_event_log_unsynced_seconds) > 10",
+            lasts="1m",
+            severity="ticket",
+            summary="Usage events of {{ $labels.instance }} do not reach its disk",
+            description="A power cut would lose what was answered since. Answers go on.",
+            series=f"sluicegate_event_log_unsynced_seconds{{{GATEWAY}}}",
+            fires="0 30+60x30",
+            quiet="0 0 30 0x30",
+            labels={"instance": "gateway-1:8081"},
+        ),
+        alert_of_one_series(
             "ShipperLags",
             "max by (instance) (sluicegate_shipper_lag_seconds) > 60",
             lasts="2m",
