@@ -31,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
-	chaos-idempotency bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
+	chaos-idempotency chaos-power bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -238,6 +238,9 @@ chaos-bulk: install-dev ## Kill a bulk job ten times, and compare its output wit
 
 chaos-ray: .venv-ray/.installed ## Kill a node of a Ray cluster, and the driver, under a bulk job; ARGS="--rows 1000000" (5 minutes, 700 MB)
 	.venv-ray/bin/python -P -m loadtests.chaos_ray $(ARGS)
+
+chaos-power: install-dev ## Cut the power of a gateway machine under load, on a disk in a file; compare the ledger (4 minutes; root, ext4)
+	$(BIN)/python -m loadtests chaos-power $(ARGS)
 
 chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
 	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)

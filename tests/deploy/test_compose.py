@@ -181,8 +181,9 @@ def test_the_mounted_documents_are_one_valid_document_of_the_backends_that_run()
 
 
 def test_the_gateways_keep_their_logs_apart_and_share_one_ledger() -> None:
-    of_data = [[v[0] for v in mounts(name) if v[1] == "/var/lib/sluicegate"] for name in OURS[:3]]
-    ledgers = {load_settings(environment(name)).ledger for name in (*GATEWAYS, "billing")}
+    users = (*GATEWAYS, "billing")
+    of_data = [[v[0] for v in mounts(name) if v[1] == "/var/lib/sluicegate"] for name in users]
+    ledgers = {load_settings(environment(name)).ledger for name in (*users, "ledger-init")}
 
     assert of_data == [["gateway-1"], ["gateway-2"], ["billing"]]
     (ledger,) = map(make_url, ledgers)

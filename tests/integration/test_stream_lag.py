@@ -148,4 +148,4 @@ async def test_lag_of_an_emptied_stream_is_nothing(stream: Stream) -> None:
 async def unread(redis: Redis) -> int:
     """Return how many entries were never delivered to the group."""
     (billing, *_) = await redis.xinfo_groups(STREAM)
-    return len(await redis.xrange(STREAM, min=b"(" + billing["last-delivered-id"]))
+    return len(await redis.xrange(STREAM, min=b"(" + billing["last-delivered-id"]) or [])
