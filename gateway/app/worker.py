@@ -143,12 +143,7 @@ class Worker:
         )
         self._options = options
         self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.principals)
-        region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
-        self._events = EventLog(
-            settings.events_dir,
-            name=f"{region}-{settings.worker}",
-            sync=LogSync(interval=settings.events_sync_interval),
-        )
+        self._events = self._event_log()
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )
@@ -187,6 +182,12 @@ class Worker:
             tracer=self._tracer,
             is_bulk=options.is_bulk,
         )
+
+    def _event_log(self) -> EventLog:
+        settings = self._settings
+        region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
+        sync = LogSync(interval=settings.events_sync_interval)
+        return EventLog(settings.events_dir, name=f"{region}-{settings.worker}", sync=sync)
 
     def _limits_of_region(self) -> LimitsOfRegion:
         return limits_of_region(

@@ -1,6 +1,5 @@
 """Implements `sluicegate ledger`: creates the ledger, and backs up one in SQLite."""
 
-import asyncio
 from pathlib import Path
 
 import click
@@ -36,7 +35,7 @@ def init(*, anew: bool) -> None:
 
     with failing():
         try:
-            is_new = asyncio.run(create_ledger(load_settings(), anew=anew))
+            is_new = create_ledger(load_settings(), anew=anew)
         except DependencyUnavailable as error:
             raise Failure(error.detail, ExitCode.FAILED) from error
     click.echo("the ledger is created" if is_new else "the ledger exists, and is up to date")

@@ -75,7 +75,7 @@ class Ledger:
         ledger = cls(url, clock=clock, timeout=timeout)
         try:
             ledger._store.create()
-        except BaseException:
+        except BaseException:  # whatever it is, nobody else would close it
             ledger.close()
             raise
         return ledger

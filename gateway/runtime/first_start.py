@@ -24,14 +24,14 @@ _KNOWN: Final = (
 )
 
 
-async def create_ledger(
+def create_ledger(
     settings: Settings,
     *,
     anew: bool = False,
     patience: float = PATIENCE,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Create the ledger where there is none, and return whether there was none.
+    """Create the ledger where there is none, and return whether there was none; blocks.
 
     An older ledger is brought up to date. With `anew` nobody asks whether the deployment is known.
 
@@ -42,24 +42,24 @@ async def create_ledger(
     until = monotonic() + patience
     while True:
         try:
-            return await _create(settings, anew=anew)
+            return _create(settings, anew=anew)
         except DependencyUnavailable:
             if monotonic() >= until:
                 raise
-        await asyncio.sleep(_RETRY)
+        time.sleep(_RETRY)
 
 
-async def _create(settings: Settings, *, anew: bool) -> bool:
+def _create(settings: Settings, *, anew: bool) -> bool:
     with Ledger(settings.ledger) as ledger:
         try:
-            await asyncio.to_thread(ledger.check)
+            ledger.check()
         except LedgerEmpty:
             pass
         else:
             return False
     if not anew:
-        await _check_unknown(settings)
-    (await asyncio.to_thread(Ledger.create, settings.ledger)).close()
+        asyncio.run(_check_unknown(settings))
+    Ledger.create(settings.ledger).close()
     return True
 
 

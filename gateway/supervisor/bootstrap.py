@@ -3,7 +3,6 @@
 SQL stays out of the supervisor, which starts sooner and takes less memory.
 """
 
-import asyncio
 import contextlib
 
 from gateway.auth.keys import hash_key
@@ -30,7 +29,7 @@ def bootstrap(settings: Settings, demo_key: str) -> None:
         CannotStart: the key was revoked, or belongs to another tenant.
         ConfigurationError: the ledger is empty, but the state Redis knows its deployment.
     """
-    asyncio.run(create_ledger(settings))
+    create_ledger(settings)
     with Ledger(settings.ledger) as ledger:
         accounts = ledger.accounts
         with contextlib.suppress(Conflict):  # a later start finds it

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def settings(tmp_path: Path, valkey: str) -> Settings:
-    return Settings(data_dir=tmp_path, state_url=valkey, events_keep=0.0)
+    made = Settings(data_dir=tmp_path, state_url=valkey, events_keep=0.0)
+    Ledger.create(made.ledger).close()
+    return made
 
 
 def works(settings: Settings) -> list[Work]:

@@ -1,5 +1,6 @@
 """A ledger is created by `sluicegate ledger init` alone, and never beside keys that are known."""
 
+import asyncio
 import logging
 import subprocess
 import sys
@@ -99,10 +100,10 @@ async def test_the_first_start_creates_a_ledger_once(
 ) -> None:
     settings = settings_of(tmp_path, database, valkey)
 
-    assert await create_ledger(settings)
+    assert await asyncio.to_thread(create_ledger, settings)
     with Ledger(database) as ledger:
         ledger.accounts.create_tenant("acme")
-    assert not await create_ledger(settings)
+    assert not await asyncio.to_thread(create_ledger, settings)
 
     with Ledger(database) as ledger:
         assert [tenant.id for tenant in ledger.accounts.tenants()] == ["acme"]
@@ -115,10 +116,10 @@ async def test_no_ledger_is_created_beside_a_state_redis_that_has_served(
     await control.touch(Topic.ACCOUNTS)
 
     with pytest.raises(ConfigurationError, match="restore the ledger"):
-        await create_ledger(settings)
+        await asyncio.to_thread(create_ledger, settings)
     assert tables_of(database) == []
 
-    assert await create_ledger(settings, anew=True)
+    assert await asyncio.to_thread(create_ledger, settings, anew=True)
 
 
 async def test_no_ledger_is_created_while_nobody_knows_whether_the_state_redis_has_served(
@@ -127,7 +128,7 @@ async def test_no_ledger_is_created_while_nobody_knows_whether_the_state_redis_h
     settings = settings_of(tmp_path, database, f"unix://{tmp_path / 'nobody'}")
 
     with pytest.raises(DependencyUnavailable):
-        await create_ledger(settings, patience=0.0)
+        await asyncio.to_thread(create_ledger, settings, patience=0.0)
     assert tables_of(database) == []
 
 

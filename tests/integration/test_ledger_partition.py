@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.ledger.ledger import Ledger
 from loadtests.harness.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.system
@@ -33,7 +34,7 @@ async def main(path, options):
         port = str(proxy.port)
         url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres?{SHORT}"
         for end in ("--dport", "--sport"):
-            with Ledger.create(f"{url}&tcp_user_timeout=1000&{options}", timeout=1.0) as ledger:
+            with Ledger(f"{url}&tcp_user_timeout=1000&{options}", timeout=1.0) as ledger:
                 await asyncio.to_thread(ledger.accounts.tenants)
                 rule = ("INPUT", "-p", "tcp", end, port, "-j", "DROP")
                 run("iptables", "-A", *rule)
@@ -63,6 +64,7 @@ def test_a_ledger_that_is_cut_off_is_given_up_and_found_again(postgresql: Postgr
     if subprocess.run([unshare, "--net", "true"], check=False, capture_output=True).returncode:
         pytest.skip("network namespaces need root")
     url = postgresql.database()
+    Ledger.create(url).close()
 
     ended = subprocess.run(
         [

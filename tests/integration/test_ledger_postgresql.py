@@ -57,7 +57,8 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
 ) -> None:
     url = postgresql.database()
     async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
-        with Ledger.create(through(url, proxy), timeout=0.5) as ledger:
+        Ledger.create(url).close()
+        with Ledger(through(url, proxy), timeout=0.5) as ledger:
             await asyncio.to_thread(ledger.accounts.create_tenant, "acme")
             line.held = _NEVER
 
@@ -117,7 +118,7 @@ async def test_who_waits_for_another_to_connect_waits_no_longer_than_for_a_state
         silent.setblocking(False)
         port = silent.getsockname()[1]
         url = f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres?connect_timeout={_NEVER:.0f}"
-        with Ledger.create(url, timeout=0.2) as ledger:
+        with Ledger(url, timeout=0.2) as ledger:
             first = asyncio.create_task(asyncio.to_thread(ledger.accounts.tenants))
             connection, _ = await loop.sock_accept(silent)
             others = [asyncio.to_thread(ledger.accounts.tenants) for _ in range(3)]

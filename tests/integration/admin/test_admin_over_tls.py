@@ -38,6 +38,7 @@ def listener(settings: Settings, operators: Authority) -> Iterator[Settings]:
         admin_tls_certificate=servers.issue("server", "gateway.example"),
         admin_tls_client_ca=operators.ca,
     )
+    Ledger.create(guarded.ledger).close()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     serving = serve_admin(guarded, stop=stop, registry=CollectorRegistry())
     thread = threading.Thread(target=lambda: loop.run_until_complete(serving))
