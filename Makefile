@@ -28,10 +28,10 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help checks tests install install-dev install-system install-load load run test lint format types imports shape lock proto \
-	chaos arena check-compose sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
+	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
-	chaos-idempotency bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
+	chaos-idempotency chaos-power bench-dispatch parity clean bench-bulk bench-bulk-ray chaos-bulk chaos-ray simulate docs docs-serve reference size check-dashboards drills
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -185,6 +185,12 @@ bench-peers: install-dev ## Compare nginx + Lua, LiteLLM, Infinity, OpenVINO, Li
 check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a running system with the real clients of other products: results, errors, limits, deadlines; ARGS="openai ..." (3 minutes, 1.5 GB)
 	$(BIN)/python -m tests.clients $(ARGS)
 
+REDIS_TESTS := $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py idempotency_store.py \
+	cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py
+
+check-redis: install-dev ## Run the tests of what is kept in Redis on other servers; SERVERS="/usr/bin/redis-server ..." (2 minutes each)
+	@for server in $(SERVERS); do $$server --version && SLUICEGATE_TEST_REDIS=$$server $(BIN)/python -m pytest -q $(REDIS_TESTS) || exit 1; done
+
 check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what KEDA would, and compare by hand (1 minute; kubectl, prometheus)
 	$(BIN)/python -m loadtests scaling $(ARGS)
 
@@ -235,6 +241,9 @@ chaos-bulk: install-dev ## Kill a bulk job ten times, and compare its output wit
 
 chaos-ray: .venv-ray/.installed ## Kill a node of a Ray cluster, and the driver, under a bulk job; ARGS="--rows 1000000" (5 minutes, 700 MB)
 	.venv-ray/bin/python -P -m loadtests.chaos_ray $(ARGS)
+
+chaos-power: install-dev ## Cut the power of a gateway machine under load, on a disk in a file; compare the ledger (4 minutes; root, ext4)
+	$(BIN)/python -m loadtests chaos-power $(ARGS)
 
 chaos-idempotency: install-dev ## Kill workers and Redis while requests with idempotency keys are repeated (2 minutes)
 	$(BIN)/python -m loadtests chaos-idempotency $(ARGS)

@@ -170,6 +170,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
     """Seconds between two looks for new events, which then travel together: usage appears in the
     ledger so much later."""
+    events_sync_interval: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.5
+    """Seconds after which a worker's usage events are synced to the device at the latest; a power
+    cut loses what was answered since."""
     events_keep: float = 2 * 86_400.0
     """Seconds that segments of event logs are kept once the ledger has them, so that a ledger that
     is restored from a backup gets them again."""

@@ -21,6 +21,7 @@ from loadtests import (
     mixed,
     overload,
     pipeline,
+    power_cut,
     precision,
     regions,
     rows,
@@ -270,6 +271,12 @@ def chaos_sentinel_command(*, kills: int) -> None:
 def chaos_batches_command(*, lines: int, kill: bool, rounds: int) -> None:
     """Kill every process while a batch runs; look for each line in output and ledger."""
     batches.measure(lines=lines, kill=kill, rounds=rounds)
+
+
+@main.command("chaos-power")
+def chaos_power_command() -> None:
+    """Cut the power of a gateway machine under load, with its state Redis and without."""
+    power_cut.measure()
 
 
 @main.command("chaos-idempotency")

@@ -154,7 +154,7 @@ def _consumers(settings: Settings) -> Iterator[None]:
 
 
 def _create_tenants(settings: Settings) -> None:
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         for number in range(TENANTS + 1):
             rules = (RULE,) if number < TENANTS else ()
             ledger.accounts.create_tenant(f"tenant-{number}", rules=rules)

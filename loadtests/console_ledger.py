@@ -26,7 +26,7 @@ def fill_ledger(url: str, tenants: int) -> None:
         KeySpec(tenant=f"tenant-{number:05}", key_hash=f"{number:064x}", name="bench")
         for number in range(tenants)
     ]
-    with Ledger(url) as ledger:
+    with Ledger.create(url) as ledger:
         for first in range(0, tenants, 1000):
             ledger.accounts.create_keys(specs[first : first + 1000], new_tenants=True)
         _fill_usage(url, tenants)

@@ -94,7 +94,7 @@ def measure(*, requests: int, callers: int) -> None:
             cache_url=cache.url,
             state_url=state.url,
         )
-        with Ledger(gateway.settings.ledger) as ledger:
+        with Ledger.create(gateway.settings.ledger) as ledger:
             ledger.accounts.create_tenant("acme")
             ledger.accounts.create_key("acme", key_hash=hash_key(_KEY))
         sent = [_request(number) for number in range(requests)]

@@ -162,7 +162,7 @@ def _gateway(state_timeout: float) -> Iterator[tuple[Gateway, Valkey]]:
             batches=False,
             shutdown_delay=0.0,
         )
-        with Ledger(gateway.settings.ledger) as ledger:
+        with Ledger.create(gateway.settings.ledger) as ledger:
             for number in range(TENANTS):
                 ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
                 ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(_key(number)))

@@ -118,7 +118,7 @@ def regions(*, lease: float, tenants: int, workers: int) -> Iterator[Regions]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = f"sqlite:///{folder / 'ledger.db'}"
         keys = [f"sk-regions-tenant-{number:02}" for number in range(tenants)]
-        ledger = stack.enter_context(Ledger(url))
+        ledger = stack.enter_context(Ledger.create(url))
         for number, key in enumerate(keys):
             ledger.accounts.create_tenant(f"tenant-{number}", rules=(RULE,))
             ledger.accounts.create_key(f"tenant-{number}", key_hash=hash_key(key))

@@ -3,7 +3,7 @@
 set -euo pipefail
 
 # program:package
-wanted=(chromium:chromium wrk:wrk nginx:nginx-light ip:iproute2 iptables:iptables haproxy:haproxy promtool:prometheus)
+wanted=(chromium:chromium wrk:wrk nginx:nginx-light ip:iproute2 iptables:iptables haproxy:haproxy promtool:prometheus redis-server:redis-server)
 
 missing=()
 for entry in "${wanted[@]}"; do

@@ -10,6 +10,7 @@ from typing import Protocol, Self
 
 from gateway.auth.key_ring import KeyRing, PrincipalTable
 from gateway.errors import DependencyUnavailable
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.tasks import PeriodicTask
 from gateway.types import KeyId, Principal
@@ -20,6 +21,8 @@ _SET_BACK = 1_000_000_000
 """Nanoseconds by which a clock must go back until keys that it let expire are read again."""
 _OVERDUE = 2.0
 """Seconds after which a read that has not ended is taken for one of a store that is away."""
+_NEVER_CHANGED = AccountsVersion()
+_NEW = "the ledger is new and has no keys: restore the former one, or create keys"
 _Found = tuple[str, Principal]
 _log = logging.getLogger(__name__)
 
@@ -54,6 +57,8 @@ class PrincipalsFollower:
         self._latest = 0
         self._is_loaded = False
         self._reached = True
+        self.emptiness = ""
+        """Why the store has no keys that could be read, though it is reached; else nothing."""
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
             self.refresh, interval=poll, failure="keys were not read; the last ones stay in force"
@@ -83,19 +88,20 @@ class PrincipalsFollower:
             await self.read_again()
         except DependencyUnavailable as error:
             if self._reached:
-                _log.warning(
-                    "keys cannot be read; the last ones stay in force",
-                    extra={"reason": error.detail},
-                )
+                rest = "; the last ones stay in force" if self._is_loaded else ""
+                _log.warning("keys cannot be read" + rest, extra={"reason": error.detail})
             self._reached = False
+            self.emptiness = error.detail if isinstance(error, LedgerEmpty) else ""
         else:
             self._reached = True
+            self.emptiness = ""
 
     async def read_again(self) -> None:
         """Bring the ring up to date.
 
         Raises:
             DependencyUnavailable: the store is down.
+            LedgerEmpty: it has nothing, or is a new one beside keys that are known here.
         """
         async with self._lock:
             self._began = self._monotonic()
@@ -117,7 +123,10 @@ class PrincipalsFollower:
         # Each row is an answer: what takes long is not the store.
         found = self._answering(changes.principals)
         if changes.is_everything:
-            self._ring.replace_table(await asyncio.to_thread(_table, found))
+            table = await asyncio.to_thread(_table, found)
+            if changes.version == _NEVER_CHANGED and len(self._ring) and not table.by_digest:
+                raise LedgerEmpty(_NEW)
+            self._ring.replace_table(table)
             self._is_loaded = True
         else:
             replaced = await asyncio.to_thread(_by_key, changes.keys, found)

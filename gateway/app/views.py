@@ -104,7 +104,8 @@ class OwnKeys:
 class WorkerReadiness:
     """Computes readiness: keys were loaded, a backend is ready, and events can be stored.
 
-    Without the ledger it is degraded, not unready: keys that were loaded stay in force.
+    Without the ledger, or with an empty one, it is degraded, not unready, once keys were loaded:
+    they stay in force.
 
     A worker that drains is not ready. `refusal_reason` says why events cannot be stored, nothing
     where they can; `redis` by role whether each Redis is reached: a worker serves without.
@@ -130,14 +131,16 @@ class WorkerReadiness:
         statistics = self._fleet.statistics()
         missing = [DRAINING] if self._draining.is_announced else []
         if not self._principals.is_loaded:
-            missing.append("keys: the SQL store was never reached")
+            reason = self._principals.emptiness or "the SQL store was never reached"
+            missing.append(f"keys: {reason}")
         ready = [one for one in statistics if one.health == "ready"]
         if not ready:
             missing.append("backends: none is ready")
         if trouble := self._refusal_reason():
             missing.append(f"event log: {trouble}")
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
-        degraded += [] if self._principals.is_reached else [AWAY % "ledger"]
+        if not self._principals.is_reached:
+            degraded.append(self._principals.emptiness or AWAY % "ledger")
         degraded += [
             f"{one.region}/{one.backend}: {_lacking(one)}"
             for one in statistics

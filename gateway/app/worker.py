@@ -28,6 +28,7 @@ from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
 from gateway.events.log import EventLog
+from gateway.events.syncing import LogSync
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.edge import ListenerEdge, customers_edge
@@ -144,8 +145,7 @@ class Worker:
         )
         self._options = options
         self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.principals)
-        region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
-        self._events = EventLog(settings.events_dir, name=f"{region}-{settings.worker}")
+        self._events = self._event_log()
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )
@@ -184,6 +184,12 @@ class Worker:
             tracer=self._tracer,
             is_bulk=options.is_bulk,
         )
+
+    def _event_log(self) -> EventLog:
+        settings = self._settings
+        region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
+        sync = LogSync(interval=settings.events_sync_interval)
+        return EventLog(settings.events_dir, name=f"{region}-{settings.worker}", sync=sync)
 
     def _limits_of_region(self) -> LimitsOfRegion:
         return limits_of_region(

@@ -61,16 +61,21 @@ class BatchRunner:
         """Run batches until `stop`; those under way then go on at the next start."""
         loop = asyncio.get_running_loop()
         renew_at = 0.0
+        is_waiting = False
         try:
             while not stop.is_set():
                 try:
                     if self._runs and loop.time() >= renew_at:
                         await self._renew()
                         renew_at = loop.time() + _RENEW_EVERY
-                    if await self._begin():
+                    has_begun = await self._begin()
+                    is_waiting = False
+                    if has_begun:
                         continue
                 except DependencyUnavailable as error:
-                    _log.warning("batches wait", extra={"reason": error.detail})
+                    if not is_waiting:
+                        _log.warning("batches wait", extra={"reason": error.detail})
+                    is_waiting = True
                     await pause(stop, 1.0)
                 await pause(stop, self._poll)
         finally:

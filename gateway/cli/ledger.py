@@ -1,4 +1,4 @@
-"""Implements `sluicegate ledger`: backs up the SQLite ledger."""
+"""Implements `sluicegate ledger`: creates the ledger, and backs up one in SQLite."""
 
 from pathlib import Path
 
@@ -12,7 +12,33 @@ from gateway.supervisor.errors import ExitCode
 
 @click.group()
 def ledger() -> None:
-    """Back up the ledger."""
+    """Create the ledger, or back it up."""
+
+
+@ledger.command()
+@click.option(
+    "--anew",
+    is_flag=True,
+    help="Create it although the state Redis knows the deployment, whose keys are then gone.",
+)
+def init(*, anew: bool) -> None:
+    """Create the ledger where there is none; one that exists is brought up to date.
+
+    Run it once before anything else of a deployment: no other process creates a ledger. It waits a
+    minute for the database and the state Redis. Where the ledger is empty, but the state Redis has
+    served the deployment, it refuses: the ledger was lost, and is to be restored.
+
+    The environment names the ledger, SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL, and the state
+    Redis, SLUICEGATE_STATE_URL.
+    """
+    from gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - as below
+
+    with failing():
+        try:
+            is_new = create_ledger(load_settings(), anew=anew)
+        except DependencyUnavailable as error:
+            raise Failure(error.detail, ExitCode.FAILED) from error
+    click.echo("the ledger is created" if is_new else "the ledger exists, and is up to date")
 
 
 @ledger.command()

@@ -1,7 +1,7 @@
 """Writes a worker's events to an append-only log, before their requests are answered.
 
-A write is a copy into a memory-mapped file: no system call, and `kill -9` loses nothing. Only a
-crash of the machine can lose recent events, as nothing is synced to disk.
+A write is a copy into a memory-mapped file: no system call, and `kill -9` loses nothing. A power
+cut, or a crash of the machine, loses what `LogSync` has not brought to the device yet.
 """
 
 import contextlib
@@ -23,6 +23,7 @@ import msgspec
 
 from gateway.errors import EventLogUnavailable
 from gateway.events import segment
+from gateway.events.syncing import LogSync, SyncStatistics
 from gateway.types import RequestEvent
 
 # A full disk, a quota, or the process's limit on file sizes.
@@ -33,12 +34,17 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the events that a log has recorded and refused since it was opened."""
+    """Counts the events that a log has recorded and refused since it was opened.
+
+    `unsynced` is how long, in seconds, its oldest event waits for the device.
+    """
 
     published: int
     refused: int
     segments: int
     writable: bool
+    sync_failures: int
+    unsynced: float
 
 
 class EventLog:
@@ -47,6 +53,7 @@ class EventLog:
     Belongs to one thread. The shipper takes over the folder of a process that died; `close` marks
     the log as finished. `allocate` reserves a file's blocks in advance, because on a full disk a
     write to mapped memory kills the process. While the disk is full, events are refused.
+    `sync` brings them to the device soon; without it, the kernel does at some time.
 
     Raises:
         EventLogUnavailable: the log cannot be created, for another reason than a full disk.
@@ -60,6 +67,7 @@ class EventLog:
         segment_bytes: int = 4 * 1024 * 1024,
         allocate: Callable[[int, int, int], None] = os.posix_fallocate,
         clock: Callable[[], float] = time.monotonic,
+        sync: LogSync | None = None,
     ) -> None:
         if not _NAME.fullmatch(name):
             raise ValueError(f"`{name}` cannot name an event log: use letters, digits, `._-`")
@@ -78,6 +86,9 @@ class EventLog:
         self._reason = ""
         self._retry_at = 0.0
         self._lock = -1
+        self._syncing = sync
+        if sync is not None:
+            sync.follow(lambda: self._sequence)
         self._map = mmap.mmap(-1, 1)  # a segment without room
         self._position = segment_bytes
         # A mark must always fit behind the last record and the reserved room.
@@ -128,11 +139,14 @@ class EventLog:
 
     def statistics(self) -> LogStatistics:
         """Return the counts so far."""
+        syncs = SyncStatistics() if self._syncing is None else self._syncing.statistics()
         return LogStatistics(
             published=self._sequence,
             refused=self._refused,
             segments=self._segments,
             writable=not self._reason,
+            sync_failures=syncs.failures,
+            unsynced=syncs.unsynced,
         )
 
     def refusal_reason(self) -> str:
@@ -149,6 +163,8 @@ class EventLog:
         self._closed = True
         if self._lock >= 0:
             self._mark(segment.FINISHED)
+            if self._syncing is not None:
+                self._syncing.close()
             os.close(self._lock)
         self._map.close()
         self._limit = 0
@@ -166,7 +182,7 @@ class EventLog:
             OSError: there is no room; nothing has changed.
         """
         try:
-            memory = self._open() if self._lock < 0 else self._segment(self._directory)
+            file, memory = self._open() if self._lock < 0 else self._segment(self._directory)
         except OSError as error:
             self._retry_at = self._clock() + _RETRY
             if not self._reason:
@@ -180,12 +196,16 @@ class EventLog:
             self._mark(segment.CONTINUED)
         self._map.close()
         self._map = memory
+        if self._syncing is None:
+            os.close(file)
+        else:
+            self._syncing.add(file, self._directory)
         self._position = segment.HEADER.size
         if self._reason:
             self._reason = ""
             _log.warning("events are recorded again")
 
-    def _open(self) -> mmap.mmap:
+    def _open(self) -> tuple[int, mmap.mmap]:
         """Create the folder under a hidden name, so that no reader sees it without its lock."""
         hidden = self._root / f".{self.id}"
         lock = -1
@@ -204,7 +224,7 @@ class EventLog:
         self._lock = lock
         return first
 
-    def _segment(self, directory: Path) -> mmap.mmap:
+    def _segment(self, directory: Path) -> tuple[int, mmap.mmap]:
         """Create the next segment, with all its blocks reserved and its header written."""
         number = self._segments
         path = directory / f".{segment.file_name(number)}"
@@ -216,14 +236,13 @@ class EventLog:
             )
             os.pwrite(file, header, 0)
             memory = mmap.mmap(file, self._segment_bytes)
+            path.rename(directory / segment.file_name(number))
         except OSError:
+            os.close(file)
             path.unlink(missing_ok=True)
             raise
-        finally:
-            os.close(file)
-        path.rename(directory / segment.file_name(number))
         self._segments += 1
-        return memory
+        return file, memory
 
     def _make_room(self, size: int) -> int:
         """Start a segment with room for `size` bytes; return the offset of their end."""

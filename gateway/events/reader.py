@@ -3,12 +3,14 @@
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from gateway.events import segment
 from gateway.events.segment import ScanEnd
+from gateway.events.syncing import boot_id, read_mark
 
 _CHUNK_BYTES: Final = 512 * 1024
 _MOST_COUNTED: Final = 100_000
@@ -69,8 +71,10 @@ class LogReader:
         UnreadableLog: the files are not of this format.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, boot: Callable[[], str] = boot_id) -> None:
         self._directory = directory
+        self._boot = boot
+        self._is_finished = False
         self._is_writer_gone = False
         self._truncated = False
         self._firsts: dict[int, int] = {}
@@ -106,7 +110,8 @@ class LogReader:
                 self._following() if is_writer_gone or found.stop is ScanEnd.CONTINUED else None
             )
             if following is None:
-                self.ended = is_writer_gone or found.stop is ScanEnd.FINISHED
+                self._is_finished = found.stop is ScanEnd.FINISHED
+                self.ended = is_writer_gone or self._is_finished
                 return None
             self._position = LogPosition(following, segment.HEADER.size)
 
@@ -114,6 +119,19 @@ class LogReader:
         """Continue after `batch`."""
         self._position = batch.end
         self.sequence = batch.last
+
+    def destroyed_up_to(self) -> int:
+        """Return up to which number a log that has ended had records, as far as that is known.
+
+        That is more than what was read where a crash of the machine destroyed the last ones: then
+        it is about the number that could have been written since the last sync. Else 0.
+        """
+        if not self.ended or self._is_finished:
+            return 0
+        mark = read_mark(self._directory)
+        if mark is None or not mark.boot or mark.boot == self._boot():
+            return 0  # the kernel is still there that has what the process wrote
+        return mark.expected
 
     def unread_bytes(self) -> int:
         """Return the bytes of records after the position; of long backlogs about that."""

@@ -37,7 +37,8 @@ class Ledger:
     """Gives access to the SQL database at `url`, for several processes and threads.
 
     Every call raises `DependencyUnavailable` if the database cannot be reached, and may then be
-    repeated. The first call creates the tables. `timeout` is the seconds that a statement may take.
+    repeated; `LedgerEmpty` where there is no ledger, which only `create` makes. `timeout` is the
+    seconds that a statement may take.
     """
 
     def __init__(
@@ -61,6 +62,32 @@ class Ledger:
         self.files = FileStore(self._store)
         self.batches = BatchStore(self._store)
         self.deliveries = DeliveryStore(self._store)
+
+    @classmethod
+    def create(
+        cls, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
+    ) -> Self:
+        """Return the ledger at `url`, which is a new one where there was none; blocks.
+
+        Raises:
+            DependencyUnavailable: the database cannot be reached, or a restore of it is unfinished.
+        """
+        ledger = cls(url, clock=clock, timeout=timeout)
+        try:
+            ledger._store.create()
+        except BaseException:  # whatever it is, nobody else would close it
+            ledger.close()
+            raise
+        return ledger
+
+    def check(self) -> None:
+        """Bring the tables up to date; blocks.
+
+        Raises:
+            LedgerEmpty: there are none.
+            DependencyUnavailable: the database cannot be reached.
+        """
+        self._store.check()
 
     def usage(
         self,

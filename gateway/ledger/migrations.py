@@ -20,6 +20,10 @@ InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 """Inserts the rows whose keys are not there yet; see `Store.insert_new`."""
 
 
+class LedgerEmpty(DependencyUnavailable):
+    """The SQL store has no ledger: it was emptied, or `sluicegate ledger init` never ran."""
+
+
 class Migration(NamedTuple):
     """Holds the columns that migrate the tables of the former version to `version`.
 
@@ -81,37 +85,47 @@ MIGRATIONS: Final = (
     ),
 )
 VERSION: Final = MIGRATIONS[-1].version
+EMPTY: Final = (
+    "the ledger is empty: restore it from a backup, or begin a new one with"
+    " `sluicegate ledger init`"
+)
 
 
 def is_current(connection: Connection) -> bool:
     """Tell whether the tables are up to date; only reads.
 
     Raises:
+        LedgerEmpty: there are no tables.
         DependencyUnavailable: the tables are of a version that this program must not use.
     """
-    tables = set(sqlalchemy.inspect(connection).get_table_names())
-    if schema.schema_migrations.name not in tables:
-        return False
-    newest = _newest(connection)
-    if newest is not None and newest > VERSION:
+    tables = _tables(connection)
+    newest = _newest(connection, tables)
+    if newest is None:
+        raise _empty(tables)
+    if newest > VERSION:
         _check_compatible(connection, newest)
         return True
     return newest == VERSION and tables >= set(schema.metadata.tables)
 
 
-def migrate(connection: Connection, *, insert_new: InsertNew, now: int) -> None:
-    """Create the tables, or migrate older ones, in the caller's transaction.
+def migrate(
+    connection: Connection, *, insert_new: InsertNew, now: int, creates: bool = False
+) -> None:
+    """Migrate older tables, or create them where there are none, in the caller's transaction.
 
     Raises:
+        LedgerEmpty: there are no tables, and `creates` is not set.
         DependencyUnavailable: the tables are of a version that this program must not use.
     """
-    existing = set(sqlalchemy.inspect(connection).get_table_names())
-    for table in schema.metadata.sorted_tables:
-        connection.execute(CreateTable(table, if_not_exists=True))
-    found = _newest(connection)
+    existing = _tables(connection)
+    found = _newest(connection, existing)
+    if found is None and (existing or not creates):
+        raise _empty(existing)
     if found is not None and found > VERSION:
         _check_compatible(connection, found)
         return
+    for table in schema.metadata.sorted_tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
@@ -134,13 +148,28 @@ def _add_columns(connection: Connection, migration: Migration, existing: set[str
             connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {column}")
 
 
-def _newest(connection: Connection) -> int | None:
-    """Return the version of the tables, `None` where they are new."""
-    for column in (schema.schema_migrations.c.version, schema.schema_version.c.version):
-        newest = connection.scalar(select(func.max(column)))
-        if newest is not None:
-            return int(newest)
+def _tables(connection: Connection) -> set[str]:
+    """Return the names of the ledger's tables; others may be beside them."""
+    found = sqlalchemy.inspect(connection).get_table_names()
+    return set(found) & set(schema.metadata.tables)
+
+
+def _newest(connection: Connection, tables: set[str]) -> int | None:
+    """Return the version of `tables`, `None` where none is recorded."""
+    for table in (schema.schema_migrations, schema.schema_version):
+        if table.name in tables:
+            newest = connection.scalar(select(func.max(table.c.version)))
+            if newest is not None:
+                return int(newest)
     return None
+
+
+def _empty(tables: set[str]) -> DependencyUnavailable:
+    if not tables:
+        return LedgerEmpty(EMPTY)
+    return LedgerEmpty(
+        "the ledger has tables without a version: wait for the end of its restore, or repeat it"
+    )
 
 
 def _check_compatible(connection: Connection, newest: int) -> None:

@@ -14,14 +14,17 @@ from typing import Any, Final
 import sqlalchemy
 from sqlalchemy import Connection, Engine, event, exc
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from gateway.errors import DependencyUnavailable, InvalidRequest
 from gateway.ledger import migrations, schema
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.postgresql import lift_limits, make_engine, parse_url
 from gateway.ledger.reserve import DiskReserve, FileReserve
 from gateway.ledger.write_priority import FileWritePriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
+_FILE: Final = "sluicegate_file"
 _SECOND: Final = 1_000_000_000
 _RETRY: Final = 0.01
 # The mask of the primary code in extended codes of SQLite.
@@ -29,10 +32,20 @@ _PRIMARY: Final = 0xFF
 _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 # The number of the advisory lock of PostgreSQL under which tables are created and migrated.
 _CREATION: Final = int.from_bytes(b"sg:ledge")
+_FILE_MISSING: Final = (
+    "the ledger's file is missing: restore it from a backup, or begin a new one with"
+    " `sluicegate ledger init`"
+)
+# What PostgreSQL and SQLite say of a table or a column that is not there.
+_MISSING_STATES: Final = ("42P01", "42703")
+_MISSING_IN_SQLITE: Final = ("no such table", "no such column", "has no column named")
 
 
 class Store:
-    """Opens transactions; creates the tables before the first one. Safe in several threads.
+    """Opens transactions; migrates older tables before the first one. Safe in several threads.
+
+    Only `create` makes tables where there are none. Everything else raises `LedgerEmpty` then, also
+    when the tables, or the file of SQLite, disappear while they are used.
 
     `clock` returns nanoseconds since the epoch. `timeout` is the seconds that a transaction waits
     for others.
@@ -54,6 +67,29 @@ class Store:
         )
         self.clock = clock
 
+    def create(self) -> None:
+        """Create the ledger where there is none; blocks.
+
+        Raises:
+            DependencyUnavailable: the database cannot be reached, or a restore of it is unfinished.
+        """
+        with self._translated():
+            if self._is_sqlite and self._url.database:
+                path = Path(self._url.database)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch()  # SQLite takes an empty file for a new database
+            self._prepare(creates=True)
+
+    def check(self) -> None:
+        """Migrate older tables; blocks.
+
+        Raises:
+            LedgerEmpty: there are none.
+            DependencyUnavailable: the database cannot be reached.
+        """
+        with self.reading():
+            pass
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that reads; each statement sees one state of the database.
@@ -62,7 +98,7 @@ class Store:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
             InvalidRequest: a value is beyond what it can hold.
         """
-        with _translated():
+        with self._translated():
             self._prepare()
             with self._engine.begin() as connection:
                 yield connection
@@ -90,7 +126,7 @@ class Store:
             DependencyUnavailable: the database cannot be reached, or is busy for too long.
             InvalidRequest: a value is beyond what it can hold.
         """
-        with _translated():
+        with self._translated():
             self._prepare()
             if in_bulk:
                 self._priority.give_way()
@@ -152,34 +188,69 @@ class Store:
         )
         connected = partial(_on_connect, timeout=timeout, reserve=self._reserve)
         event.listen(engine, "connect", connected)
+        if self._url.database:
+            path = Path(self._url.database)
+            event.listen(engine, "do_connect", partial(_without_creating, path))
+            event.listen(engine, "connect", partial(_remember_file, path))
+            event.listen(engine, "checkout", partial(_check_file, path))
         event.listen(engine, "begin", _on_begin)
         return engine
 
-    def _prepare(self) -> None:
+    def _prepare(self, *, creates: bool = False) -> None:
         if self._ready.is_set():
             return
         if not self._preparing.acquire(timeout=self._timeout):
             raise exc.TimeoutError("another thread makes or upgrades the tables")
         try:
-            if self._is_sqlite and self._url.database:
-                Path(self._url.database).parent.mkdir(parents=True, exist_ok=True)
-            # Read first: on a full disk, or a read-only server, keys can still be read.
-            with self._engine.begin() as connection:
-                is_current = migrations.is_current(connection)
-            if not is_current:
+            if not self._is_current(creates=creates):
                 with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
-                    self._create(connection)
+                    self._migrate(connection, creates=creates)
             self._ready.set()
         finally:
             self._preparing.release()
 
-    def _create(self, connection: Connection) -> None:
+    def _is_current(self, *, creates: bool) -> bool:
+        """Tell whether the tables are up to date.
+
+        Only reads: on a full disk, or a read-only server, keys can still be read.
+        """
+        try:
+            with self._engine.begin() as connection:
+                return migrations.is_current(connection)
+        except LedgerEmpty:
+            if not creates:
+                raise
+            return False
+
+    def _migrate(self, connection: Connection, *, creates: bool) -> None:
         if not self._is_sqlite:
             # "if not exists" does not prevent two concurrent creations of a table.
             lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
             lift_limits(connection)
             connection.execute(sqlalchemy.select(lock))
-        migrations.migrate(connection, insert_new=self.insert_new, now=self.clock())
+        migrations.migrate(
+            connection, insert_new=self.insert_new, now=self.clock(), creates=creates
+        )
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except exc.IntegrityError:
+            # Caused by the values, not by the database.
+            raise
+        except (OverflowError, exc.DataError) as error:
+            raise InvalidRequest(
+                "a time, a number or a text is beyond what the ledger can hold"
+            ) from error
+        # The pool raises the last one when connections end as soon as they are made.
+        except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
+            reason = getattr(error, "orig", None) or error
+            if _lacks_something(reason):
+                # The ledger was emptied, or replaced by an older one: the next call looks.
+                self._ready.clear()
+                raise LedgerEmpty(migrations.EMPTY, retry_after=1.0) from error
+            raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
 
 
 def to_nanoseconds(moment: datetime) -> int:
@@ -243,21 +314,11 @@ def _unbounded(column: Any) -> Any:  # Any: of whatever values
     return sqlalchemy.Text() if isinstance(column, sqlalchemy.String) else column
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except exc.IntegrityError:
-        # Caused by the values, not by the database.
-        raise
-    except (OverflowError, exc.DataError) as error:
-        raise InvalidRequest(
-            "a time, a number or a text is beyond what the ledger can hold"
-        ) from error
-    # The pool raises the last one when connections end as soon as they are made.
-    except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
-        reason = getattr(error, "orig", None) or error
-        raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
+def _lacks_something(reason: BaseException) -> bool:
+    """Tell whether a table or a column is missing."""
+    if isinstance(reason, sqlite3.OperationalError):
+        return any(words in str(reason) for words in _MISSING_IN_SQLITE)
+    return getattr(reason, "sqlstate", "") in _MISSING_STATES
 
 
 def _unavailable(reason: BaseException) -> str:
@@ -266,6 +327,38 @@ def _unavailable(reason: BaseException) -> str:
     if code in _NO_ROOM:
         return f"the ledger's file cannot be used ({reason}): is there space on its disk?"
     return f"the ledger cannot be reached: {type(reason).__name__}"
+
+
+def _without_creating(
+    path: Path, _: object, __: object, arguments: list[Any], options: dict[str, Any]
+) -> None:
+    """Have SQLite open the file at `path`, and not create it.
+
+    Raises:
+        LedgerEmpty: it does not exist.
+    """
+    if not path.exists():
+        raise LedgerEmpty(_FILE_MISSING, retry_after=1.0)
+    arguments[0] = f"{path.absolute().as_uri()}?mode=rw"
+    options["uri"] = True
+
+
+def _remember_file(path: Path, _: object, entry: ConnectionPoolEntry) -> None:
+    entry.info[_FILE] = _identity(path)
+
+
+def _check_file(path: Path, _: object, entry: ConnectionPoolEntry, __: object) -> None:
+    """Have the pool open the file anew where another lies at `path`, or none."""
+    if entry.info.get(_FILE) != _identity(path):
+        raise exc.InvalidatePoolError
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _on_connect(

@@ -8,6 +8,7 @@ import contextlib
 from gateway.auth.keys import hash_key
 from gateway.errors import Conflict
 from gateway.ledger.ledger import Ledger
+from gateway.runtime.first_start import create_ledger
 from gateway.settings import Settings
 from gateway.supervisor.errors import CannotStart
 from gateway.types import Rule
@@ -26,7 +27,9 @@ def bootstrap(settings: Settings, demo_key: str) -> None:
 
     Raises:
         CannotStart: the key was revoked, or belongs to another tenant.
+        ConfigurationError: the ledger is empty, but the state Redis knows its deployment.
     """
+    create_ledger(settings)
     with Ledger(settings.ledger) as ledger:
         accounts = ledger.accounts
         with contextlib.suppress(Conflict):  # a later start finds it

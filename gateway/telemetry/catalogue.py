@@ -244,6 +244,9 @@ _EVENTS: Final = (
              "answered 503."),
     _gauge("event_log_segments", "Segments that workers write to or have not closed."),
     _least("event_log_writable", "Whether every worker can write its log."),
+    _counter("event_log_sync_failures_total", "Syncs of an event log to the device that failed."),
+    _most("event_log_unsynced_seconds", "How long the oldest usage event waits for the device: "
+          "what waits is lost by a power cut."),
     _gauge("events_unshipped_bytes", "Bytes of event logs that are not in the stream yet.",
            by=_SHIPPER),
     _most("shipper_lag_seconds", "Age of the oldest part of a log that is not in the stream; 0 "
@@ -265,8 +268,8 @@ _EVENTS: Final = (
            by=_SHIPPER),
     _counter("stream_dropped_blocks_total", "Blocks deleted before the request log had read them.",
              by=_SHIPPER),
-    _counter("events_dropped_total", "Events lost. `stream`: `usage` (destroyed by a crash of the "
-             "machine), `request_log` (not written for lack of room).", "stream",
+    _counter("events_dropped_total", "Events lost. `stream`: `usage` (destroyed by a power cut or "
+             "a crash of the machine), `request_log` (not written for lack of room).", "stream",
              by=("shipper", "request_log")),
     _counter("billed_events_total", "Events read from streams. `result`: `counted`, `duplicate`, "
              "`dead` (a dead letter), `lost`.", "result", by=_BILLING),

@@ -123,6 +123,8 @@ PART_FIGURES: Final[Mapping[str, tuple[PartFigure, ...]]] = {
         ("refused", "events_refused_total"),
         ("segments", "event_log_segments"),
         ("writable", "event_log_writable"),
+        ("sync_failures", "event_log_sync_failures_total"),
+        ("unsynced", "event_log_unsynced_seconds"),
     ),
     "tracing": _of(
         ("exported", "trace_spans_total", "exported"),

@@ -37,9 +37,10 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts what was shipped since the start, and the state of stream and logs.
 
     `unconsumed` are blocks in the stream; `full` tells that no more are added. `lost` events were
-    destroyed by a crash of the machine; `dropped` blocks never reached the request log. `lagging`
-    are events that a consumer has not acknowledged, by the average of a block; `lag` is how long
-    the oldest part of a log waits that is not in the stream, `unshipped_bytes` all such parts.
+    destroyed by a power cut or a crash of the machine, as far as is known; `dropped` blocks never
+    reached the request log. `lagging` are events that a consumer has not acknowledged, by the
+    average of a block; `lag` is how long the oldest part of a log waits that is not in the stream,
+    `unshipped_bytes` all such parts.
     """
 
     logs: int
@@ -217,13 +218,14 @@ class Shipper:
             await self._set_position(log)
         reader = log.reader
         batch = reader.read(self._block_events)
-        if batch is None:
-            return False
-        missing = batch.first - reader.sequence - 1
+        end = reader.destroyed_up_to() if batch is None else batch.first - 1
+        missing = max(0, end - reader.sequence)
         if missing:
-            block = gap(reader.id, reader.sequence + 1, batch.first - 1)
-        else:
+            block = gap(reader.id, reader.sequence + 1, end)
+        elif batch is not None:
             block = pack(reader.id, batch.first, batch.payloads)
+        else:
+            return False
         outcome = await self._stream.ship(block, after=log.shipped)
         self._full = outcome is AppendOutcome.FULL
         if self._full:
@@ -233,16 +235,17 @@ class Shipper:
             log.is_positioned = False
             return True
         log.shipped = block.last
-        if not batch.more:
+        has_more = batch is not None and batch.more
+        if not has_more:
             # What is there next came after this was read.
             log.waits_since = None
-        if missing:
+        if batch is None or missing:
             reader.sequence = block.last
         else:
             reader.accept(batch)
         self._counts["blocks"] += 1
         self._counts["lost" if missing else "events"] += block.size
-        return missing > 0 or batch.more
+        return missing > 0 or has_more
 
     async def _set_position(self, log: _ShippedLog) -> None:
         """Move the reader to the first record that is neither in the stream nor in the ledger."""
@@ -281,7 +284,8 @@ class Shipper:
             reader = log.reader
             # A log without records has nothing that a restored ledger could lack.
             is_empty = reader.sequence == 0 or reader.is_empty
-            if reader.ended and reader.sequence <= mark and is_empty:
+            is_whole = reader.destroyed_up_to() <= reader.sequence
+            if reader.ended and reader.sequence <= mark and is_empty and is_whole:
                 await self._remove(log)
         self._report(self.statistics())
 

@@ -22,6 +22,11 @@ redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
 return 'shipped'
 """
+# By a script, as no command tells the last id without the payload of its entry.
+_END: Final = """
+local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
+return {redis.call('XLEN', KEYS[1]), last and last[1] or '0-0'}
+"""
 
 
 class AppendOutcome(Enum):
@@ -55,6 +60,7 @@ class EventStream:
         self._redis = redis
         self._max_blocks = max_blocks
         self._script = redis.register_script(_SHIP)
+        self._end = redis.register_script(_END)
 
     async def ship(self, block: Block, *, after: int | None) -> AppendOutcome:
         """Append `block`, if the last sequence number of its log in the stream is `after`."""
@@ -88,7 +94,13 @@ class EventStream:
         return TrimCounts(left=left - dropped, dropped=dropped, lagging=lagging)
 
     async def _acknowledged(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-        """Return, per group, the id before which it has acknowledged every block, and its lag."""
+        """Return, per group, the id before which it has acknowledged every block, and its lag.
+
+        Redis 7.0 answers `lag` with nothing, or with blocks that were deleted long ago, once it has
+        restarted or was promoted. Then every block counts that may not have been delivered.
+        """
+        # First: what a group is given meanwhile makes its lag smaller.
+        length, last = await self._end(keys=[STREAM])
         try:
             groups = await self._redis.xinfo_groups(STREAM)
         except ResponseError as error:
@@ -105,8 +117,12 @@ class EventStream:
             oldest = _number(pending["min"]) if pending["pending"] else following
             name = group["name"].decode()
             done[name] = oldest
-            # Redis cannot tell how many are to be delivered once some were deleted.
-            lagging[name] = (group.get("lag") or 0) + pending["pending"]
+            lag = group.get("lag")
+            if delivered >= _number(last):
+                lag = 0
+            elif lag is None:
+                lag = length
+            lagging[name] = min(lag + pending["pending"], length)
         return done, lagging
 
     async def _delete_before(self, place: tuple[int, int]) -> int:

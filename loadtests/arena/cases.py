@@ -49,7 +49,7 @@ _WINDOWS: dict[tuple[str, str], Window] = {
 
 def cases(services: dict[str, Service]) -> Iterator[Case]:
     """Yield every case, those of a second container of the same kind last."""
-    first = [name for name in services if name not in _SECOND]
+    first = [name for name in services if name not in _SECOND and not services[name].ends]
     for names in (first, _SECOND):
         for fault in FAULTS:
             for name in names:

@@ -77,6 +77,7 @@ class ContainerState(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     status: str
     restarts: int
+    exit_code: int
     address: dict[str, str]
     """The address in each network."""
     mac: dict[str, str]
@@ -91,6 +92,7 @@ def inspect(name: str) -> ContainerState:
         pid=found["State"]["Pid"],
         status=found["State"]["Status"],
         restarts=found["RestartCount"],
+        exit_code=found["State"]["ExitCode"],
         address={network: each["IPAddress"] for network, each in networks.items()},
         mac={network: each["MacAddress"] for network, each in networks.items()},
     )

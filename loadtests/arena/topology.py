@@ -48,6 +48,8 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     hostname: str
     grace: int
+    ends: bool
+    """Whether its command ends, once it has done what others wait for."""
 
     @property
     def container(self) -> str:
@@ -184,8 +186,14 @@ def discard(service: Service) -> None:
 
 
 def is_healthy(service: Service) -> bool:
-    """Return whether the container runs and its own health check succeeds in time."""
-    if inspect(service.container).status != "running":
+    """Return whether the container runs and its own health check succeeds in time.
+
+    One whose command ends has succeeded.
+    """
+    found = inspect(service.container)
+    if service.ends:
+        return found.status == "exited" and found.exit_code == 0
+    if found.status != "running":
         return False
     if not service.health:
         return True
@@ -210,7 +218,8 @@ def _remove_volume(folder: Path) -> None:
 def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     yield from ("--name", service.container, "--hostname", service.hostname or service.name)
     yield from ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--init")
-    yield from ("--security-opt=no-new-privileges", "--restart=always", f"--memory={_MEMORY}")
+    yield from ("--security-opt=no-new-privileges", f"--memory={_MEMORY}")
+    yield f"--restart={'on-failure' if service.ends else 'always'}"
     yield f"--stop-timeout={service.grace}"
     for network, address in service.networks.items():
         name = PREFIX + network
@@ -257,6 +266,7 @@ def _service(
         user=str(found.get("user", "")),
         hostname=str(found.get("hostname", "")),
         grace=int(str(found.get("stop_grace_period", "10s")).removesuffix("s")),
+        ends=found.get("restart") == "on-failure",
     )
 
 

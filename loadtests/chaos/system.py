@@ -186,7 +186,7 @@ def _configure(
     (settings.config / "gateway.yaml").write_bytes(content)
     settings.data_dir.mkdir()
     rules = (Rule(name="plenty", unit="requests", capacity=_PLENTY, window=1.0),)
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         ledger.accounts.create_tenant("chaos", rules=rules)
         ledger.accounts.create_key("chaos", key_hash=hash_key(KEY))
 

@@ -91,7 +91,7 @@ class Fleet:
 
 
 def _create_tenants(url: str) -> None:
-    with Ledger(url) as ledger:
+    with Ledger.create(url) as ledger:
         for number in range(len(RULES) + 1):
             rules = RULES[number : number + 1]
             ledger.accounts.create_tenant(f"tenant-{number}", rules=rules)

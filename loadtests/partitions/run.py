@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import psycopg
 
+from gateway.ledger.ledger import Ledger
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.chaos.load import LoadGenerator
 from loadtests.chaos.models import AnswerChecker
@@ -82,6 +83,7 @@ class PartitionRun:
             self._client = httpx.AsyncClient(timeout=_ASKED, verify=no_authorities())
             await stack.enter_async_context(self._client)
             await eventually(self._has_ledger, within=_START, what="PostgreSQL answers")
+            (await asyncio.to_thread(Ledger.create, members.settings.ledger)).close()
             await asyncio.to_thread(members.start_gateway)
             await eventually(self._is_well, within=_START, what="the gateway is ready")
             members.equalize_priorities()

@@ -181,8 +181,9 @@ def test_the_mounted_documents_are_one_valid_document_of_the_backends_that_run()
 
 
 def test_the_gateways_keep_their_logs_apart_and_share_one_ledger() -> None:
-    of_data = [[v[0] for v in mounts(name) if v[1] == "/var/lib/sluicegate"] for name in OURS[:3]]
-    ledgers = {load_settings(environment(name)).ledger for name in (*GATEWAYS, "billing")}
+    users = (*GATEWAYS, "billing")
+    of_data = [[v[0] for v in mounts(name) if v[1] == "/var/lib/sluicegate"] for name in users]
+    ledgers = {load_settings(environment(name)).ledger for name in (*users, "ledger-init")}
 
     assert of_data == [["gateway-1"], ["gateway-2"], ["billing"]]
     (ledger,) = map(make_url, ledgers)
@@ -213,7 +214,11 @@ def test_customers_reach_the_balancer_only_and_operators_come_from_this_machine(
 
 
 def test_nothing_is_on_a_network_that_it_does_not_need() -> None:
-    workers = {"billing": {"state", "database"}, "request-log": {"state"}}
+    workers = {
+        "ledger-init": {"state", "database"},
+        "billing": {"state", "database"},
+        "request-log": {"state"},
+    }
     needed = {
         "load-balancer": {"edge"},
         **{name: {"edge", "backends", "cache", "state", "database"} for name in GATEWAYS},
@@ -237,6 +242,17 @@ def test_nothing_is_on_a_network_that_it_does_not_need() -> None:
     }
     for name, service in SERVICES.items():
         assert set(service["networks"]) == needed[name] | telemetry.get(name, set()), name
+
+
+def test_whoever_uses_the_ledger_waits_until_it_is_created() -> None:
+    users = {name for name in OURS if "database" in SERVICES[name]["networks"]} - {"ledger-init"}
+
+    assert users >= {*GATEWAYS, "billing"}
+    for name in users:
+        condition = SERVICES[name]["depends_on"]["ledger-init"]
+        assert condition == {"condition": "service_completed_successfully"}
+    assert SERVICES["ledger-init"]["command"] == ["ledger", "init"]
+    assert SERVICES["ledger-init"]["restart"] == "on-failure"
 
 
 def test_gateways_reach_backends_by_one_network_alone() -> None:

@@ -280,6 +280,23 @@ def test_a_container_runs_a_command_that_exists(manifests: list[Manifest]) -> No
         assert "Error: " not in shown, shown
 
 
+def test_a_job_creates_the_ledger_that_all_others_use(manifests: list[Manifest]) -> None:
+    job = of_kind(manifests, "Job")["ledger-init"]
+    (container,) = pod_spec(job)["containers"]
+    others = [each for _, each in own(manifests) if "gateway" in each["image"]]
+
+    assert container["command"] == ["sluicegate", "ledger", "init"]
+    assert container["image"] in {each["image"] for each in others}
+    variables = {each["name"]: each["valueFrom"] for each in container["env"]}
+    for other in others:
+        shared = [each for each in other.get("env", []) if each["name"] in variables]
+        assert all(each["valueFrom"] == variables[each["name"]] for each in shared)
+    # An image that is another may be applied as soon as the Job of before is gone.
+    assert job["spec"]["ttlSecondsAfterFinished"] <= 300
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert pod_spec(job)["securityContext"]["runAsNonRoot"] is True
+
+
 def test_every_secret_is_one_that_the_operator_is_told_to_make(manifests: list[Manifest]) -> None:
     commands = dict(re.findall(r"create secret (?:generic|tls) ([\w-]+) (.+)", PAGE))
 

@@ -282,7 +282,7 @@ async def test_an_operator_tries_a_request_with_a_key_for_tests(system: System, 
 
 
 async def test_a_dead_letter_is_discarded(system: System, page: Page) -> None:
-    with Ledger(f"sqlite:///{system.data_dir / 'ledger.db'}") as ledger:
+    with Ledger.create(f"sqlite:///{system.data_dir / 'ledger.db'}") as ledger:
         ledger.recorder.add_dead_letter("", "the entry's fields are wrong", b"unreadable")
     await page.open(f"{system.admin_url}/console/dead-letters")
 

@@ -59,7 +59,7 @@ async def scene(
 ) -> AsyncIterator[BatchScene]:
     """A tenant whose batches are run in this process."""
     settings = batch_settings(tmp_path_factory.mktemp("batches"), valkey_server.url)
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         add_caller(
             ledger,
             "limited",
@@ -125,7 +125,7 @@ async def test_a_runner_that_is_killed_loses_nothing_and_repeats_nothing(
     runner: Runner, stub: StubBackend
 ) -> None:
     """Of 2,000 items; those of the part under way are asked again, and billed once all the same."""
-    with Ledger(runner.settings.ledger) as ledger:
+    with Ledger.create(runner.settings.ledger) as ledger:
         await _kill_in_the_middle(BatchScene(runner.settings, ledger, stub), runner)
 
 

@@ -26,7 +26,7 @@ from gateway.workers.stream import BILLING, EventStream
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until
 from tests.support.events import make_event
-from tests.support.ledgers import ledger_url, sums
+from tests.support.ledgers import emptied, ledger_url, sums
 from tests.support.pipeline import Pipeline, open_pipeline, running
 
 pytestmark = pytest.mark.anyio
@@ -280,13 +280,12 @@ async def test_a_poisonous_entry_is_set_aside_and_blocks_nothing(pipeline: Pipel
 
 
 async def test_a_ledger_that_is_away_is_waited_for(pipeline: Pipeline, tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").mkdir()
     billing = pipeline.billing()
     with EventLog(pipeline.events, name="w0") as log:
         async with running(pipeline.shipper().run, billing.run):
-            fill(log, 0, 50)
-            await until(lambda: billing.statistics().failures > 1, what="the ledger is missed")
-            (tmp_path / "ledger.db").rmdir()
+            with emptied(ledger_url(tmp_path)):
+                fill(log, 0, 50)
+                await until(lambda: billing.statistics().failures > 1, what="the ledger is missed")
             await until(lambda: billing.statistics().events == 50, what="all are billed")
 
     assert pipeline.billed() == 50
@@ -357,7 +356,7 @@ async def test_a_log_that_nothing_was_written_to_is_not_kept(pipeline: Pipeline)
 async def test_a_billing_worker_says_why_the_ledger_is_not_for_it(
     pipeline: Pipeline, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Ledger(ledger_url(tmp_path)) as ledger:
+    with Ledger.create(ledger_url(tmp_path)) as ledger:
         ledger.accounts.tenants()
     with closing(sqlite3.connect(tmp_path / "ledger.db")) as later:
         later.execute("INSERT INTO schema_migrations VALUES (99, 99, 1)")

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def settings(tmp_path: Path, valkey: str) -> Settings:
-    return Settings(data_dir=tmp_path, state_url=valkey, events_keep=0.0)
+    made = Settings(data_dir=tmp_path, state_url=valkey, events_keep=0.0)
+    Ledger.create(made.ledger).close()
+    return made
 
 
 def works(settings: Settings) -> list[Work]:
@@ -51,13 +53,13 @@ async def test_a_shutdown_leaves_nothing_uncounted(settings: Settings) -> None:
             for number in range(5000):
                 log.publish(make_event(number))
 
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         assert sums(ledger).events == 5000
     assert len((settings.data_dir / "requests.log").read_bytes().splitlines()) == 5000
 
 
 async def test_billing_tells_of_a_budget_that_is_reached(settings: Settings) -> None:
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         ledger.prices.publish([PriceConfig(model="*", since="2026-01-01", hit=NANO)])
         ledger.accounts.create_tenant("acme")
         ledger.budgets.set("acme", Budget(amount="1", thresholds=(100,)))
@@ -76,7 +78,7 @@ async def test_the_next_start_deletes_what_was_counted(settings: Settings) -> No
     async with running(*works(settings)):
         await until(lambda: not list(settings.events_dir.iterdir()), what="the log is deleted")
 
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         assert sums(ledger).events == 1
 
 

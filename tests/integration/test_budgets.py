@@ -37,7 +37,7 @@ async def worker(
 @pytest.fixture(scope="module")
 async def ledger(worker: RunningWorker) -> AsyncIterator[Ledger]:
     """The ledger of the worker, in which the budget of `acme` is used up."""
-    with Ledger(worker.settings.ledger) as ledger:
+    with Ledger.create(worker.settings.ledger) as ledger:
         ledger.prices.publish(
             [PriceConfig(model="*", since="2026-01-01", currency="EUR", hit=NANO)]
         )

@@ -132,7 +132,7 @@ async def test_a_published_document_reaches_the_cache_of_a_worker(
         document = worker.settings.config / "gateway.yaml"
         text = document.read_text().replace("9000000", "3000000")
         document.write_text(text.replace('"cache":{', '"cache":{"redis_enabled":false,'))
-        with Ledger(worker.settings.ledger) as ledger:
+        with Ledger.create(worker.settings.ledger) as ledger:
             control = Control(redis)
             publisher = Publisher(
                 control=control, ledger=ledger, settings=worker.settings, clock=lambda: 0.0

@@ -56,7 +56,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def publisher(redis: Redis, settings: Settings) -> Iterator[Publisher]:
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         control = Control(redis)
         yield Publisher(
             control=control, ledger=ledger, settings=settings, clock=lambda: 7.0, workers_timeout=2
@@ -383,7 +383,7 @@ async def test_a_change_made_while_redis_was_away_is_taken_when_it_is_back(
         client = connect(valkey.url, timeout=0.5)
         store = RuntimeStore(await first_runtime(client, settings))
         follower = RuntimeFollower(store=store, redis=client, settings=settings, poll=0.02)
-        with Ledger(settings.ledger) as ledger:
+        with Ledger.create(settings.ledger) as ledger:
             publisher = Publisher(
                 control=Control(client), ledger=ledger, settings=settings, clock=lambda: 0.0
             )

@@ -36,7 +36,7 @@ async def worker(
             cors={"origins": [ALL], "tenants": {"acme": [ACME]}, "max_age": 60},
         )
         worker = await stack.enter_async_context(running)
-        with Ledger(worker.settings.ledger) as ledger:
+        with Ledger.create(worker.settings.ledger) as ledger:
             bounds = KeyBounds(origins=(BROWSER,), routes=("/v1/classify", "/v1/infer/*"))
             ledger.accounts.create_key("acme", key_hash=hash_key(LIMITED), bounds=bounds)
             for key, routes in ((PAGE, None), (NAMED, ("/v1/usage",)), (WIDE, ("/v1/*",))):

@@ -58,7 +58,7 @@ async def stage(
     folder, resolver = tmp_path_factory.mktemp("worker"), TableResolver()
     async with AsyncExitStack() as stack:
         url = stack.enter_context(Valkey()).url
-        ledger = stack.enter_context(Ledger(ledger_url(folder)))
+        ledger = stack.enter_context(Ledger.create(ledger_url(folder)))
         ledger.accounts.create_tenant("other")
         ledger.accounts.create_key("other", key_hash=hash_key(OTHER_KEY))
         worker = await stack.enter_async_context(

@@ -70,7 +70,7 @@ async def test_a_worker_on_a_full_disk_refuses_hits_too_and_recovers_by_itself(
 
     def fill() -> None:
         # As another process of the same gateway would, it keeps the files of SQLite there.
-        ledger.append(Ledger(f"sqlite:///{disk.path / 'ledger.db'}"))
+        ledger.append(Ledger.create(f"sqlite:///{disk.path / 'ledger.db'}"))
         ledger[0].accounts.tenants()
         disk.fill()
 
@@ -122,16 +122,16 @@ async def test_a_ledger_on_a_full_disk_is_read_and_billed_to_when_there_is_room(
 def test_a_ledger_that_nobody_had_open_is_read_on_a_full_disk(disk: SmallDisk) -> None:
     """SQLite makes the file of its shared memory anew, as the last one who had it deleted it."""
     url = f"sqlite:///{disk.path / 'ledger.db'}"
-    with Ledger(url) as ledger:
+    with Ledger.create(url) as ledger:
         ledger.accounts.create_tenant("acme")
     disk.fill()
 
-    with Ledger(url) as first, Ledger(url) as second:
+    with Ledger.create(url) as first, Ledger.create(url) as second:
         found = [[tenant.id for tenant in each.accounts.tenants()] for each in (first, second)]
         disk.empty()
         second.accounts.create_tenant("globex")
     disk.fill()
-    with Ledger(url) as again:
+    with Ledger.create(url) as again:
         found.append([tenant.id for tenant in again.accounts.tenants()])
 
     assert found == [["acme"], ["acme"], ["acme", "globex"]]
@@ -185,7 +185,7 @@ async def test_a_gateway_starts_on_a_full_disk_says_so_and_recovers_by_itself(
     settings.config.mkdir()
     (settings.config / "gateway.yaml").write_text("models: {}\n")
     settings.data_dir.mkdir()
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         ledger.accounts.create_tenant("acme")
         ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     disk.fill()

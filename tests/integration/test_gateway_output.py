@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
 from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
@@ -38,6 +39,7 @@ def process(
             state_url=redis.url,
             log_level="DEBUG",
         )
+        Ledger.create(own.ledger).close()
         command = [sys.executable, "-m", "gateway", "gateway", "--workers", "1", *options]
         with subprocess.Popen(
             command,

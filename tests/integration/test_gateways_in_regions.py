@@ -50,7 +50,7 @@ async def test_one_billing_worker_bills_every_region_though_one_is_away(tmp_path
             partial(_ship, replace(settings, data_dir=tmp_path / n, region=n, state_url=r.url))
             for n, r in regions.items()
         ]
-        with Ledger(ledger_url) as ledger, ExitStack() as stack:
+        with Ledger.create(ledger_url) as ledger, ExitStack() as stack:
             logs = {
                 name: stack.enter_context(EventLog(tmp_path / name / "events", name=f"{name}-0"))
                 for name in regions

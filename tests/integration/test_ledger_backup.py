@@ -30,7 +30,7 @@ def test_the_copy_is_a_ledger_with_everything_of_before(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     copy = tmp_path / "copy.db"
     stop = threading.Event()
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         record(ledger, "log", 1, [make_event(0)])
 
         def write() -> None:
@@ -45,7 +45,7 @@ def test_the_copy_is_a_ledger_with_everything_of_before(tmp_path: Path) -> None:
 
     assert result.returncode == 0, result.stderr
     assert copy.stat().st_mode & 0o077 == 0
-    with Ledger(f"sqlite:///{copy}") as copied:
+    with Ledger.create(f"sqlite:///{copy}") as copied:
         assert copied.recorder.high_water(["log"])["log"] >= 1
         assert sums(copied).events >= 1
     assert not list(tmp_path.glob(".*partial*"))
@@ -55,7 +55,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
     copy = tmp_path / "copy.db"
     copy.write_text("mine")
-    with Ledger(settings.ledger):
+    with Ledger.create(settings.ledger):
         result = run(settings, str(copy))
 
     assert result.returncode == 3
@@ -72,7 +72,7 @@ def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_is_said_in_one_line(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path)
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         ledger.accounts.tenants()
     (tmp_path / "file").touch()
 

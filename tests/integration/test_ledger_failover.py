@@ -34,7 +34,7 @@ def pair() -> Iterator[PostgreSQLPair]:
 async def test_a_killed_primary_loses_no_event_and_none_is_counted_twice(
     pair: PostgreSQLPair,
 ) -> None:
-    with Ledger(pair.url) as ledger:
+    with Ledger.create(pair.url) as ledger:
         ledger.recorder.record([_FIRST])
         ledger.accounts.create_tenant("before")
         pair.primary.kill()
@@ -56,7 +56,7 @@ async def test_a_primary_that_answers_nothing_is_left_long_before_a_statement_en
     pair: PostgreSQLPair,
 ) -> None:
     pair.rejoin()
-    with Ledger(pair.url, timeout=300.0) as ledger:
+    with Ledger.create(pair.url, timeout=300.0) as ledger:
         ledger.accounts.tenants()
         frozen = pair.primary
         frozen.pause()
@@ -72,7 +72,7 @@ async def test_a_primary_that_answers_nothing_is_left_long_before_a_statement_en
 async def test_a_change_that_no_standby_has_is_not_confirmed(pair: PostgreSQLPair) -> None:
     """The time-out of statements does not end the wait for the standby with success."""
     pair.rejoin()
-    with Ledger(pair.url, timeout=0.5) as ledger:
+    with Ledger.create(pair.url, timeout=0.5) as ledger:
         ledger.accounts.tenants()
         pair.standby.pause()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gateway.ledger.ledger import Ledger
 from loadtests.harness.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.system
@@ -63,6 +64,7 @@ def test_a_ledger_that_is_cut_off_is_given_up_and_found_again(postgresql: Postgr
     if subprocess.run([unshare, "--net", "true"], check=False, capture_output=True).returncode:
         pytest.skip("network namespaces need root")
     url = postgresql.database()
+    Ledger.create(url).close()
 
     ended = subprocess.run(
         [

@@ -57,6 +57,7 @@ async def test_a_server_that_says_nothing_any_more_is_given_up_and_found_again(
 ) -> None:
     url = postgresql.database()
     async with DelayingProxy(postgresql.socket(), delay=line) as proxy:
+        Ledger.create(url).close()
         with Ledger(through(url, proxy), timeout=0.5) as ledger:
             await asyncio.to_thread(ledger.accounts.create_tenant, "acme")
             line.held = _NEVER
@@ -200,7 +201,7 @@ async def test_a_database_without_an_encoding_is_refused_in_one_line(
 def with_a_key(postgresql: PostgreSQL) -> str:
     """Return the URL of a ledger with one tenant, whose key is `KEY`."""
     url = postgresql.database()
-    with Ledger(url) as ledger:
+    with Ledger.create(url) as ledger:
         ledger.accounts.create_tenant("acme")
         ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     return url

@@ -17,7 +17,7 @@ from tests.support.ledgers import principals, record
 url, name = sys.argv[1:]
 print("here", flush=True)
 sys.stdin.readline()
-with Ledger(url) as ledger:
+with Ledger.create(url) as ledger:
     for block in range(10):
         numbers = range(block * 50, block * 50 + 50)
         record(ledger, "w-1", block * 50 + 50, [make_event(n) for n in numbers])
@@ -65,5 +65,5 @@ def test_a_ledger_is_found_again_as_it_was_left(tmp_path: Path) -> None:
         ledger.accounts.create_tenant("acme")
         ledger.accounts.create_key("acme", key_hash="h1")
 
-    with Ledger(ledger_url(tmp_path)) as again:
+    with Ledger.create(ledger_url(tmp_path)) as again:
         assert set(principals(again)) == {"h1"}

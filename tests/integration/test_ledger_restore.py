@@ -35,7 +35,7 @@ KEPT = partial(SegmentRetention, keep=DAY, keep_bytes=1 << 40)
 async def pipeline_of(directory: Path, database: str, url: str) -> AsyncIterator[Pipeline]:
     redis = connect(url, timeout=5.0)
     try:
-        with Ledger(database) as ledger:
+        with Ledger.create(database) as ledger:
             yield Pipeline(directory, redis, ledger)
     finally:
         await redis.aclose()
@@ -198,7 +198,7 @@ def test_a_gateway_that_goes_on_knows_its_keys_while_its_ledger_is_restored(
     dump = tmp_path / "ledger.dump"
     script = (Path(__file__).parents[2] / "deploy" / "restore.sh").read_text()
     (documented,) = re.findall(r"exec pg_restore [^-]*--[^\n]*\n *(--[^\n]*) --dbname", script)
-    with Ledger(database) as ledger:
+    with Ledger.create(database) as ledger:
         ledger.accounts.create_tenant("acme")
         ledger.accounts.create_key("acme", key_hash="a hash")
         record(ledger, "w0-1", 1000, [make_event(number) for number in range(1000)])

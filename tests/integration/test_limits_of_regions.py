@@ -84,7 +84,7 @@ async def scene(tmp_path: Path, valkey: str) -> AsyncIterator[Scene]:
         for redis in redises:
             stack.push_async_callback(redis.aclose)
         ledger = stack.enter_context(
-            Ledger(ledger_url(tmp_path), clock=lambda: int(clock() * 1_000_000_000))
+            Ledger.create(ledger_url(tmp_path), clock=lambda: int(clock() * 1_000_000_000))
         )
         scene = Scene(ledger, clock, redises)
         for _ in range(12):

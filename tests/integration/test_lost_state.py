@@ -50,7 +50,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database) as opened:
+    with Ledger.create(database) as opened:
         yield opened
 
 

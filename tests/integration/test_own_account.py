@@ -26,7 +26,7 @@ async def worker(
     valkey_server.flush()  # tests before may have published a document
     url = valkey_server.url
     async with running_worker(tmp_path_factory.mktemp("worker"), url) as worker:
-        with Ledger(worker.settings.ledger) as ledger:
+        with Ledger.create(worker.settings.ledger) as ledger:
             ledger.accounts.create_tenant("other")
             ledger.accounts.create_key("other", key_hash=hash_key(OTHER))
             ledger.accounts.create_key("acme", key_hash=hash_key(ROTATED))

@@ -61,7 +61,7 @@ async def publishing(worker: RunningWorker, url: str) -> AsyncIterator[Publisher
     """Give what publishes documents for a worker."""
     redis = connect(url, timeout=60.0)
     try:
-        with Ledger(worker.settings.ledger) as ledger:
+        with Ledger.create(worker.settings.ledger) as ledger:
             yield Publisher(
                 control=Control(redis),
                 ledger=ledger,

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from gateway.http.draining import Draining
+from gateway.ledger.ledger import Ledger
 from gateway.settings import process_environment
 from loadtests.harness.loopback import get
 from loadtests.harness.ports import free_port
@@ -17,6 +18,7 @@ from loadtests.harness.raw_http import post
 from loadtests.harness.stub_backend import StubBackend
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
+from tests.support.ledgers import ledger_url
 from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -54,6 +56,7 @@ async def test_a_memory_hit_of_a_worker_that_drains_ends_its_connection(
 
 def admin_process(folder: Path, redis: str, port: int) -> "subprocess.Popen[bytes]":
     """Start an operators' listener that would serve on for long after SIGTERM."""
+    Ledger.create(ledger_url(folder)).close()
     environment = dict(process_environment()) | {
         "SLUICEGATE_DATA_DIR": str(folder),
         "SLUICEGATE_STATE_URL": redis,

@@ -201,7 +201,7 @@ async def test_a_changed_local_share_holds_in_workers_that_run(
             document = worker.settings.config / "gateway.yaml"
             document.write_text(document.read_text().replace('share":0.1', 'share":0.5'))
             redis = connect(own.url, timeout=60.0)
-            with Ledger(worker.settings.ledger) as ledger:
+            with Ledger.create(worker.settings.ledger) as ledger:
                 changed = await Publisher(
                     control=Control(redis),
                     ledger=ledger,

@@ -51,7 +51,7 @@ class GatewayProcess:
         }
         if not config.exists():
             write_document(config, [("eu-1", "eu", stub.url)], {})
-            with Ledger(f"sqlite:///{folder / 'ledger.db'}") as ledger:
+            with Ledger.create(f"sqlite:///{folder / 'ledger.db'}") as ledger:
                 ledger.accounts.create_tenant("acme")
                 ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
         self._process: asyncio.subprocess.Process | None = None

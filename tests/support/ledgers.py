@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import create_engine, func, inspect, make_url, select
 
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
@@ -31,7 +31,7 @@ class Clock:
 @contextmanager
 def open_ledger(directory: Path, clock: Clock | None = None) -> Iterator[Ledger]:
     """Open the SQLite ledger in `directory`."""
-    with Ledger(ledger_url(directory), clock=clock or Clock()) as ledger:
+    with Ledger.create(ledger_url(directory), clock=clock or Clock()) as ledger:
         yield ledger
 
 
@@ -77,3 +77,39 @@ def sums(ledger: Ledger) -> LedgerSums:
     with ledger.recorder._store.reading() as connection:
         events, dead, lost, waiting = (int(connection.scalar(q) or 0) for q in queries)
     return LedgerSums(events=events, dead_letters=dead, lost=lost, waiting=waiting)
+
+
+@contextmanager
+def emptied(database: str) -> Iterator[None]:
+    """Take all that is in a database away meanwhile: the file of SQLite, PostgreSQL's schema."""
+    url = make_url(database)
+    if url.get_backend_name() == "sqlite":
+        file = Path(str(url.database))
+        away = file.rename(file.with_suffix(".away"))
+        yield
+        away.replace(file)
+        return
+    options = str(url.query["options"])
+    name = options.removeprefix("-csearch_path=")
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"ALTER SCHEMA {name} RENAME TO {name}_away")
+            connection.exec_driver_sql(f"CREATE SCHEMA {name}")
+            yield
+            connection.exec_driver_sql(f"DROP SCHEMA {name} CASCADE")
+            connection.exec_driver_sql(f"ALTER SCHEMA {name}_away RENAME TO {name}")
+    finally:
+        engine.dispose()
+
+
+def tables_of(database: str) -> list[str]:
+    """Return the tables in a database; a file of SQLite that does not exist has none."""
+    url = make_url(database)
+    if url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        return []
+    engine = create_engine(url)
+    try:
+        return inspect(engine).get_table_names()
+    finally:
+        engine.dispose()

@@ -32,5 +32,5 @@ async def redis(settings: Settings) -> AsyncIterator[Redis]:
 @pytest.fixture
 def ledger(settings: Settings) -> Iterator[Ledger]:
     """The ledger of the settings."""
-    with Ledger(settings.ledger) as opened:
+    with Ledger.create(settings.ledger) as opened:
         yield opened

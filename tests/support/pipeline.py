@@ -77,6 +77,7 @@ async def open_pipeline(directory: Path, url: str) -> AsyncIterator[Pipeline]:
     """Connect a pipeline to the Valkey at `url`."""
     redis = connect(url, key=STREAM, timeout=60.0)
     try:
+        Ledger.create(ledger_url(directory)).close()
         with Ledger(ledger_url(directory)) as ledger:
             yield Pipeline(directory, redis, ledger)
     finally:

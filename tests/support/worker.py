@@ -81,7 +81,7 @@ async def running_worker(
     )
     _configure(settings, stubs, document)
     if not ledger_url:
-        with Ledger(settings.ledger) as ledger:
+        with Ledger.create(settings.ledger) as ledger:
             ledger.accounts.create_tenant("acme", rules=rules)
             ledger.accounts.create_key("acme", key_hash=hash_key(KEY))
     before()

@@ -84,8 +84,16 @@ def errors_page() -> str:
 
 
 def errors() -> Iterator[type[GatewayError]]:
-    """Yield each error that is raised: the classes without others below them."""
-    return (one for one in _below(GatewayError) if not one.__subclasses__())
+    """Yield each error that is raised: the classes without other codes below them."""
+    return (
+        one
+        for one in _below(GatewayError)
+        if _is_raised(one) and not any(map(_is_raised, one.__bases__))
+    )
+
+
+def _is_raised(kind: type[GatewayError]) -> bool:
+    return not any("code" in vars(error) for error in _below(kind))
 
 
 def _below(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.admin.serve import serve_admin
 from gateway.cli.root import main
+from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings
@@ -30,6 +31,7 @@ from tests.support.admin import KEY
 @pytest.fixture
 def listener(settings: Settings) -> Iterator[Settings]:
     """The listener as a process runs it, on its port."""
+    Ledger.create(settings.ledger).close()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 

@@ -38,6 +38,7 @@ def listener(settings: Settings, operators: Authority) -> Iterator[Settings]:
         admin_tls_certificate=servers.issue("server", "gateway.example"),
         admin_tls_client_ca=operators.ca,
     )
+    Ledger.create(guarded.ledger).close()
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
     serving = serve_admin(guarded, stop=stop, registry=CollectorRegistry())
     thread = threading.Thread(target=lambda: loop.run_until_complete(serving))
@@ -92,7 +93,7 @@ def test_a_stolen_key_of_an_operator_publishes_no_folder_without_a_certificate(
 ) -> None:
     said: list[str] = []
     key = new_key("op")
-    with Ledger(listener.ledger) as ledger:
+    with Ledger.create(listener.ledger) as ledger:
         ledger.operators.create("olga", roles=["operator"], key_hash=hash_key(key))
     wait_until(lambda: asyncio.run(scrape(listener, key)) == 200, what="the key is known")
 

@@ -134,7 +134,7 @@ async def test_prices_that_the_ledger_could_not_take_are_in_it_when_it_can(
     await redis.flushall()
     ledger_file = tmp_path / "another.db"
     stop = asyncio.Event()
-    with Ledger(f"sqlite:///{ledger_file}", timeout=0.1) as ledger:
+    with Ledger.create(f"sqlite:///{ledger_file}", timeout=0.1) as ledger:
         assert ledger.prices.entries() == []
         with closing(sqlite3.connect(ledger_file, isolation_level=None)) as writer:
             publisher = Publisher(
@@ -171,7 +171,7 @@ async def test_prices_of_a_document_whose_publishing_got_no_answer_are_kept(
 ) -> None:
     await redis.flushall()
     stop = asyncio.Event()
-    with Ledger(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
+    with Ledger.create(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
         publisher = Publisher(
             control=Unanswering(redis), ledger=ledger, settings=settings, clock=lambda: 7.0
         )
@@ -194,7 +194,7 @@ async def test_gateways_that_start_at_once_all_go_on(
     settings: Settings, redis: Redis, tmp_path: Path
 ) -> None:
     await redis.flushall()
-    with Ledger(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
+    with Ledger.create(f"sqlite:///{tmp_path / 'another.db'}") as ledger:
         publishers = [
             Publisher(
                 control=Control(redis),

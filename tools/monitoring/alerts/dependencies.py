@@ -99,6 +99,46 @@ DEPENDENCIES = Group(
             ),
         ),
         Alert(
+            name="KeysRefused",
+            expr='sum (rate(sluicegate_requests_total{status="401"}[2m]))'
+            " / sum (rate(sluicegate_requests_total[2m])) > 0.3 and"
+            ' sum (rate(sluicegate_requests_total{status="401"}[2m])) > 0.2',
+            lasts="1m",
+            severity="page",
+            summary="More than three requests of ten have a key that is refused",
+            description="A caller has a wrong key, or workers lost keys that were valid.",
+            fires=Case(
+                series=(
+                    Series(
+                        f'sluicegate_requests_total{{{GATEWAY}, route="/v1/classify",'
+                        ' model="", status="401"}',
+                        "0+50x10",
+                    ),
+                    Series(
+                        f'sluicegate_requests_total{{{GATEWAY}, route="/v1/classify",'
+                        ' model="sentiment", status="200"}',
+                        "0+50x10",
+                    ),
+                ),
+                at="5m",
+            ),
+            quiet=Case(
+                series=(
+                    Series(
+                        f'sluicegate_requests_total{{{GATEWAY}, route="/v1/classify",'
+                        ' model="", status="401"}',
+                        "0+20x10",
+                    ),
+                    Series(
+                        f'sluicegate_requests_total{{{GATEWAY}, route="/v1/classify",'
+                        ' model="sentiment", status="200"}',
+                        "0+50x10",
+                    ),
+                ),
+                at="5m",
+            ),
+        ),
+        Alert(
             name="LimitRefusesMany",
             expr='sum by (policy) (rate(sluicegate_limit_decisions_total{decision="refused"}[2m]))'
             " / on () group_left () sum (rate(sluicegate_limit_decisions_total"
@@ -198,6 +238,18 @@ EVENTS = Group(
             fires="1 0x30",
             quiet="1x30",
             labels=OF_GATEWAY,
+        ),
+        alert_of_one_series(
+            "EventLogNotSynced",
+            "max by (instance) (sluicegate_event_log_unsynced_seconds) > 10",
+            lasts="1m",
+            severity="ticket",
+            summary="Usage events of {{ $labels.instance }} do not reach its disk",
+            description="A power cut would lose what was answered since. Answers go on.",
+            series=f"sluicegate_event_log_unsynced_seconds{{{GATEWAY}}}",
+            fires="0 30+60x30",
+            quiet="0 0 30 0x30",
+            labels={"instance": "gateway-1:8081"},
         ),
         alert_of_one_series(
             "ShipperLags",

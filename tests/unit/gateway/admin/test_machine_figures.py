@@ -39,7 +39,7 @@ async def test_a_process_that_starts_does_not_count_old_evictions_again(tmp_path
     settings = load_settings({"SLUICEGATE_DATA_DIR": str(tmp_path)})
     counts: list[float | None] = []
 
-    with Ledger(settings.ledger) as ledger:
+    with Ledger.create(settings.ledger) as ledger:
         figures = MachineFigures(
             settings=settings,
             ledger=ledger,

@@ -168,3 +168,27 @@ async def test_a_store_that_is_away_is_logged_once_each_time(
 
     logged = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert logged == ["keys cannot be read; the last ones stay in force"] * 2
+
+
+async def test_a_ledger_that_never_had_an_account_takes_no_key_away() -> None:
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    accounts.number = 7
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=60.0) as follower:
+        accounts.keys, accounts.number = (), 0
+        await follower.refresh()
+        beside_a_new_one = knows(ring)
+        is_reached, emptiness = follower.is_reached, follower.emptiness
+        accounts.change()
+        await follower.refresh()
+
+        assert beside_a_new_one
+        assert not is_reached
+        assert "restore" in emptiness
+        assert not knows(ring)
+        assert not follower.emptiness
+
+
+async def test_a_new_ledger_without_keys_is_loaded_by_who_knows_none() -> None:
+    async with PrincipalsFollower(ring=KeyRing(), accounts=Accounts(), poll=60.0) as follower:
+        assert follower.is_loaded
+        assert follower.is_reached

@@ -23,7 +23,7 @@ DAY = 24 * HOUR
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database, clock=Clock()) as opened:
+    with Ledger.create(database, clock=Clock()) as opened:
         yield opened
 
 
@@ -73,7 +73,7 @@ def test_the_cost_follows_the_price_of_each_hour(ledger: Ledger) -> None:
 def test_names_that_no_column_can_hold_are_refused_and_not_cut_off(postgresql: PostgreSQL) -> None:
     """Cut off, both would be one arm, which one statement cannot add to twice."""
     arms = [ArmUsage(arm="a" * 64 + end, hit=1) for end in "bc"]
-    with Ledger(postgresql.database(), clock=Clock()) as ledger:
+    with Ledger.create(postgresql.database(), clock=Clock()) as ledger:
         for answered in (arms[:1], arms):
             with pytest.raises(UnrecordableBatch):
                 record(ledger, "log", 1, [event(1, *answered)])

@@ -16,7 +16,7 @@ START = to_datetime(Clock().now)
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
     clock = Clock()
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         for actor, action, subject in (
             ("admin", "tenant.create", "acme"),
             ("kim", "key.create", "key_1"),

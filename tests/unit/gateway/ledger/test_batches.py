@@ -21,7 +21,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         yield opened
 
 
@@ -90,7 +90,7 @@ def test_a_holder_that_does_not_renew_its_lease_loses_the_batch(database: str) -
     if not database.startswith("sqlite"):
         pytest.skip("the server's clock")
     clock = Clock()
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         batch = add_batch(ledger, "a")
         claimed(ledger, "one")
         clock.advance(20.0)

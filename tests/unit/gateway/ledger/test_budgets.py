@@ -31,7 +31,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         opened.prices.publish([EURO])
         for tenant in ("acme", "beta"):
             opened.accounts.create_tenant(tenant)
@@ -84,7 +84,7 @@ def test_a_watch_that_was_killed_tells_nothing_twice(
     spend(ledger, 9, at=DAY)
     ledger.budgets.watch()
 
-    with Ledger(database, clock=clock) as other:
+    with Ledger.create(database, clock=clock) as other:
         assert reached(other) == []
         assert [kind for kind, _ in deliveries(other)] == ["budget.threshold_reached"]
 
@@ -178,7 +178,7 @@ def test_a_process_that_sees_less_of_the_costs_ends_no_refusal(
     ledger: Ledger, database: str, clock: Clock
 ) -> None:
     ledger.budgets.set("acme", Budget(amount="10", thresholds=(50, 100), refuse=True))
-    with Ledger(database, clock=clock) as other:
+    with Ledger.create(database, clock=clock) as other:
         reached(other)  # it has added up the former hours
         spend(ledger, 11, at=DAY)
         found = [reached(ledger)]
@@ -202,7 +202,7 @@ def test_a_mark_that_is_set_while_costs_are_added_up_stays(
 
     def reaching(*arguments: object) -> object:
         found = added_up(*arguments)  # type: ignore[arg-type]  # those of the method
-        with Ledger(database, clock=clock) as other:
+        with Ledger.create(database, clock=clock) as other:
             spend(other, 5, at=DAY)
             reached(other)
         return found
@@ -260,7 +260,7 @@ def test_the_status_adds_the_former_hours_up_once_in_a_quarter_of_an_hour(
 def test_budgets_without_a_published_price_are_told_of_once(
     database: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         ledger.accounts.create_tenant("acme")
         reached(ledger)
         ledger.budgets.set("acme", Budget(amount="10"), prices=[EURO])

@@ -15,7 +15,7 @@ from tests.support.ledgers import Clock, sums
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database, clock=Clock()) as opened:
+    with Ledger.create(database, clock=Clock()) as opened:
         yield opened
 
 

@@ -34,7 +34,7 @@ def test_a_program_of_the_version_before_starts_again_beside_this_one(database: 
     with ProgramOfSchema2(database) as old:
         old.start()
         old.record(1, time=START)
-        with Ledger(database, clock=Clock()) as ledger:
+        with Ledger.create(database, clock=Clock()) as ledger:
             record(ledger, "w0-1", 1, [make_event(2)])
 
             old.start()
@@ -45,7 +45,7 @@ def test_a_program_of_the_version_before_starts_again_beside_this_one(database: 
 
 
 def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(database: str) -> None:
-    with Ledger(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
+    with Ledger.create(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
         record(ledger, "w0-1", 1, [make_event(1)])
 
         old.start()
@@ -55,16 +55,16 @@ def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(databa
 
 
 def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
-    with Ledger(database, clock=Clock()) as ledger:
+    with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
     add_migration(database, VERSION + 1, compatible_from=VERSION)
 
-    with Ledger(database, clock=Clock()) as again:
+    with Ledger.create(database, clock=Clock()) as again:
         assert hits(again) == 1
 
 
 def test_a_later_schema_that_does_not_allow_it_is_refused(database: str) -> None:
-    with Ledger(database, clock=Clock()) as ledger:
+    with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
     later = VERSION + 1
     add_migration(database, later, compatible_from=later)
@@ -88,7 +88,7 @@ def test_every_migration_lets_the_version_before_go_on() -> None:
 
 
 def test_a_ledger_of_schema_4_gets_the_columns_of_later_ones(database: str) -> None:
-    with Ledger(database, clock=Clock()) as ledger:
+    with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
     engine = sqlalchemy.create_engine(database)
     with engine.begin() as connection:
@@ -101,6 +101,6 @@ def test_a_ledger_of_schema_4_gets_the_columns_of_later_ones(database: str) -> N
         connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 4")
     engine.dispose()
 
-    with Ledger(database, clock=Clock()) as again:
+    with Ledger.create(database, clock=Clock()) as again:
         assert hits(again) == 1
         assert again.batches.page("acme", limit=1) == []

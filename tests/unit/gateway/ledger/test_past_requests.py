@@ -15,7 +15,7 @@ LINE = "batch_0123456789abcd-0000007"
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database, clock=Clock()) as opened:
+    with Ledger.create(database, clock=Clock()) as opened:
         event = msgspec.structs.replace(make_event(1), id=LINE)
         record(opened, "w", 1, [event])
         yield opened

@@ -54,7 +54,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         opened.accounts.create_tenant("acme")
         yield opened
 
@@ -240,7 +240,7 @@ async def test_a_restored_ledger_is_read_whatever_its_number_is(
 
     restore()
 
-    with Ledger(database, clock=clock) as again:
+    with Ledger.create(database, clock=clock) as again:
         for number in range(later):
             again.accounts.create_tenant(f"tenant-{number}")
         worker.follower._accounts = again.principals
@@ -255,7 +255,7 @@ async def test_another_ledger_in_its_place_is_read(
     add(ledger, 0)
     await worker.find(text_of(0))
 
-    with Ledger(f"sqlite:///{tmp_path / 'other.db'}", clock=clock) as other:
+    with Ledger.create(f"sqlite:///{tmp_path / 'other.db'}", clock=clock) as other:
         other.accounts.create_tenant("beta")
         add(other, 1, "beta")
         assert other.principals.version().number == ledger.principals.version().number

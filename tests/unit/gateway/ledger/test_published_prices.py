@@ -36,7 +36,7 @@ def clock() -> Clock:
 @pytest.fixture
 def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
     """Usage of `sentiment` and `big`, and prices that are published."""
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         opened.accounts.create_tenant("acme")
         opened.prices.publish(PRICES)
         events = [make_event(1, time=to_nanoseconds(SEPTEMBER), model="sentiment")]
@@ -119,14 +119,14 @@ def test_usage_and_invoices_go_by_the_prices_of_the_ledger(ledger: Ledger) -> No
 def test_the_default_of_documents_without_prices_may_be_replaced_until_there_is_usage(
     database: str, clock: Clock
 ) -> None:
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         ledger.prices.publish((PriceConfig(),))
         ledger.prices.publish((FIRST,))
         assert ledger.prices.entries() == [FIRST]
 
 
 def test_usage_that_was_free_stays_free(database: str, clock: Clock) -> None:
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         ledger.prices.publish((PriceConfig(),))
         record(ledger, "w0-1", 1, [make_event(1, time=to_nanoseconds(SEPTEMBER))])
 
@@ -164,7 +164,7 @@ def test_gateways_that_start_at_once_publish_the_same_prices(database: str, cloc
         barrier.wait()
         ledger.prices.publish(PRICES)
 
-    with Ledger(database, clock=clock) as ledger, ThreadPoolExecutor(count) as threads:
+    with Ledger.create(database, clock=clock) as ledger, ThreadPoolExecutor(count) as threads:
         for each in [threads.submit(publish, ledger) for _ in range(count)]:
             each.result()
 
@@ -193,7 +193,7 @@ def test_what_a_restored_ledger_lacks_is_kept_though_it_has_begun(
 
 def test_a_price_may_begin_before_the_years_that_sql_can_hold(database: str, clock: Clock) -> None:
     always = PriceConfig(model="*", since="0001-01-01", hit=1)
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         ledger.prices.publish((COMING,))
         ledger.prices.publish((COMING, always))
 

@@ -20,7 +20,7 @@ from tests.support.ledgers import Clock, ledger_url, open_ledger, record, sums
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database, clock=Clock()) as opened:
+    with Ledger.create(database, clock=Clock()) as opened:
         yield opened
 
 
@@ -161,9 +161,9 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> 
     old.close()
 
     for _ in range(2):
-        with Ledger(f"sqlite:///{path}") as ledger:
+        with Ledger.create(f"sqlite:///{path}") as ledger:
             assert sums(ledger).events == 1
-    with Ledger(f"sqlite:///{path}") as ledger:
+    with Ledger.create(f"sqlite:///{path}") as ledger:
         record(ledger, "w0-1", 1, [make_run("req_00000000ff", count=2)])
         assert sums(ledger).events == 3
 

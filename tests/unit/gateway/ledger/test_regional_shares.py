@@ -75,7 +75,7 @@ class Regions:
 @pytest.fixture
 def regions(tmp_path: Path) -> Iterator[Regions]:
     clock = Clock()
-    with Ledger(ledger_url(tmp_path), clock=clock) as ledger:
+    with Ledger.create(ledger_url(tmp_path), clock=clock) as ledger:
         yield Regions(ledger, clock)
 
 

@@ -35,7 +35,7 @@ EVENTS = 400
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database, clock=Clock()) as opened:
+    with Ledger.create(database, clock=Clock()) as opened:
         opened.accounts.create_tenant("acme")
         yield opened
 
@@ -166,7 +166,7 @@ def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
 
 def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
     since, until = to_nanoseconds(BEGIN), to_nanoseconds(END)
-    with Ledger(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
+    with Ledger.create(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
         ledger.recorder.record([batch(events())])
         before = old.usage(since, until)
         add_up(ledger)
@@ -214,7 +214,7 @@ def test_an_event_that_comes_late_during_a_step_is_added_up_by_a_later_one(
     database, end = postgresql.database(), to_nanoseconds(END)
     engine = sqlalchemy.create_engine(database)
     waiting = sqlalchemy.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    with Ledger(database, clock=Clock()) as ledger, ThreadPoolExecutor(1) as thread:
+    with Ledger.create(database, clock=Clock()) as ledger, ThreadPoolExecutor(1) as thread:
         ledger.recorder.record([batch(events())])
         add_up(ledger)
         with engine.begin() as late:

@@ -18,7 +18,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         for name in ("beta", "acme", "gamma_1"):
             opened.accounts.create_tenant(name, name=f"{name.title()} Ltd.")
         yield opened

@@ -33,7 +33,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
-    with Ledger(database, clock=clock) as opened:
+    with Ledger.create(database, clock=clock) as opened:
         opened.accounts.create_tenant("acme")
         yield opened
 

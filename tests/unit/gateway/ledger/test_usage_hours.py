@@ -192,7 +192,7 @@ def test_usage_is_that_of_the_rows_after_every_step(database: str, seed: int) ->
     chance = random.Random(seed)
     clock = Clock(to_nanoseconds(NOW))
     recorded: list[RequestEvent] = []
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
 
         def record_new() -> None:
             ages = [MINUTE, HOUR, DAY, 3 * DAY, 12 * DAY]
@@ -234,7 +234,7 @@ def test_recent_hours_and_days_are_read_from_sums_alone(database: str) -> None:
         wanted = (None, None)
         return [shown(ledger, since, until, g, *wanted, prices=PRICES[:1]) for g in GROUPS]
 
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 400, events(400))
         before = seen()
 
@@ -250,12 +250,12 @@ def test_hours_of_an_older_program_are_summed_in_steps_once_they_were_added_up(
 ) -> None:
     clock = Clock(to_nanoseconds(NOW))
     found = events(200, ages=(4, 8))
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 200, found)
     with connected(database) as connection:
         take_back_to_schema_9(connection)
 
-    with Ledger(database, clock=clock) as again:
+    with Ledger.create(database, clock=clock) as again:
         check(again, database, clock, random.Random(1))
         steps = add_up(again, clock)
         check(again, database, clock, random.Random(2))
@@ -267,7 +267,7 @@ def test_hours_of_an_older_program_are_summed_in_steps_once_they_were_added_up(
 
 def test_an_hour_of_an_older_program_is_not_summed_before_it_was_added_up(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 50, events(50))
         record_as_schema_9(database, event(51, random.Random(1), clock.now))
 
@@ -277,14 +277,14 @@ def test_an_hour_of_an_older_program_is_not_summed_before_it_was_added_up(databa
 
 def test_a_migration_that_is_killed_is_made_anew(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 50, events(50))
     with connected(database) as connection:
         take_back_to_schema_9(connection)
     with pytest.raises(Killed):
         migrate_and_die(database)
 
-    with Ledger(database, clock=clock) as again:
+    with Ledger.create(database, clock=clock) as again:
         record(again, "w0-1", 60, events(10, first=51))
         check(again, database, clock, random.Random(1))
 
@@ -297,7 +297,7 @@ def test_a_migration_that_is_killed_is_made_anew(database: str) -> None:
 def test_a_row_that_an_older_program_adds_up_again_is_noticed(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
     hour = clock.now // HOUR - 100
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         ledger.accounts.tenants()
         for number in range(1, 4):
             late = event(1, random.Random(1), hour * HOUR + number)
@@ -314,7 +314,7 @@ def test_a_row_that_an_older_program_adds_up_again_is_noticed(database: str) -> 
 def test_rows_of_both_programs_are_added_up_apart(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
     since = to_datetime((clock.now // HOUR - 100) * HOUR)
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 1, [make_event(1, time=to_nanoseconds(since))])
         record_as_schema_9(database, make_event(2, time=to_nanoseconds(since) + 1))
 
@@ -329,7 +329,7 @@ def test_rows_of_both_programs_are_added_up_apart(database: str) -> None:
 def test_sums_older_than_ten_days_are_deleted_and_their_events_still_count(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
     found = events(200, ages=(8, 13))
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 200, found)
         add_up(ledger, clock)
 
@@ -345,7 +345,7 @@ def test_sums_older_than_ten_days_are_deleted_and_their_events_still_count(datab
 
 def test_usage_by_the_hour_of_centuries_is_read_at_once(database: str) -> None:
     clock = Clock(to_nanoseconds(NOW))
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 20, events(20))
         since, until = datetime(1700, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
 
@@ -362,14 +362,14 @@ def test_sums_of_those_who_record_at_once_are_those_of_the_rows(postgresql: Post
 
     def bill(worker: int) -> int:
         own = found[worker::3]
-        with Ledger(database, clock=clock) as ledger:
+        with Ledger.create(database, clock=clock) as ledger:
             log = f"w{worker}-1"
             return sum(
                 record(ledger, log, first + 20, own[first : first + 20]).counted
                 for first in range(0, len(own), 20)
             )
 
-    with Ledger(database, clock=clock) as ledger, ThreadPoolExecutor(4) as threads:
+    with Ledger.create(database, clock=clock) as ledger, ThreadPoolExecutor(4) as threads:
         ledger.accounts.tenants()
         billed = [threads.submit(bill, worker) for worker in range(3)]
         while not all(one.done() for one in billed):

@@ -36,7 +36,7 @@ TASKS = ("classify", "tokenize")
 
 @pytest.fixture
 def ledger(database: str) -> Iterator[Ledger]:
-    with Ledger(database, clock=Clock(to_nanoseconds(END) + 10 * DAY)) as opened:
+    with Ledger.create(database, clock=Clock(to_nanoseconds(END) + 10 * DAY)) as opened:
         yield opened
 
 
@@ -190,7 +190,7 @@ def test_an_event_that_comes_again_is_not_summed_again(ledger: Ledger) -> None:
 
 def test_a_day_is_summed_two_days_after_its_end(database: str) -> None:
     clock = Clock(to_nanoseconds(END))
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         found = events()
         record(ledger, "w0-1", len(found), found)
         add_up(ledger, before=BEGIN + timedelta(days=10, hours=5))
@@ -223,7 +223,7 @@ def test_sums_that_lack_an_event_of_the_program_before_are_not_used(
 def test_a_ledger_of_schema_8_is_summed_in_steps(database: str) -> None:
     found = events()
     clock = Clock(to_nanoseconds(END) + 10 * DAY)
-    with Ledger(database, clock=clock) as ledger:
+    with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", len(found), found)
         before = seen(ledger)
         while ledger.rollup.add_up(before=to_nanoseconds(END), limit=5000):
@@ -239,7 +239,7 @@ def test_a_ledger_of_schema_8_is_summed_in_steps(database: str) -> None:
         mark = schema.usage_rollups.update().values(until=to_nanoseconds(END))
         connection.execute(mark)
 
-    with Ledger(database, clock=clock) as again:
+    with Ledger.create(database, clock=clock) as again:
         at_first = seen(again)
         steps = add_up(again)
         afterwards = seen(again)
@@ -266,7 +266,7 @@ def test_who_waits_for_the_marks_holds_no_log_that_another_may_wait_for(
     clock = Clock(to_nanoseconds(END) + 10 * DAY)
     found = events(2)
     engine = sqlalchemy.create_engine(database)
-    with Ledger(database, clock=clock) as ledger, ThreadPoolExecutor(1) as threads:
+    with Ledger.create(database, clock=clock) as ledger, ThreadPoolExecutor(1) as threads:
         record(ledger, "w0-1", 1, found[:1])
         with engine.begin() as other:
             other.execute(select(schema.usage_rollups).with_for_update())

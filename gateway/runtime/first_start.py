@@ -1,0 +1,78 @@
+"""Creates the ledger of a new deployment, and never one beside keys that are known."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Final
+
+from gateway.errors import ConfigurationError, DependencyUnavailable
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.migrations import LedgerEmpty
+from gateway.redis.client import connect
+from gateway.runtime.control import CONTROL_KEYS, Control
+from gateway.settings import Settings
+
+PATIENCE: Final = 60.0
+"""Seconds in which the database and the state Redis must have started."""
+_RETRY: Final = 0.25
+_TIMEOUT: Final = 2.0
+_KNOWN: Final = (
+    "the ledger is empty, but its state Redis has served this deployment: restore the ledger from a"
+    " backup. `sluicegate ledger init --anew` begins a new one, without the keys, prices and usage"
+    " of the former one"
+)
+
+
+def create_ledger(
+    settings: Settings,
+    *,
+    anew: bool = False,
+    patience: float = PATIENCE,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Create the ledger where there is none, and return whether there was none; blocks.
+
+    An older ledger is brought up to date. With `anew` nobody asks whether the deployment is known.
+
+    Raises:
+        ConfigurationError: there is none, though the state Redis knows the deployment.
+        DependencyUnavailable: the database or the state Redis was not reached in time.
+    """
+    until = monotonic() + patience
+    while True:
+        try:
+            return _create(settings, anew=anew)
+        except DependencyUnavailable:
+            if monotonic() >= until:
+                raise
+        time.sleep(_RETRY)
+
+
+def _create(settings: Settings, *, anew: bool) -> bool:
+    with Ledger(settings.ledger) as ledger:
+        try:
+            ledger.check()
+        except LedgerEmpty:
+            pass
+        else:
+            return False
+    if not anew:
+        asyncio.run(_check_unknown(settings))
+    Ledger.create(settings.ledger).close()
+    return True
+
+
+async def _check_unknown(settings: Settings) -> None:
+    """Make sure that nothing was published, and no account changed, before now.
+
+    Raises:
+        ConfigurationError: something was.
+        DependencyUnavailable: the state Redis cannot be reached.
+    """
+    keepalive = settings.tcp_keepalive
+    redis = connect(settings.state_url, key=CONTROL_KEYS, timeout=_TIMEOUT, keepalive=keepalive)
+    async with aclosing(redis):
+        versions = await Control(redis).versions()
+    if versions.accounts or versions.config:
+        raise ConfigurationError(_KNOWN)

@@ -1,0 +1,156 @@
+"""An event log reaches the device soon after it is written, and nobody waits for the device."""
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.events.log import EventLog
+from gateway.events.reader import LogReader
+from gateway.events.syncing import MARK_NAME, LogSync, read_mark
+from loadtests.harness.waiting import wait_until
+from tests.support.events import make_event
+
+BOOT = "this boot"
+
+
+class Device:
+    """Syncs files; counts, fails or hangs as a test says."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []
+        self.error: int | None = None
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def sync(self, file: int) -> None:
+        assert self.answers.wait(60)
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+        self.synced.append(Path(f"/proc/self/fd/{file}").readlink().name)
+
+
+class Written:
+    """A log of which a test says how many records it has."""
+
+    def __init__(self, folder: Path, device: Device) -> None:
+        self.records = 0
+        self.now = 0.0
+        self.folder = folder
+        self.sync = LogSync(interval=3600.0, sync=device.sync, boot=BOOT, clock=lambda: self.now)
+        self.sync.follow(lambda: self.records)
+
+    def begin(self, name: str) -> None:
+        """Begin a segment."""
+        self.sync.add(os.open(self.folder / name, os.O_CREAT | os.O_RDWR), self.folder)
+
+    def expected(self) -> int:
+        """Return up to which number records may have been written."""
+        mark = read_mark(self.folder)
+        assert mark is not None
+        assert mark.boot == BOOT
+        return mark.expected
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def log(tmp_path: Path, device: Device) -> Iterator[Written]:
+    (tmp_path / "log").mkdir()
+    made = Written(tmp_path / "log", device)
+    made.begin("0.log")
+    yield made
+    made.sync.close()
+
+
+def test_what_came_is_synced_with_every_segment_that_it_may_be_in(
+    log: Written, device: Device
+) -> None:
+    log.records = 10
+    log.begin("1.log")
+    log.sync.run_once()
+    first, device.synced = device.synced, []
+    log.records = 15
+    log.sync.run_once()
+
+    assert first == [MARK_NAME, "0.log", "1.log", "log", log.folder.parent.name]
+    assert device.synced == [MARK_NAME, "1.log"]
+
+
+def test_nothing_is_synced_while_nothing_comes(log: Written, device: Device) -> None:
+    log.records = 10
+    log.sync.run_once()
+    log.sync.run_once()
+    device.synced = []
+
+    log.sync.run_once()
+
+    assert device.synced == []
+    assert log.expected() == 10
+
+
+def test_as_many_records_are_expected_as_came_since_the_last_sync(log: Written) -> None:
+    log.records = 10
+    log.sync.run_once()
+    at_first = log.expected()
+    log.records = 14
+    log.sync.run_once()
+
+    assert at_first == 20
+    assert log.expected() == 18
+
+
+def test_a_device_that_fails_is_named_once_and_counted(
+    log: Written, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    device.error = errno.EIO
+    log.records = 1
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            log.sync.run_once()
+            log.now += 2.0
+        while_failing = log.sync.statistics()
+        device.error = None
+        log.sync.run_once()
+
+    assert (while_failing.failures, while_failing.unsynced) == (3, 6.0)
+    assert log.sync.statistics().unsynced == 0.0
+    assert len(caplog.records) == 2
+    assert "is synced" in caplog.records[-1].message
+
+
+def test_a_device_that_hangs_holds_up_no_event(tmp_path: Path, device: Device) -> None:
+    device.answers.clear()
+    sync = LogSync(interval=0.05, sync=device.sync)
+    with EventLog(tmp_path, name="w0", segment_bytes=4096, sync=sync) as log:
+        for number in range(500):
+            log.publish(make_event(number))
+        written = log.statistics().published
+        device.answers.set()
+
+    assert written == 500
+    assert (tmp_path / log.id / MARK_NAME).exists()
+
+
+def test_a_log_is_synced_by_itself_and_to_its_end_when_it_is_closed(tmp_path: Path) -> None:
+    with EventLog(tmp_path, name="w0", sync=LogSync(interval=0.05)) as log:
+        folder = tmp_path / log.id
+        log.publish(make_event(1))
+        wait_until((folder / MARK_NAME).exists, what="a sync")
+        for number in range(2, 30):
+            log.publish(make_event(number))
+
+    mark = read_mark(folder)
+    assert mark is not None
+    assert mark.expected == 29
+    reader = LogReader(folder, boot=lambda: "another boot")
+    while (batch := reader.read(100)) is not None:
+        reader.accept(batch)
+    assert reader.destroyed_up_to() == 0
