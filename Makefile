@@ -135,7 +135,7 @@ fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay
 bench-hit: install-dev ## Measure requests per second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)
 
-bench-miss: install-dev ## Measure requests per second that run the model; ARGS="--one-backend"
+bench-miss: install-dev ## Measure requests per second that run the model; ARGS="--two-backends"
 	$(BIN)/python -m loadtests miss $(ARGS)
 
 bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item

@@ -71,9 +71,9 @@ def _default_config() -> Path:
 @click.option(
     "--regions",
     callback=_regions,
-    default="eu,us",
+    default="eu",
     show_default=True,
-    help="One backend each; the first is the preferred one.",
+    help="One backend each; the first is the preferred one. `eu,us` shows how work fails over.",
 )
 @click.option(
     "--data-dir",
