@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backends.cores import usable_cores
 from backends.errors import StartProblem
 from backends.otlp_variables import is_push_wanted, is_tracing_wanted
 
@@ -110,7 +111,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def worker_threads(self) -> int:
         """How many runs an encoder does at a time."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or usable_cores()
 
 
 def read_settings(environment: Mapping[str, str] | None = None, **given: object) -> BackendSettings:

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
+from backends.cores import usable_cores
 from bulk.errors import BulkStopped
 
 Format = Literal["parquet", "jsonl", "csv"]
@@ -37,6 +38,7 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
     import importlib  # noqa: PLC0415 - beside what it imports
 
     try:
+        importlib.import_module("pyarrow").set_cpu_count(usable_cores())
         return importlib.import_module(module)
     except ModuleNotFoundError:
         raise BulkStopped(_MISSING) from None

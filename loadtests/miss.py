@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
+from backends.cores import usable_cores
 from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import (
     CALL_PATH,
@@ -111,7 +112,7 @@ def _bare(models: Path, graph: Path, texts: list[str], *, one_core: bool) -> Out
     encoded = sorted((e.ids for e in tokenizer.encode_batch_fast(texts)), key=len)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    cores = 1 if one_core else os.cpu_count() or 1
+    cores = 1 if one_core else usable_cores()
     sessions = [
         onnxruntime.InferenceSession(
             str(graph),

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from backends.cores import usable_cores
 from gateway.cli.failures import failing
 from gateway.cli.starting import STARTER_CONFIG
 from gateway.settings import load_settings
@@ -25,7 +25,7 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 def _default_workers() -> int:
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, usable_cores() - 1)
 
 
 def _print(line: str) -> None:
