@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import click
 
+from backends.installing import install_command
 from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
@@ -49,7 +50,7 @@ def become(module: str, *arguments: str) -> NoReturn:
     """
     if module in {"backends", "bulk"} and importlib.util.find_spec("onnxruntime") is None:
         raise Failure(
-            "no model runtime is installed; run `pip install 'sluicegate[backend-cpu]'`",
+            f"no model runtime is installed; run {install_command('backend-cpu')}",
             ExitCode.FAILED,
         )
     os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606

@@ -60,7 +60,7 @@ def _default_config() -> Path:
     type=click.IntRange(0, 65_535),
     envvar="SLUICEGATE_GRPC_PORT",
     help="For clients of Triton; 0 is none."
-    "  [default: 8001, if that is free and `sluicegate[grpc]` is installed]",
+    "  [default: 8001, if that is free and gRPC is installed]",
 )
 @click.option("--host", envvar="SLUICEGATE_HOST", default="127.0.0.1", show_default=True)
 @click.option(

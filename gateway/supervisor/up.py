@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from backends.installing import install_command
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
@@ -83,7 +84,7 @@ def check_runtime() -> None:
         CannotStart: it is not installed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
-        raise CannotStart("no model runtime is installed; run `pip install 'sluicegate[up]'`")
+        raise CannotStart(f"no model runtime is installed; run {install_command('up')}")
 
 
 def check_models(options: UpOptions) -> None:

@@ -121,7 +121,7 @@ def test_a_machine_without_the_packages_of_a_gateway_is_told_what_to_install() -
     )
 
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: the package `yaml` is not installed; `pip install")
+    assert done.stderr.startswith("Error: the package `yaml` is not installed; run `pip install")
 
 
 def test_up_in_an_empty_folder_says_that_it_has_a_configuration_of_its_own(
@@ -142,4 +142,4 @@ def test_up_in_an_empty_folder_says_that_it_has_a_configuration_of_its_own(
 def test_up_without_a_model_runtime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
 
-    assert "pip install 'sluicegate[up]'" in run("up").stderr
+    assert ".whl[up]'`, or in a clone `pip install '.[up]'`" in run("up").stderr
