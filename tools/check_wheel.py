@@ -29,7 +29,7 @@ _CALL = (
 _RPC_CALL = (
     "import sys, grpc; channel = grpc.insecure_channel(sys.argv[1]);"
     " method = channel.unary_unary('/inference.GRPCInferenceService/ServerReady');"
-    " print('ready:', method(b'', timeout=60) == bytes([8, 1]))"
+    " assert method(b'', timeout=60) == bytes([8, 1])"
 )
 
 

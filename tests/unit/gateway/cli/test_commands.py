@@ -306,8 +306,9 @@ def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
     with listener(OK + msgspec.json.encode({"keys": keys})) as (there, _):
         listed = run("keys", "list", *there)
 
-    states = [line.split("\t")[2] for line in listed.output.splitlines()]
-    assert states == ["expired", "active", "active"]
+    heading, *lines = listed.output.splitlines()
+    assert heading.split() == ["ID", "TENANT", "STATE", "CREATED", "NAME"]
+    assert [line.split()[2] for line in lines] == ["expired", "active", "active"]
 
 
 def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:

@@ -37,6 +37,21 @@ def test_init_writes_a_commented_configuration_that_is_valid(
     assert all(path.read_text().startswith("# ") for path in Path("config").iterdir())
 
 
+def test_init_ends_with_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "bin" / "sluicegate"
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "argv", [str(program), "init"])
+
+    _, _, after = run("init", "my config").output.partition("Next:\n\n")
+    commands = [shlex.split(line) for line in after.splitlines()]
+
+    assert [words[0] for words in commands] == [str(program)] * len(commands)
+    assert commands[0][1:] == ["config", "check", "my config"]
+    assert run(*commands[0][1:]).exit_code == 0
+    assert commands[-1][1:4] == ["up", "--config", "my config"]
+
+
 def test_the_configuration_that_init_writes_names_no_model_and_keeps_the_defaults() -> None:
     document = load_folder(STARTER_CONFIG)
 
