@@ -138,7 +138,7 @@ fuzz-cache: install-dev ## Cancel some of 200,000 look-ups, Redis behind a delay
 bench-hit: install-dev ## Measure requests per second answered from the cache
 	$(BIN)/python -m loadtests hit $(ARGS)
 
-bench-miss: install-dev ## Measure requests per second that run the model; ARGS="--one-backend"
+bench-miss: install-dev ## Measure requests per second that run the model; ARGS="--two-backends"
 	$(BIN)/python -m loadtests miss $(ARGS)
 
 bench-dispatch: install-dev ## Measure the gateway's processor time for each missed item
@@ -272,21 +272,32 @@ clean: ## Remove the output of builds and checks (keeps .venv and data)
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The virtual environment. A stamp per set of requirements, so that an unchanged set asks pip nothing.
-$(BIN)/python:
+# It is made anew where PYTHON is given and is another interpreter.
+ifneq ($(origin PYTHON),file)
+IDENTITY := -c 'import os, sys; print(os.path.realpath(sys._base_executable), sys.version)'
+OTHER_PYTHON := $(shell [ ! -x $(BIN)/python ] \
+	|| [ "$$($(BIN)/python $(IDENTITY))" = "$$($(PYTHON) $(IDENTITY))" ] || echo $(BIN)/python)
+endif
+
+$(BIN)/python: $(if $(OTHER_PYTHON),other-python)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo 'Python 3.11 or newer is needed; name one with `make PYTHON=python3.12 ...`' >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	@# The one that an interpreter brings takes twice the time to install what follows.
 	@$(PIP) install --quiet --no-compile --require-hashes -r requirements/pip.txt
 
-$(VENV)/.installed: requirements/demo.txt pyproject.toml | $(BIN)/python
+.PHONY: other-python
+other-python:
+	@echo '$(VENV) has another Python than $(PYTHON), and is made anew'
+
+$(VENV)/.installed: requirements/demo.txt pyproject.toml $(OTHER_PYTHON) | $(BIN)/python
 	@echo 'Installing packages into $(VENV) (once, about 200 MB)'
 	@$(PIP) install --no-deps --require-hashes -r requirements/demo.txt
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $@
 
 # All of demo.txt is in dev.txt at the same versions: after this `make run` installs nothing.
-$(VENV)/.installed-dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: requirements/dev.txt pyproject.toml $(OTHER_PYTHON) | $(BIN)/python
 	@echo 'Installing packages and tools into $(VENV) (once, about 250 MB)'
 	@# Modules are compiled when they are imported: tests import a part of them. One pip keeps one
 	@# core busy: each of two installs every other package.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,10 +27,17 @@ from backends.protocol import ModelInfo
 from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.description import describe_model
 from backends.repository.model import Model
-from backends.settings import BackendSettings, Provider, read_settings
+from backends.settings import (
+    BackendSettings,
+    Provider,
+    process_environment,
+    read_settings,
+    unknown_variables,
+)
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NO_TRACING
 
+_log = logging.getLogger(__name__)
 _CANNOT_START = 2
 _MODELS = click.option(
     "--models", type=click.Path(path_type=Path), help="Model repository directory."
@@ -92,6 +100,8 @@ def serve_command(**options: object) -> None:
         # Options are named as the settings that they set.
         settings = read_settings(None, **options)
         configure_logging()
+        for problem in unknown_variables(process_environment()):
+            _log.warning(problem)
         serve(settings)
 
 

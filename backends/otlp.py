@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 from typing_extensions import override
 
+from backends.installing import install_command
 from backends.otlp_encoding import SpanBatch, encode_message, encode_spans
 from backends.otlp_session import ExportSession
 from backends.otlp_statistics import TracingStatistics
@@ -186,7 +187,7 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
     except ImportError as error:
         raise TracingProblem(
             f"`OTEL_EXPORTER_OTLP_PROTOCOL={protocol}` needs a package that is not installed"
-            f" ({error}): install `sluicegate[otlp-grpc]`, or set it to `http/protobuf`"
+            f" ({error}): run {install_command('otlp-grpc')}; or set it to `http/protobuf`"
         ) from error
     if signal == "TRACES":
         # Both exporters look their encoder up there, which no type says.

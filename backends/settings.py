@@ -1,18 +1,22 @@
 """Reads the settings of a backend process: from the environment, then the command line."""
 
+import difflib
 import math
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 
+from backends.cores import usable_cores
 from backends.errors import StartProblem
 from backends.otlp_variables import is_push_wanted, is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
+# A supervisor's, which hands its whole environment on.
+_OF_GATEWAYS = (f"{PREFIX}MEMORY_LIMIT_BYTES",)
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -113,7 +117,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def worker_threads(self) -> int:
         """How many runs an encoder does at a time."""
-        return self.threads or len(os.sched_getaffinity(0))
+        return self.threads or usable_cores()
 
 
 def read_settings(environment: Mapping[str, str] | None = None, **given: object) -> BackendSettings:
@@ -144,6 +148,17 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
     if not math.isfinite(settings.drain):
         raise StartProblem("a setting is wrong: `drain` must be a finite number of seconds")
     return settings
+
+
+def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each variable that is spelled as a setting of backends and is none."""
+    known = [PREFIX + field.name.upper() for field in msgspec.structs.fields(BackendSettings)]
+    for variable in sorted(environment):
+        if not variable.startswith(PREFIX) or variable in (*known, *_OF_GATEWAYS):
+            continue
+        nearest = difflib.get_close_matches(variable, known, n=1)
+        hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
+        yield f"`{variable}` is no setting, and is ignored{hint}"
 
 
 def _convert(field: msgspec.structs.FieldInfo, text: str) -> object:

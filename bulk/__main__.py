@@ -2,6 +2,8 @@
 
 import sys
 
+from backends.installing import install_command
+
 _OWN = ("backends", "bulk", "gateway")
 
 
@@ -17,8 +19,8 @@ def main() -> None:
         if package in _OWN:
             raise
         sys.exit(
-            f"Error: the package `{package}` is not installed; "
-            "`pip install 'sluicegate[backend-cpu,bulk]'` brings all that a bulk job needs"
+            f"Error: the package `{package}` is not installed; all that a bulk job needs is brought"
+            f" by {install_command('backend-cpu,bulk')}"
         )
     command(prog_name="sluicegate bulk")
 

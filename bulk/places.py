@@ -14,6 +14,8 @@ from uuid import uuid4
 
 import msgspec
 
+from backends.cores import usable_cores
+from backends.installing import install_command
 from bulk.errors import BulkStopped
 
 Format = Literal["parquet", "jsonl", "csv"]
@@ -25,7 +27,6 @@ _SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
 }
 TEMPORARY = "_tmp-"
-_MISSING = "pyarrow is not installed; run `pip install 'sluicegate[bulk]'`"
 
 
 def import_pyarrow(module: str = "pyarrow") -> Any:
@@ -37,9 +38,10 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
     import importlib  # noqa: PLC0415 - beside what it imports
 
     try:
+        importlib.import_module("pyarrow").set_cpu_count(usable_cores())
         return importlib.import_module(module)
     except ModuleNotFoundError:
-        raise BulkStopped(_MISSING) from None
+        raise BulkStopped(f"pyarrow is not installed; run {install_command('bulk')}") from None
 
 
 class InputFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,10 +5,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backends.installing import install_command
 from bulk.errors import BulkStopped
 from bulk.settings import silence_ray
-
-_MISSING = "Ray is not installed; run `pip install 'sluicegate[backend-cpu,bulk,ray]'`"
 
 
 def import_ray(module: str = "ray") -> Any:
@@ -23,7 +22,8 @@ def import_ray(module: str = "ray") -> Any:
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] != "ray":
             raise
-        raise BulkStopped(_MISSING) from None
+        command = install_command("backend-cpu,bulk,ray")
+        raise BulkStopped(f"Ray is not installed; run {command}") from None
 
 
 def connect(address: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from backends.installing import install_command
 from backends.protocol import Task
 from bulk.answers import BulkAnswer, answer_json, vector_bytes
 from bulk.errors import BulkStopped
@@ -137,7 +138,7 @@ def open_redis(url: str) -> Any:
     try:
         from redis import Redis  # noqa: PLC0415 - its extra is optional
     except ModuleNotFoundError:
-        raise BulkStopped("redis is not installed; run `pip install 'sluicegate[bulk]'`") from None
+        raise BulkStopped(f"redis is not installed; run {install_command('bulk')}") from None
     try:
         return Redis.from_url(url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT)
     except ValueError as error:

@@ -5,9 +5,10 @@ Every variable is `SLUICEGATE_` and the field's name in capitals.
 """
 
 import contextlib
+import difflib
 import os
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,11 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 PREFIX = "SLUICEGATE_"
 _SENT = ("admin_key", "metrics_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
+# What commands, clients and `compose.yaml` read beside the settings.
+_OTHERS = (
+    *("admin_certificate", "admin_url", "demo_key", "key", "url"),
+    *("database_password", "grafana_password", "redis_password"),
+)
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -254,6 +260,21 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
             " or digit"
         )
     return settings
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each variable that is spelled as a setting and is none.
+
+    Those that begin as the settings of backends do are left to them.
+    """
+    known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
+    for variable in sorted(environ):
+        if variable in known or variable.startswith(f"{PREFIX}BACKEND_"):
+            continue
+        if variable.startswith(PREFIX):
+            nearest = difflib.get_close_matches(variable, known, n=1)
+            hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
+            yield f"`{variable}` is no setting, and is ignored{hint}"
 
 
 def _check(settings: Settings) -> None:

@@ -87,9 +87,9 @@ def hit_command(
 @click.option("--count", default=3000, show_default=True, help="Sentences of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each; the median counts.")
 @click.option("--one-core", is_flag=True, help="The model has a core, the rest another.")
-@click.option("--one-backend", is_flag=True, help="Serve one region instead of two.")
+@click.option("--two-backends", is_flag=True, help="Serve two regions instead of one.")
 def miss_command(
-    *, connections: int, count: int, rounds: int, one_core: bool, one_backend: bool
+    *, connections: int, count: int, rounds: int, one_core: bool, two_backends: bool
 ) -> None:
     """Measure requests that run the model."""
     miss.measure(
@@ -97,7 +97,7 @@ def miss_command(
         count=count,
         rounds=rounds,
         one_core=one_core,
-        one_backend=one_backend,
+        two_backends=two_backends,
     )
 
 

@@ -113,7 +113,6 @@ class _Run:
             models=folder / "models",
             config=config,
             environment=_PACED,
-            arguments=("--regions", "eu"),
         )
 
     def run(self, *, kill: bool) -> tuple[BatchResult, PairedLatencies | None]:

@@ -21,6 +21,7 @@ import numpy as np
 import tokenizers
 
 from backends.bulk.runner import BulkRunner
+from backends.cores import usable_cores
 from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Task
 from bulk.cli import run_job
@@ -144,7 +145,7 @@ class BareSessions:
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=["SkipLayerNormFusion"],  # as the backend: slower on a CPU
             )
-            for _ in range(os.cpu_count() or 1)
+            for _ in range(usable_cores())
         ]
 
     def run(self, texts: list[str]) -> None:

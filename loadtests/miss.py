@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
+from backends.cores import usable_cores
 from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import (
     CALL_PATH,
@@ -25,7 +26,7 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.system import ONE_REGION, System
+from loadtests.harness.system import TWO_REGIONS, System
 from loadtests.machine import pin, resident_mib, this_machine
 from loadtests.padded import write_padded
 from loadtests.report import rows, show
@@ -38,13 +39,13 @@ _MODEL_CORE, _OTHER_CORE = 0, 1
 
 
 def measure(
-    *, connections: int, count: int, rounds: int, one_core: bool, one_backend: bool
+    *, connections: int, count: int, rounds: int, one_core: bool, two_backends: bool
 ) -> None:
     """Measure the bare session, a backend over HTTP and the gateway in turns; print the table.
 
     The bare session runs the served graph and the padded one; the quicker is the baseline.
     With `one_core` the model has a core to itself, and everything else the other. The gateway has a
-    backend in each of two regions, which share the cores, or `one_backend`.
+    backend with all cores or, with `two_backends`, one in each of two regions, which share them.
     """
     texts = sentences(count * rounds * 2, seed=2)
     measured: dict[str, list[Outcome]] = {}
@@ -52,7 +53,7 @@ def measure(
         root = Path(folder)
         padded = write_padded(root / "padded.onnx")
         build_demo_models(root / "models", print)
-        arguments = ONE_REGION if one_backend else ()
+        arguments = TWO_REGIONS if two_backends else ()
         with System(root / "data", models=root / "models", arguments=arguments) as system:
             served = root / "models" / "minilm" / "1" / "model.onnx"
             backend = system.processes("backend")[0].address or ""
@@ -111,7 +112,7 @@ def _bare(models: Path, graph: Path, texts: list[str], *, one_core: bool) -> Out
     encoded = sorted((e.ids for e in tokenizer.encode_batch_fast(texts)), key=len)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    cores = 1 if one_core else os.cpu_count() or 1
+    cores = 1 if one_core else usable_cores()
     sessions = [
         onnxruntime.InferenceSession(
             str(graph),

@@ -97,7 +97,6 @@ def _gateway(folder: Path, deadline: float) -> Iterator[EntryPoint]:
         folder / "data",
         models=folder / "models",
         environment=_SETTINGS,
-        arguments=("--regions", "only"),
     ) as system:
         child = system.processes("backend")[0]
         pin([child.pid], _BACKEND)

@@ -242,7 +242,6 @@ def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevic
                 root / "data",
                 models=root / "models",
                 environment=device.environment(),
-                arguments=("--regions", "only"),
             ) as system,
             bare_server() as (target, pid),
         ):

@@ -195,7 +195,6 @@ def _systems(
             root / f"system-{number}",
             models=models,
             environment=off if way.sampled is None else environment,
-            arguments=("--regions", "only"),
         )
         stack.enter_context(system)
         fill(system, bodies)

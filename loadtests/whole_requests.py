@@ -101,7 +101,6 @@ def measure(*, duration: float, only: tuple[str, ...], paced: bool) -> None:
             root / "data",
             models=root / "models",
             environment=environment,
-            arguments=("--regions", "only"),
         ) as system:
             table: list[Row] = []
             for name, kind in KINDS.items():

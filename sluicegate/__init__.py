@@ -16,7 +16,10 @@ except ModuleNotFoundError as error:
     if error.name != "httpx":
         raise
     raise ModuleNotFoundError(
-        "the client needs `httpx`: run `pip install 'sluicegate[client]'`", name="httpx"
+        "the client needs `httpx`, which the extra `client` brings: run"
+        " `pip install 'sluicegate-0.1.0-py3-none-any.whl[client]'`, or in a clone"
+        " `pip install '.[client]'`",
+        name="httpx",
     ) from error
 from sluicegate.errors import (
     ApiError,

@@ -25,6 +25,12 @@ _CALL = (
     "from sluicegate import Sluicegate; client = Sluicegate();"
     " print(client.classify('sentiment', ['a gorgeous, witty movie']).results[0].labels[0])"
 )
+# Both messages are small enough to do without their classes: `ready` is field 1.
+_RPC_CALL = (
+    "import sys, grpc; channel = grpc.insecure_channel(sys.argv[1]);"
+    " method = channel.unary_unary('/inference.GRPCInferenceService/ServerReady');"
+    " assert method(b'', timeout=60) == bytes([8, 1])"
+)
 
 
 def main() -> int:
@@ -44,8 +50,11 @@ def main() -> int:
         subprocess.run((*pip, "--quiet", f"{wheel}[up]"), check=True)
         folder = root / "empty"
         folder.mkdir()
-        url = f"http://127.0.0.1:{free_port()}"
-        with _up(bin_folder / "sluicegate", folder, models, url):
+        url, grpc_port = f"http://127.0.0.1:{free_port()}", free_port()
+        with _up(bin_folder / "sluicegate", folder, models, url, grpc_port):
+            _say("ask over gRPC whether it is ready")
+            call = (str(bin_folder / "python"), "-c", _RPC_CALL, f"127.0.0.1:{grpc_port}")
+            subprocess.run(call, check=True, cwd=folder, env=_environment())
             _say("classify a text by the client of the wheel")
             environment = {**_environment(), "SLUICEGATE_URL": url, "SLUICEGATE_KEY": _KEY}
             call = (str(bin_folder / "python"), "-c", _CALL)
@@ -59,11 +68,12 @@ def main() -> int:
 
 
 @contextmanager
-def _up(program: Path, folder: Path, models: Path, url: str) -> Iterator[None]:
+def _up(program: Path, folder: Path, models: Path, url: str, grpc_port: int) -> Iterator[None]:
     """Run `sluicegate up` in `folder` until the block ends; it must end by itself then."""
     port = url.rpartition(":")[2]
     command = [str(program), "up", "--models", str(models), "--port", port]
     command += ["--admin-port", str(free_port()), "--demo-key", _KEY]
+    command += ["--grpc-port", str(grpc_port)]
     _say(" ".join(["sluicegate", *command[1:]]))
     output = folder / "up.out"
     with output.open("wb") as file:

@@ -4,6 +4,10 @@ A process is lost when it ends, when one step of an item goes on after the item'
 ignores a cancellation, or when it takes too much memory or too many threads. Then it is killed.
 The item whose step ran is refused for a while; the others are run again in a new process. Where
 that is not known, they are run again one at a time, until the one that ends a process is found.
+
+An item's time is that in which its code can run: not the time of other items' steps, of models
+that it asks, or for which the process has no core. One that has no core for long is starved: its
+items may be tried again, and none is to blame.
 """
 
 import asyncio
@@ -29,6 +33,7 @@ from backends.algorithms.host_messages import (
 from backends.algorithms.host_process import HostProcess, HostProtocol
 from backends.algorithms.hosted_item import HostedItem
 from backends.algorithms.refused_items import RefusedItems
+from backends.algorithms.starvation import Clock
 from backends.algorithms.step_marks import SLOTS, Step
 from backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
 from backends.protocol import encode_frame
@@ -61,7 +66,7 @@ class AlgorithmHost:
         *,
         name: str,
         budget: Budget,
-        start: Callable[[], HostProcess],
+        start: Callable[[bool], HostProcess],
         on_lost: Callable[[str], None],
     ) -> None:
         self._name = name
@@ -81,6 +86,8 @@ class AlgorithmHost:
         self._logged: dict[str, float] = {}
         self._lost_at, self._delay = -_QUIET, 0.0
         self._was_used, self._is_worn, self._is_low, self._busy = False, False, False, 0.0
+        self._long_step: Step | None = None
+        self._long_step_delay = 0.0
 
     def open(self) -> None:
         """Start the process, unless it runs.
@@ -90,7 +97,7 @@ class AlgorithmHost:
         """
         with self._lock:
             if self._process is None:
-                self._process = self._start()
+                self._process = self._start(self._lost_at >= 0)
                 if self._delay:  # its code does harm time and again
                     self._process.lower_priority()
 
@@ -187,7 +194,9 @@ class AlgorithmHost:
         loop = asyncio.get_running_loop()
         item.slot, item.number = self._slots.pop(), next(self._numbers)
         item.started = loop.time()
-        item.busy_before = self._live().marks.busy_of_others(item.slot)
+        process = self._live()
+        item.busy_before = process.marks.busy_of_others(item.slot)
+        item.delay_before = process.delays.known  # of the last watch: to read takes 0.1 ms
         item.begin()
         self._running[item.number] = item
         item.timer = loop.call_later(self._budget.time, self._on_time, item)
@@ -258,46 +267,73 @@ class AlgorithmHost:
         item.end()
         if self._link is not None:
             self._link.write(encode_frame(CancelRequest(number=item.number)))
-        loop = asyncio.get_running_loop()
-        item.timer = loop.call_later(_CANCELLATION, self._on_not_cancelled, item)
+        self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
+
+    def _clock(self, item: HostedItem) -> Clock:
+        """Return how long its code could have run, and how much of that there was no core."""
+        process = self._live()
+        others = process.marks.busy_of_others(item.slot) - item.busy_before
+        now = asyncio.get_running_loop().time()
+        return Clock(
+            elapsed=now - item.started - others - item.asked_for,
+            delay=max(0.0, process.delay() - item.delay_before),
+        )
+
+    def _check_again(
+        self, item: HostedItem, after: float, check: Callable[..., None], *values: object
+    ) -> None:
+        delay = max(after, _GRACE)
+        item.timer = asyncio.get_running_loop().call_later(delay, check, item, *values)
 
     def _on_time(self, item: HostedItem) -> None:
-        """End an item whose time is over, not counting that in which others held the process."""
-        loop, marks = asyncio.get_running_loop(), self._live().marks
-        delayed = marks.busy_of_others(item.slot) - item.busy_before
-        left = item.started + self._budget.time + delayed - loop.time()
-        if left > 0:
-            item.timer = loop.call_later(max(left, _GRACE), self._on_time, item)
+        """End an item whose time is over."""
+        clock = self._clock(item)
+        if (left := clock.left(self._budget.time)) > 0:
+            self._check_again(item, left, self._on_time)
             return
-        step = marks.step()
-        if step is not None and step.slot == item.slot:
-            item.timer = loop.call_later(_GRACE, self._on_held, item, step.began)
-        else:
-            self._end_late(item)
-
-    def _on_held(self, item: HostedItem, began: int) -> None:
         step = self._live().marks.step()
-        if step is not None and step.began == began and self._is_known(item):
-            self._lose("held by one step", item)
+        if step is not None and step.slot == item.slot:
+            self._check_again(item, _GRACE, self._on_held, step.began, clock)
         else:
-            self._end_late(item)
+            self._end_late(item, clock)
 
-    def _end_late(self, item: HostedItem) -> None:
-        if not item.outcome.done():
-            item.outcome.set_exception(
-                ItemRefused(
-                    "algorithm_too_slow",
-                    f"the algorithm took more than the {self._budget.time:g} s it has for an item",
-                )
+    def _on_held(self, item: HostedItem, began: int, clock: Clock) -> None:
+        step, now = self._live().marks.step(), self._clock(item)
+        if step is None or step.began != began or not self._is_known(item):
+            self._end_late(item, clock)
+        elif (left := now.since(clock).left(_GRACE)) > 0:
+            self._check_again(item, left, self._on_held, began, clock)
+        elif clock.is_starved(self._budget.time):
+            self._end_late(item, clock)
+            self._lose("starved", item, is_blamed=False)
+        else:
+            self._lose("held by one step", item)
+
+    def _end_late(self, item: HostedItem, clock: Clock) -> None:
+        if item.outcome.done():
+            return
+        time = self._budget.time
+        error: BackendError = ItemRefused(
+            "algorithm_too_slow",
+            f"the algorithm took more than the {time:g} s it has for an item",
+        )
+        if clock.is_starved(time):
+            error = Overloaded(
+                f"the algorithm had no core for {clock.delay:.1f} of {clock.elapsed:.1f} s; other"
+                " processes of the machine have them",
+                retry_after=time,
             )
+        item.outcome.set_exception(error)
 
-    def _on_not_cancelled(self, item: HostedItem) -> None:
+    def _on_not_cancelled(self, item: HostedItem, clock: Clock) -> None:
         """Kill a process that did not end an item it was told to, unless another one holds it."""
-        marks = self._live().marks
-        step = marks.step()
+        step, since = self._live().marks.step(), self._clock(item).since(clock)
         if step is not None and step.slot != item.slot:
-            loop = asyncio.get_running_loop()
-            item.timer = loop.call_later(_CANCELLATION, self._on_not_cancelled, item)
+            self._check_again(item, _CANCELLATION, self._on_not_cancelled, clock)
+        elif (left := since.left(_CANCELLATION)) > 0:
+            self._check_again(item, left, self._on_not_cancelled, clock)
+        elif since.is_starved(_CANCELLATION):
+            self._lose("starved", item, is_blamed=False)
         else:
             self._lose("held after its time", item if self._is_known(item) else None)
 
@@ -329,19 +365,24 @@ class AlgorithmHost:
             self._pump()
 
     def _is_held(self, used: float) -> bool:
-        """Return whether one step has gone on for long, or threads without marks compute."""
-        marks = self._live().marks
-        step = marks.step()
-        if step is not None and step.elapsed > _WATCH_INTERVAL:
+        """Return whether one step has run for long, or threads without marks compute."""
+        process = self._live()
+        step, before = process.marks.step(), self._long_step
+        if step is None or before is None or step.began != before.began:
+            self._long_step, self._long_step_delay = step, process.delay()
+        elif step.elapsed - (process.delay() - self._long_step_delay) > _WATCH_INTERVAL:
             return True
-        return not marks.are_exact and used > _WATCH_INTERVAL / 2
+        return not process.marks.are_exact and used > _WATCH_INTERVAL / 2
 
     def _ended(self, process: HostProcess) -> None:
         if process is self._process:
             self._lose("ended", None)
 
-    def _lose(self, reason: str, item: HostedItem | None) -> None:
-        """Kill the process; refuse the item that is to blame, run the others again."""
+    def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
+        """Kill the process; refuse the item that is to blame, run the others again.
+
+        Nothing is remembered where it is not `is_blamed`: the item's outcome is set already.
+        """
         loop, marks = asyncio.get_running_loop(), self._live().marks
         running = list(self._running.values())
         if item is None:
@@ -349,8 +390,9 @@ class AlgorithmHost:
         _log.error("an algorithm's process was lost", extra=self._fields(reason))
         self._on_lost(reason)
         self._drop_process()
-        self._delay_next()
-        if item is not None:
+        if is_blamed:
+            self._delay_next()
+        if item is not None and is_blamed:
             self._refused.add(item.digest, loop.time())
         for each in reversed(running):
             each.end()

@@ -8,8 +8,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from typing_extensions import override
 
 from backends.algorithms.confinement import NICENESS
 from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
+from backends.algorithms.starvation import Clock, CoreDelays
 from backends.algorithms.step_marks import StepMarks
 from backends.protocol import MessageReader
 from backends.settings import foreign_environment
@@ -50,6 +52,8 @@ class HostProcess:
         self, process: "subprocess.Popen[bytes]", link: socket.socket, marks: StepMarks
     ) -> None:
         self._process = process
+        self._folder = Path(f"/proc/{process.pid}")
+        self.delays = CoreDelays(process.pid)
         self.link = link
         self.marks = marks
 
@@ -62,13 +66,17 @@ class HostProcess:
     def lower_priority(self) -> None:
         """Leave the processor to everything else, from now on."""
         with contextlib.suppress(OSError):  # a thread, or all of them, may be gone
-            for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
+            for thread in (self._folder / "task").iterdir():
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
+
+    def delay(self) -> float:
+        """Return how many seconds its threads were ready to run so far, and had no core."""
+        return self.delays.read(has_threads=not self.marks.are_exact)
 
     def usage(self) -> HostUsage | None:
         """Return what it uses now; `None` when it has ended."""
         try:
-            content = Path(f"/proc/{self._process.pid}/stat").read_text()
+            content = (self._folder / "stat").read_text()
         except OSError:
             return None
         # After the name, which may hold anything: field 3 of proc(5) and those that follow.
@@ -121,8 +129,12 @@ def start_host(
     import_time: float,
     fork: Fork,
     shows_output: bool,
+    is_restart: bool,
 ) -> HostProcess:
     """Start a host and have it import the code.
+
+    One that takes the place of a lost one leaves the processor to others from its imports on, which
+    take the most of a start. The first one is waited for.
 
     `fork` runs what it is given in a thread that lives on: with that, the host would end.
 
@@ -159,11 +171,12 @@ def start_host(
     finally:
         theirs.close()
         os.close(descriptor)
-    with contextlib.suppress(OSError):  # from its imports on, which take the most of a start
-        os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+    if is_restart:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
     host = HostProcess(process, ours, marks)
     try:
-        _await_start(ours, import_time)
+        _await_start(host, import_time)
     except ValueError:
         ours.close()
         host.kill()
@@ -171,31 +184,51 @@ def start_host(
     return host
 
 
-def _await_start(link: socket.socket, import_time: float) -> None:
+def _await_start(host: HostProcess, import_time: float) -> None:
     """Wait until the code is imported."""
-    replies = _replies(link)
-    link.settimeout(_START_TIMEOUT)
+    replies = _Replies(host)
     try:
-        if next(replies, None) is None:
+        if replies.next(_START_TIMEOUT) is None:
             raise ValueError("cannot start a process for its code")
-        link.settimeout(import_time)
-        reply = next(replies, None)
+        reply = replies.next(import_time)
     except TimeoutError:
         raise ValueError(
             f"cannot import its code: that takes more than {import_time:g} s"
         ) from None
-    except (OSError, msgspec.DecodeError):
-        reply = None
     if reply is None:
         raise ValueError("cannot import its code: that ends the process")
     if reply.problem:
         raise ValueError(reply.problem)
-    link.setblocking(False)
+    host.link.setblocking(False)
 
 
-def _replies(link: socket.socket) -> Iterator[StartReply]:
-    reader = MessageReader(msgspec.msgpack.Decoder(FromHost))
-    while chunk := link.recv(_CHUNK_BYTES):
-        for message in reader.feed(chunk):
-            if isinstance(message, StartReply):
-                yield message
+class _Replies:
+    """Waits for what a host says while it starts, in a thread."""
+
+    def __init__(self, host: HostProcess) -> None:
+        self._host = host
+        self._reader = MessageReader(msgspec.msgpack.Decoder(StartReply))
+        self._received: list[StartReply] = []
+
+    def next(self, time: float) -> StartReply | None:
+        """Return the next reply; `None` when the process ended.
+
+        Raises:
+            TimeoutError: the process has had `time` seconds.
+        """
+        host, began, delay = self._host, monotonic(), self._host.delay()
+        while not self._received:
+            left = Clock(elapsed=monotonic() - began, delay=host.delay() - delay).left(time)
+            if left <= 0:
+                raise TimeoutError
+            host.link.settimeout(left)
+            try:
+                chunk = host.link.recv(_CHUNK_BYTES)
+                self._reader.feed(chunk, self._received)
+            except TimeoutError:
+                continue
+            except (OSError, msgspec.DecodeError):
+                return None
+            if not chunk:
+                return None
+        return self._received.pop(0)

@@ -58,18 +58,23 @@ class HostedItem:
         self.started = 0.0
         self.busy_before = 0.0
         """What other items of the host had used when it was started."""
+        self.delay_before = 0.0
+        """How long the host had waited for a core by then."""
+        self._asks_since = 0.0
+        self._asked_for = 0.0
 
     def begin(self) -> None:
         """Begin a run, with the whole budget of rows."""
         self.runs += 1
         self.is_waiting = False
-        self._asked = 0
+        self._asked, self._asked_for = 0, 0.0
         self._ask.rows_left = min(self._rows_left, self._rows)
 
     def end(self) -> None:
         """Withdraw the questions of a run, and its timer."""
         if self.timer is not None:
             self.timer.cancel()
+        self._asked_for = self.asked_for
         for question in self._questions.values():
             question.cancel()
         self._questions.clear()
@@ -81,9 +86,23 @@ class HostedItem:
             detail = f"the algorithm asks more than {self._rows + _SPARE_QUESTIONS} questions"
             self.outcome.set_exception(ItemRefused("too_many_rows", detail))
             return
+        if not self._questions:
+            self._asks_since = asyncio.get_running_loop().time()
         task = asyncio.create_task(self._reply(request, send))
         self._questions[request.question] = task
-        task.add_done_callback(lambda _: self._questions.pop(request.question, None))
+        task.add_done_callback(lambda _: self._answered(request.question))
+
+    @property
+    def asked_for(self) -> float:
+        """The seconds in which models that were asked had not answered yet."""
+        if not self._questions:
+            return self._asked_for
+        return self._asked_for + asyncio.get_running_loop().time() - self._asks_since
+
+    def _answered(self, question: int) -> None:
+        asked_for = self.asked_for
+        if self._questions.pop(question, None) is not None and not self._questions:
+            self._asked_for = asked_for
 
     def withdraw(self, question: int) -> None:
         """Call a question off."""

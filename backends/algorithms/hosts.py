@@ -49,14 +49,14 @@ class AlgorithmHosts:
                 name=key[0],
                 budget=budget,
                 on_lost=partial(self._count, key[0]),
-                start=partial(
-                    start_host,
+                start=lambda is_restart: start_host(
                     code,
                     folder,
                     memory_bytes=budget.memory_bytes,
                     import_time=budget.import_time,
                     fork=lambda start: self._starter.submit(start).result(),
                     shows_output=self._shows_output,
+                    is_restart=is_restart,
                 ),
             )
         host.open()

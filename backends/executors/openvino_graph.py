@@ -11,6 +11,7 @@ import msgspec
 from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.provider import first_line
+from backends.installing import install_command
 
 _CPU_INFO = Path("/proc/cpuinfo")
 # What OpenVINO computes in bf16 without these is slower than fp32.
@@ -97,8 +98,8 @@ def runtime() -> Any:  # it may be absent
         import openvino  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ModelProblem(
-            "the provider `openvino` needs the package `openvino`: install `sluicegate[openvino]`, "
-            "or set the provider to `cpu`"
+            "the provider `openvino` needs the package `openvino`; run "
+            f"{install_command('backend-cpu,openvino')}; or set the provider to `cpu`"
         ) from error
     return openvino
 

@@ -5,7 +5,6 @@ The files are hidden: what is measured here belongs to no model's digest, and so
 
 import hashlib
 import importlib.metadata
-import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from backends.cores import usable_cores
 from backends.repository.publishing import replace_file
 
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino")
@@ -47,15 +47,10 @@ def describe_machine() -> MachineInfo:
     lines = [line for line in _cpu().splitlines() if line.startswith("model name")]
     cpu = lines[0].partition(":")[2].strip() if lines else platform.machine()
     return MachineInfo(
-        devices=[f"{cpu}, {count_cores()} cores", *_gpus()],
+        devices=[f"{cpu}, {usable_cores()} cores", *_gpus()],
         runtimes=_runtimes(),
         date=datetime.now(tz=UTC).date().isoformat(),
     )
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def read_machine(path: Path) -> MachineInfo | None:

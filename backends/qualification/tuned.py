@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from backends.cores import usable_cores
 from backends.qualification.records import (
-    count_cores,
     machine_key,
     read_machine,
     read_record,
@@ -44,4 +44,4 @@ def write_tuned(folder: Path, tuned: TunedBatching, *, digest: str, provider: st
 
 def _key(digest: str, provider: str) -> str:
     # What is best for sixteen cores is not for two of the same kind.
-    return machine_key(digest, provider, str(count_cores()))
+    return machine_key(digest, provider, str(usable_cores()))

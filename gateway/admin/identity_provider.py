@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
+from backends.installing import install_command
 from gateway.admin.operator_directory import OperatorAuthenticator
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
@@ -25,7 +26,7 @@ async def open_identity_provider(
     except ImportError as error:
         raise ConfigurationError(
             f"the package `{error.name}` is not installed, which `SLUICEGATE_OIDC_ISSUER` needs;"
-            " `pip install 'sluicegate[oidc]'` brings it"
+            f" run {install_command('gateway,oidc')}"
         ) from error
     if not settings.oidc_audience:
         raise ConfigurationError(

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from litestar.types import ASGIApp
 
+from backends.installing import install_command
 from gateway.api.dialect import Dialect
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import Document
@@ -66,6 +67,6 @@ def open_rpc_listener(
 
 def _not_installed(error: ImportError) -> ConfigurationError:
     return ConfigurationError(
-        f"gRPC cannot be served ({error}): install `sluicegate[grpc]`, or leave out"
+        f"gRPC cannot be served ({error}): run {install_command('gateway,grpc')}; or leave out"
         " `SLUICEGATE_GRPC_PORT`"
     )

@@ -10,6 +10,7 @@ import msgspec
 from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
 from gateway.cli.failures import Failure, UnconfirmedFailure
 from gateway.cli.key_states import key_state
+from gateway.cli.tables import print_table
 from gateway.supervisor.errors import ExitCode
 
 _AT_ONCE = 1000
@@ -113,9 +114,13 @@ def list_keys(*, tenant: str, client: AdminClient, as_json: bool) -> None:
         print_json(answer)
         return
     now = datetime.now(UTC)
-    for key in answer["keys"]:
-        state = key_state(key, now)
-        click.echo("\t".join((key["id"], key["tenant"], state, key["created"], key["name"])))
+    print_table(
+        ("id", "tenant", "state", "created", "name"),
+        (
+            (key["id"], key["tenant"], key_state(key, now), key["created"], key["name"])
+            for key in answer["keys"]
+        ),
+    )
 
 
 @keys.command()
@@ -151,7 +156,5 @@ def usage(
     if as_json:
         print_json(answer)
         return
-    for row in answer["rows"]:
-        names = "\t".join(str(row.get(group, "")) for group in group_by)
-        figures = f"{row['requests']} requests\t{row['items']} items"
-        click.echo(f"{names}\t{figures}\t{row['cost']} {row['currency']}")
+    columns = (*group_by, "requests", "items", "cost", "currency")
+    print_table(columns, ([row.get(name, "") for name in columns] for row in answer["rows"]))

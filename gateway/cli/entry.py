@@ -3,6 +3,8 @@
 import os
 import sys
 
+from backends.installing import install_command
+
 _OWN = ("backends", "gateway")
 _BULK = "bulk"
 
@@ -21,7 +23,7 @@ def main() -> None:
         if package in _OWN:
             raise
         sys.exit(
-            f"Error: the package `{package}` is not installed; `pip install 'sluicegate[up]'`"
-            " brings all that one machine needs, `'sluicegate[gateway]'` what a gateway needs"
+            f"Error: the package `{package}` is not installed; run {install_command('up')}."
+            " `up` is all that one machine needs; `gateway`, in its place, what a gateway needs"
         )
     command()

@@ -7,6 +7,7 @@ import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_json, quoted
 from gateway.cli.key_states import key_state
+from gateway.cli.tables import print_table
 
 _ROLES = ("metrics", "viewer", "billing", "operator", "admin")
 _role = click.option(
@@ -48,9 +49,13 @@ def list_operators(*, client: AdminClient, as_json: bool) -> None:
         print_json(answer)
         return
     now = datetime.now(UTC)
-    for one in answer["operators"]:
-        roles = ",".join(one["roles"])
-        click.echo("\t".join((one["name"], key_state(one, now), one["created"], roles)))
+    print_table(
+        ("name", "state", "created", "roles"),
+        (
+            (one["name"], key_state(one, now), one["created"], ",".join(one["roles"]))
+            for one in answer["operators"]
+        ),
+    )
 
 
 @operators.command(name="roles")

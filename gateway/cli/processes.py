@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import click
 
+from backends.installing import install_command
 from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
 
@@ -66,7 +67,7 @@ def run(module: str, *arguments: str) -> int:
 def _command(module: str, arguments: Sequence[str]) -> list[str]:
     if module in {"backends", "bulk"} and importlib.util.find_spec("onnxruntime") is None:
         raise Failure(
-            "no model runtime is installed; run `pip install 'sluicegate[backend-cpu]'`",
+            f"no model runtime is installed; run {install_command('backend-cpu')}",
             ExitCode.FAILED,
         )
     return [sys.executable, "-P", "-m", module, *arguments]

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
+from gateway.cli.tables import print_table
 
 _REGION = click.argument("region")
 _BACKEND = click.argument("backend")
@@ -23,6 +24,7 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
+    rows = []
     for region in answer["regions"]:
         for backend in region["backends"]:
             states = ", ".join(sorted({_state(view) for view in backend["workers"].values()}))
@@ -32,7 +34,8 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
             problems = sorted({name for view in views for name in view.get("problems", {})})
             broken = f", broken: {', '.join(problems)}" if problems else ""
             state = f"{states or 'unknown'}{drained}{origin}{broken}"
-            click.echo(f"{region['name']:12} {backend['id']:24} {state}")
+            rows.append((region["name"], backend["id"], state))
+    print_table(("region", "backend", "state"), rows)
 
 
 @regions.command()
@@ -48,11 +51,25 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
         return
     if not answer["regions"]:
         click.echo("no gateway region lives: gateways without SLUICEGATE_REGION have whole limits")
-    for region in answer["regions"]:
-        click.echo(f"{region['name']:12} {region['workers']} workers, {region['expires_in']} s")
-    for row in answer["shares"]:
-        bucket = row["bucket"] or "all others"
-        click.echo(f"{row['region']:12} {row['share']:7.1%} {row['demand']:10.1f}/s  {bucket}")
+        return
+    print_table(
+        ("region", "workers", "expires in s"),
+        ((each["name"], each["workers"], each["expires_in"]) for each in answer["regions"]),
+    )
+    if answer["shares"]:
+        click.echo()
+        print_table(
+            ("region", "share", "demand a second", "limit"),
+            (
+                (
+                    row["region"],
+                    f"{row['share']:.1%}",
+                    f"{row['demand']:.1f}",
+                    row["bucket"] or "all others",
+                )
+                for row in answer["shares"]
+            ),
+        )
 
 
 @regions.command()

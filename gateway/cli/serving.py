@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,11 @@ from pathlib import Path
 import click
 import msgspec
 
+from backends.cores import usable_cores
+from backends.settings import unknown_variables as unknown_of_backends
 from gateway.cli.failures import failing
 from gateway.cli.starting import STARTER_CONFIG
-from gateway.settings import load_settings
+from gateway.settings import load_settings, process_environment, unknown_variables
 from gateway.supervisor.plan import UpOptions
 from gateway.supervisor.serve import run_gateway
 from gateway.supervisor.up import run_up
@@ -25,7 +26,7 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
 def _default_workers() -> int:
-    return max(1, len(os.sched_getaffinity(0)) - 1)
+    return max(1, usable_cores() - 1)
 
 
 def _print(line: str) -> None:
@@ -60,7 +61,7 @@ def _default_config() -> Path:
     type=click.IntRange(0, 65_535),
     envvar="SLUICEGATE_GRPC_PORT",
     help="For clients of Triton; 0 is none."
-    "  [default: 8001, if that is free and `sluicegate[grpc]` is installed]",
+    "  [default: 8001, if that is free and gRPC is installed]",
 )
 @click.option("--host", envvar="SLUICEGATE_HOST", default="127.0.0.1", show_default=True)
 @click.option(
@@ -71,9 +72,9 @@ def _default_config() -> Path:
 @click.option(
     "--regions",
     callback=_regions,
-    default="eu,us",
+    default="eu",
     show_default=True,
-    help="One backend each; the first is the preferred one.",
+    help="One backend each; the first is the preferred one. `eu,us` shows how work fails over.",
 )
 @click.option(
     "--data-dir",
@@ -136,6 +137,9 @@ def up(
         raise click.UsageError("`--port` and `--admin-port` must differ")
     if grpc_port in (port, admin_port):
         raise click.UsageError("`--grpc-port` must differ from `--port` and `--admin-port`")
+    environment = process_environment()
+    for problem in (*unknown_variables(environment), *unknown_of_backends(environment)):
+        click.echo(f"Warning: {problem}", err=True)
     with failing():
         settings = msgspec.structs.replace(
             load_settings(),
@@ -177,4 +181,6 @@ def gateway(*, workers: int | None, admin: bool) -> None:
                 settings.log_level, process="supervisor", is_text=settings.log_format == "text"
             )
             say = _log.info
+        for problem in unknown_variables(process_environment()):
+            say(problem)
         run_gateway(settings, workers=workers or _default_workers(), admin=admin, say=say)

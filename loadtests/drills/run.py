@@ -23,7 +23,7 @@ from loadtests.harness.browser import CHROMIUM
 from loadtests.harness.model_repository import write_repository
 from loadtests.harness.otlp_sink import HttpSink
 from loadtests.harness.prometheus import Prometheus, running_prometheus, scrapes_of
-from loadtests.harness.system import System
+from loadtests.harness.system import TWO_REGIONS, System
 from loadtests.harness.waiting import wait_until
 from loadtests.machine import this_machine
 from tools.monitoring.files import RULES
@@ -58,7 +58,12 @@ def running_stage(*, interval: str, quiet: float) -> Iterator[Stage]:
         stack.callback(sink.stop)
         environment = sink.environment | environment_of_sampling(_SAMPLED)
         system = stack.enter_context(
-            System(folder / "disk/data", models=models, environment=environment)
+            System(
+                folder / "disk/data",
+                models=models,
+                environment=environment,
+                arguments=TWO_REGIONS,
+            )
         )
         prometheus = stack.enter_context(
             running_prometheus(scrapes_of(system), interval=interval, rules=RULES)

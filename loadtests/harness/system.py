@@ -19,8 +19,8 @@ from loadtests.harness.waiting import wait_until
 
 DEMO_KEY = "sk-test-demo-key-0123456789"
 ADMIN_KEY = "admin-test-key-0123456789"
-ONE_REGION = ("--regions", "eu")
-"""Arguments for a system of one backend instead of two."""
+TWO_REGIONS = ("--regions", "eu,us")
+"""Arguments for a system whose work fails over from one backend to another."""
 _ROOT = Path(__file__).parents[2]
 
 

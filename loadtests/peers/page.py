@@ -21,7 +21,8 @@ _TEXTS = {
     ),
     Kind.MISSES: (
         "Sentences of which none comes twice, through MiniLM-L6 on all cores. The peers are model "
-        "servers, as Sluicegate's backend is; its gateway adds keys, limits, caches and bills."
+        "servers, as Sluicegate's backend is; its gateway adds keys, limits, caches and bills. Up "
+        "to 3cb73528 the gateway had two backends, which shared the cores; now it has one."
     ),
     Kind.MIXED: (
         "Half of the sentences are new, the others repeat earlier ones by Zipf's law, on all "

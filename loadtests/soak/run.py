@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.events.hit_run import ids_from
-from loadtests.harness.system import System
+from loadtests.harness.system import TWO_REGIONS, System
 from loadtests.harness.waiting import wait_until
 from loadtests.soak.changes import OperatorChanges
 from loadtests.soak.load import MixedLoad, TenantKeys, kinds
@@ -89,6 +89,7 @@ def soak(folder: Path, *, models: Path, duration: float, every: float, look: flo
         workers=_WORKERS,
         config=config,
         environment=environment,
+        arguments=TWO_REGIONS,
     ) as system:
         load = MixedLoad(system.port, kinds(_keys(system)))
         changes = OperatorChanges(system, config=config, models=own_models, billable=load.billable)

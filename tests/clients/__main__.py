@@ -13,7 +13,7 @@ import click
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.harness.ports import free_port
-from loadtests.harness.system import System
+from loadtests.harness.system import TWO_REGIONS, System
 from tests.clients.matrix import clients, run_client, target_of
 from tests.clients.slow_region import slow_region
 
@@ -36,6 +36,7 @@ def main(names: list[str]) -> int:
                     "SLUICEGATE_BATCHES": "true",
                     "SLUICEGATE_GRPC_PORT": str(free_port()),
                 },
+                arguments=TWO_REGIONS,
             ) as system,
             slow_region(system, config),
         ):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.system import System
+from loadtests.harness.system import TWO_REGIONS, System
 
 _CONFIG = Path(__file__).parents[2] / "config"
 
@@ -21,5 +21,7 @@ def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     document.write_text(
         document.read_text().replace("routing:\n", "routing:\n  spill_after: 30.0\n")
     )
-    with System(folder / "data", models=demo_models, config=config) as running:
+    with System(
+        folder / "data", models=demo_models, config=config, arguments=TWO_REGIONS
+    ) as running:
         yield running

@@ -10,7 +10,7 @@ import pytest
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
 from loadtests.harness.browser import CHROMIUM, Page, open_page
-from loadtests.harness.system import ADMIN_KEY, ONE_REGION, System
+from loadtests.harness.system import ADMIN_KEY, System
 
 pytestmark = [
     pytest.mark.anyio,
@@ -50,7 +50,7 @@ def anyio_backend() -> str:
 def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A system of one region and few models."""
     data = tmp_path_factory.mktemp("console") / "data"
-    with System(data, models=light_models, arguments=ONE_REGION) as running:
+    with System(data, models=light_models) as running:
         yield running
 
 

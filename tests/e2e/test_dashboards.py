@@ -7,7 +7,7 @@ import pytest
 
 from loadtests.dashboards.check import check
 from loadtests.harness.model_repository import write_repository
-from loadtests.harness.system import ONE_REGION, System
+from loadtests.harness.system import System
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system]
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.system]
 def test_every_query_is_answered_and_those_of_a_sound_system_have_data(tmp_path: Path) -> None:
     models = write_repository(tmp_path / "models", real=True)
 
-    with System(tmp_path / "data", models=models, arguments=ONE_REGION) as system:
+    with System(tmp_path / "data", models=models) as system:
         wrong = check(system, seconds=4.0)
 
     assert wrong == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.harness.browser import CHROMIUM, Page, open_page
-from loadtests.harness.system import ONE_REGION, System
+from loadtests.harness.system import System
 
 pytestmark = [
     pytest.mark.anyio,
@@ -57,7 +57,7 @@ def anyio_backend() -> str:
 def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A system of few models: the page shows the same of any."""
     data = tmp_path_factory.mktemp("docs") / "data"
-    with System(data, models=light_models, arguments=ONE_REGION) as running:
+    with System(data, models=light_models) as running:
         yield running
 
 

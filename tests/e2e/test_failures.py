@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from gateway.events.hit_run import ids_from
-from loadtests.harness.system import System
+from loadtests.harness.system import TWO_REGIONS, System
 from loadtests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -28,7 +28,7 @@ _IN_FLIGHT = 32
 def system(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """Two workers; each test waits until all is as it was."""
     data = tmp_path_factory.mktemp("failures") / "data"
-    with System(data, models=light_models, workers=2) as running:
+    with System(data, models=light_models, workers=2, arguments=TWO_REGIONS) as running:
         yield running
 
 

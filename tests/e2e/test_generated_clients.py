@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gateway.settings import process_environment
-from loadtests.harness.system import ADMIN_KEY, ONE_REGION, System
+from loadtests.harness.system import ADMIN_KEY, System
 from tests.docs.tables import page
 from tests.support.documents import Document, conforms, documents, operations, resolved
 
@@ -56,7 +56,7 @@ def generated(url: str, name: str, folder: Path) -> Modules:
 @pytest.fixture(scope="module")
 def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     data = tmp_path_factory.mktemp("clients") / "data"
-    with System(data, models=demo_models, arguments=ONE_REGION) as running:
+    with System(data, models=demo_models) as running:
         yield running
 
 

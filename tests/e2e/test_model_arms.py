@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from backends.algorithms.split import hash_fraction
-from loadtests.harness.system import ADMIN_KEY, System
+from loadtests.harness.system import ADMIN_KEY, TWO_REGIONS, System
 from loadtests.harness.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -68,7 +68,7 @@ def models(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def system(models: Path) -> Iterator[System]:
-    with System(models.parent / "data", models=models, workers=2) as running:
+    with System(models.parent / "data", models=models, workers=2, arguments=TWO_REGIONS) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadtests.harness.system import ADMIN_KEY, System, pretty
+from loadtests.harness.system import ADMIN_KEY, TWO_REGIONS, System, pretty
 from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -44,7 +44,9 @@ def folder(light_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def system(folder: Path) -> Iterator[System]:
-    with System(folder / "data", models=folder / "models", workers=2) as running:
+    with System(
+        folder / "data", models=folder / "models", workers=2, arguments=TWO_REGIONS
+    ) as running:
         yield running
 
 

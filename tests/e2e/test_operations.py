@@ -15,7 +15,7 @@ from backends.telemetry.catalogue import backend_metrics
 from gateway.telemetry.catalogue import gateway_metrics
 from loadtests.harness.loopback import get
 from loadtests.harness.ports import free_port
-from loadtests.harness.system import ONE_REGION, System, pretty
+from loadtests.harness.system import System, pretty
 from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -206,7 +206,7 @@ def test_a_port_that_another_program_took_is_refused(light_models: Path, tmp_pat
 
 
 def test_two_systems_run_side_by_side(system: System, light_models: Path, tmp_path: Path) -> None:
-    with System(tmp_path / "second", models=light_models, arguments=ONE_REGION) as second:
+    with System(tmp_path / "second", models=light_models) as second:
         for one in (system, second):
             with one.client() as client:
                 body = {"model": "sentiment", "input": "side by side"}

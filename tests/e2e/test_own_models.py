@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.system import ONE_REGION, System
+from loadtests.harness.system import System
 
 pytestmark = pytest.mark.e2e
 
@@ -30,7 +30,7 @@ def test_a_model_of_the_users_wins_over_the_demo_model_of_its_name(
     before = contents(own)
     shutil.copytree(demo_models, tmp_path / "data" / "models", copy_function=os.link)
 
-    with System(tmp_path / "data", models=own, arguments=("--demo-models", *ONE_REGION)) as system:
+    with System(tmp_path / "data", models=own, arguments=("--demo-models",)) as system:
         output = system.output()
         with system.client() as client:
             body = {"model": "sentiment", "input": "a joy to watch"}

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from loadtests.harness.otlp_sink import HttpSink
-from loadtests.harness.system import ONE_REGION, System
+from loadtests.harness.system import System
 from loadtests.harness.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -37,9 +37,7 @@ def sink() -> Iterator[HttpSink]:
 @pytest.fixture
 def system(light_models: Path, tmp_path: Path, sink: HttpSink) -> Iterator[System]:
     environment = sink.environment | {"OTEL_BSP_SCHEDULE_DELAY": "100"}
-    with System(
-        tmp_path / "data", models=light_models, environment=environment, arguments=ONE_REGION
-    ) as running:
+    with System(tmp_path / "data", models=light_models, environment=environment) as running:
         yield running
 
 

@@ -95,7 +95,7 @@ MANIFEST = {
     "code": "own.py",
     "uses": ["mood", "topics"],
     "tasks": ["infer"],
-    "options": {"time": 0.3, "rows": 8},
+    "options": {"time": 1.0, "rows": 8},
 }
 
 
@@ -166,7 +166,7 @@ async def test_it_asks_rows_and_answers_of_the_models_it_uses(shared: Backend, d
         ("rowless", "algorithm_failed", "`ValueError` in own.py"),
         ("greedy", "too_many_rows", "may ask for 0"),
         ("nobody", "input_too_long", "shorten it"),
-        ("sleep", "algorithm_too_slow", "more than the 0.3 s"),
+        ("sleep", "algorithm_too_slow", "more than the 1 s"),
     ],
 )
 async def test_an_error_is_told_by_its_kind_and_place(
@@ -202,6 +202,9 @@ async def test_an_item_that_holds_the_process_is_refused_and_holds_up_nobody_els
     assert len(answers) == 10
     assert isinstance(beside, Done), beside
     assert isinstance(outcome, Failed)
+    if do == "spin" and outcome.code == "overloaded":  # others have the cores
+        assert outcome.retryable
+        return
     assert (outcome.status, outcome.code) == (422, "algorithm_killed")
     assert "held by one step" in outcome.detail
 

@@ -16,6 +16,7 @@ import pytest
 from backends.algorithms.confinement import NICENESS
 from backends.protocol import ClassifyParameters, Done, Failed, InferParameters, Task
 from loadtests.harness.hostile_algorithms import (
+    COMPUTING,
     FAILED,
     HARM,
     HEAD,
@@ -94,6 +95,18 @@ def test_an_item_that_ended_its_process_is_refused(
         assert (outcome.status, outcome.code, outcome.retryable) == (422, "algorithm_killed", False)
 
 
+@pytest.mark.parametrize("name", COMPUTING)
+def test_an_item_that_computes_for_ever_ends_with_its_process(
+    port: int, outcomes: Outcomes, name: str
+) -> None:
+    _, outcome = outcomes[name]
+
+    assert isinstance(outcome, Failed), outcome
+    is_starved = (outcome.status, outcome.code, outcome.retryable) == (503, "overloaded", True)
+    assert is_starved or outcome.code == "algorithm_killed", outcome
+    assert name in {model for model, _ in lost_hosts(port)}
+
+
 def test_an_item_that_cannot_be_cancelled_was_too_slow_and_is_then_refused(
     port: int, outcomes: Outcomes
 ) -> None:
@@ -122,9 +135,9 @@ def test_processes_that_were_lost_are_counted_by_model_and_reason(
 
     lost = lost_hosts(port)
 
-    assert {("regex", "held_by_one_step"), ("exit", "ended")} <= lost
+    assert {("stop", "held_by_one_step"), ("exit", "ended")} <= lost
     models = {model for model, _ in lost}
-    assert models >= set(KILLED)
+    assert models >= {*KILLED, *COMPUTING}
     assert "innocent" not in models
 
 

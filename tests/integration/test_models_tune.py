@@ -224,7 +224,7 @@ def test_a_setting_of_another_device_is_not_used(
     assert write_tuned(model.folder, TunedBatching(rows=2, threads=1), **where)
     assert read_tuned(model.folder, **where) is not None
 
-    monkeypatch.setattr(tuned, "count_cores", lambda: 96)
+    monkeypatch.setattr(tuned, "usable_cores", lambda: 96)
     with caplog.at_level(logging.INFO):
         found = read_tuned(model.folder, **where)
 

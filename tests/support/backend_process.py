@@ -47,7 +47,7 @@ def serving(
 
 
 def request(port: int, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=20.0)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300.0)) as connection:
         connection.request(method, path, body)
         response = connection.getresponse()
         return response.status, response.read()
@@ -77,7 +77,8 @@ def ask(
         task=task,
         parameters=msgspec.msgpack.encode(parameters),
         items=[
-            CallItem(body=msgspec.msgpack.encode(item), remaining=20.0, scope="t") for item in items
+            CallItem(body=msgspec.msgpack.encode(item), remaining=240.0, scope="t")
+            for item in items
         ],
     )
     status, body = request(port, "POST", CALL_PATH, msgspec.msgpack.encode(call))

@@ -21,7 +21,8 @@ from tools.reference.schema_text import Json, fields_table, objects, type_text
 
 _COMMON = """\
 Programs run as they stand, with the gateway's address in `SLUICEGATE_URL` and a key in \
-`SLUICEGATE_KEY`; those in Python need `pip install 'sluicegate[client]'`.
+`SLUICEGATE_KEY`; those in Python need `pip install '.[client]'` in a clone, or the \
+same extra of the wheel.
 [The customer API](../../api.md) explains headers, limits, caching and batches; every error is \
 in [the catalogue](../errors.md).
 """

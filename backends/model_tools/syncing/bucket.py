@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from backends.installing import install_command
 from backends.model_tools.syncing.layout import ObjectMissing
 from backends.model_tools.syncing.manifest import SyncProblem
 
@@ -32,7 +33,7 @@ class S3Objects:
             from botocore.config import Config  # noqa: PLC0415
         except ImportError as error:
             raise SyncProblem(
-                f"models in S3 need the package `{error.name}`: pip install 'sluicegate[models]'"
+                f"models in S3 need the package `{error.name}`; run {install_command('models')}"
             ) from None
         own = Config(connect_timeout=5, read_timeout=30, retries={"max_attempts": 4})
         self._bucket = bucket

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from backends.installing import install_command
 from backends.model_tools.syncing.manifest import (
     INDEX,
     MANIFEST,
@@ -23,7 +24,7 @@ try:
     import httpx
 except ImportError:
     raise SyncProblem(
-        "models in registries need the package `httpx`: pip install 'sluicegate[models]'"
+        f"models in registries need the package `httpx`; run {install_command('models')}"
     ) from None
 
 _DOCKER = "application/vnd.docker.distribution.manifest"

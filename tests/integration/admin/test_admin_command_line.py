@@ -94,7 +94,7 @@ def test_the_command_line_manages_a_running_gateway(listener: Settings) -> None:
     assert msgspec.json.decode(models.stdout) == {"live": True, "workers": {}, "backends": {}}
     assert reloaded.output.startswith("generation 1, digest ")
     assert "cache_ttl: 1.0" in shown.output
-    assert listed.output.split("\t")[:3] == [key["id"], "acme", "active"]
+    assert listed.output.splitlines()[1].split()[:3] == [key["id"], "acme", "active"]
     assert key["key"].startswith("sk-")
     assert (key["origins"], key["routes"]) == (["https://a.example"], ["/v1/embed"])
 

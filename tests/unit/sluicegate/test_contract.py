@@ -162,7 +162,7 @@ def test_without_httpx_it_says_what_to_install() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
 
-    assert "pip install 'sluicegate[client]'" in done.stderr
+    assert "pip install '.[client]'" in done.stderr
 
 
 @pytest.mark.parametrize("key", ["sk-1\n", "sk 1", "schlüssel"])

@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from gateway.admin.operator_access import access_to, publish_access
 from gateway.cli.root import main
+from gateway.cli.serving import up
 from loadtests.harness.certificates import Authority
 from tests.support.commands import CREATED, OK, REFUSED, listener, run
 
@@ -31,6 +32,14 @@ def test_up_has_the_documented_options() -> None:
         assert f"--{option} " in result.output
     assert "SLUICEGATE_ADMIN_KEY" in result.output
     assert "SLUICEGATE_DEMO_KEY" in result.output
+
+
+def test_up_starts_one_region_unless_it_is_asked_for_more() -> None:
+    plain = up.make_context("up", [])
+    asked = up.make_context("up", ["--regions", "eu,us"])
+
+    assert plain.params["regions"] == ("eu",)
+    assert asked.params["regions"] == ("eu", "us")
 
 
 def test_a_valid_folder_is_said_to_be_valid() -> None:
@@ -297,8 +306,9 @@ def test_a_key_whose_time_is_over_is_listed_as_expired() -> None:
     with listener(OK + msgspec.json.encode({"keys": keys})) as (there, _):
         listed = run("keys", "list", *there)
 
-    states = [line.split("\t")[2] for line in listed.output.splitlines()]
-    assert states == ["expired", "active", "active"]
+    heading, *lines = listed.output.splitlines()
+    assert heading.split() == ["ID", "TENANT", "STATE", "CREATED", "NAME"]
+    assert [line.split()[2] for line in lines] == ["expired", "active", "active"]
 
 
 def test_a_lone_gateway_region_is_said_to_have_no_shares() -> None:

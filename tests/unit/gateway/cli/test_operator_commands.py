@@ -88,7 +88,10 @@ def test_operators_are_created_listed_rotated_and_revoked() -> None:
 
     assert [result.stdout for result in results] == [
         "op-1\n",
-        "alice\tactive\t2026-01-01T00:00:00Z\tbilling,viewer\n",
+        (
+            "NAME   STATE   CREATED               ROLES\n"
+            "alice  active  2026-01-01T00:00:00Z  billing,viewer\n"
+        ),
         "alice has billing, viewer\n",
         "op-1\n",
         "alice is revoked\n",

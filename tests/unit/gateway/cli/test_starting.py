@@ -37,6 +37,21 @@ def test_init_writes_a_commented_configuration_that_is_valid(
     assert all(path.read_text().startswith("# ") for path in Path("config").iterdir())
 
 
+def test_init_ends_with_commands_that_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "bin" / "sluicegate"
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setattr(sys, "argv", [str(program), "init"])
+
+    _, _, after = run("init", "my config").output.partition("Next:\n\n")
+    commands = [shlex.split(line) for line in after.splitlines()]
+
+    assert [words[0] for words in commands] == [str(program)] * len(commands)
+    assert commands[0][1:] == ["config", "check", "my config"]
+    assert run(*commands[0][1:]).exit_code == 0
+    assert commands[-1][1:4] == ["up", "--config", "my config"]
+
+
 def test_the_configuration_that_init_writes_names_no_model_and_keeps_the_defaults() -> None:
     document = load_folder(STARTER_CONFIG)
 
@@ -121,7 +136,7 @@ def test_a_machine_without_the_packages_of_a_gateway_is_told_what_to_install() -
     )
 
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: the package `yaml` is not installed; `pip install")
+    assert done.stderr.startswith("Error: the package `yaml` is not installed; run `pip install")
 
 
 def test_up_in_an_empty_folder_says_that_it_has_a_configuration_of_its_own(
@@ -142,4 +157,4 @@ def test_up_in_an_empty_folder_says_that_it_has_a_configuration_of_its_own(
 def test_up_without_a_model_runtime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
 
-    assert "pip install 'sluicegate[up]'" in run("up").stderr
+    assert ".whl[up]'`, or in a clone `pip install '.[up]'`" in run("up").stderr

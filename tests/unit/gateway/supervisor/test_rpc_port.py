@@ -55,7 +55,7 @@ def test_none_is_taken_where_it_is_not_wanted_or_not_installed(
     with open_rpc_port("127.0.0.1", None, say=print) as port:
         assert port == 0
     with (
-        pytest.raises(CannotStart, match=r"pip install 'sluicegate\[grpc\]'"),
+        pytest.raises(CannotStart, match=r"pip install '\.\[gateway,grpc\]'"),
         open_rpc_port("127.0.0.1", 8001, say=print),
     ):
         pass

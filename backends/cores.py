@@ -1,0 +1,85 @@
+"""Counts the cores that this process may use, within its affinity and its cgroups' quotas."""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """Return how many threads that compute this process can keep busy.
+
+    A quota of containers (`cpus: 1.5`, `limits.cpu: 1500m`) bounds the processor time of all
+    threads together, and leaves the number of cores as it is. A part of a core counts as a core.
+    `root` is where `/proc` and `/sys` are.
+    """
+    cores = len(os.sched_getaffinity(0))
+    quota = min(_quotas(root), default=math.inf)
+    return cores if quota >= cores else max(1, math.ceil(quota))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Yield the quotas, in cores, of the cgroups that hold this process."""
+    try:
+        own = (root / "proc/self/cgroup").read_text().splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return  # no cgroups
+    paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in own)}
+    for mount in mounts:
+        # Field 4 of proc(5) is the cgroup that is mounted, 5 where; the type follows the hyphen.
+        before, _, after = mount.partition(" - ")
+        kind, _, options = after.split(" ", 2)
+        mounted, point = map(_plain, before.split(" ")[3:5])
+        for controllers, path in paths.items():
+            if kind == "cgroup2" and not controllers:
+                read = _quota_of_version_2
+            elif (
+                kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+            ):
+                read = _quota_of_version_1
+            else:
+                continue
+            for folder in _folders(root / point.lstrip("/"), mounted, path):
+                if (quota := read(folder)) is not None:
+                    yield quota
+
+
+def _folders(point: Path, mounted: str, path: str) -> Iterator[Path]:
+    """Yield the folders of the cgroup `path` and of those around it, as far as they are shown.
+
+    A container may see its cgroup as the root, or see its path on the host while only its own
+    cgroup is mounted.
+    """
+    inner = PurePosixPath(path)
+    if ".." in inner.parts:  # it was moved out of what its namespace shows
+        inner = PurePosixPath("/")
+    elif inner.is_relative_to(mounted):
+        inner = PurePosixPath("/") / inner.relative_to(mounted)
+    elif mounted != "/":
+        inner = PurePosixPath("/")
+    for each in (inner, *inner.parents):
+        yield point / str(each).lstrip("/")
+
+
+def _quota_of_version_2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None  # the root has none
+
+
+def _quota_of_version_1(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)

@@ -1,0 +1,31 @@
+"""Asks backends of this machine which models they cannot serve."""
+
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backends.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
+from gateway.supervisor.local_http import ask
+from gateway.supervisor.spec import ProcessSpec
+
+_TIMEOUT = 10.0
+
+
+async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str, str]:
+    """Return what is wrong with which model, as far as backends tell; never raises."""
+    found: dict[str, str] = {}
+    for backend in backends:
+        address = urlsplit(backend.address or "")
+        try:
+            _, body = await ask(
+                address.hostname or "",
+                address.port or 0,
+                STATE_PATH,
+                headers={TOKEN_HEADER: token} if token else {},
+                timeout=_TIMEOUT,
+            )
+            found |= msgspec.msgpack.decode(body, type=ServingState).problems
+        except (OSError, *UNREADABLE):
+            continue  # its log says why it does not answer
+    return found

@@ -1,0 +1,103 @@
+"""An algorithm whose process gets no core is not too slow, and its items are not to blame."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.protocol import Done, Failed, Task
+from loadtests.harness.model_repository import DIMENSIONS, write_repository
+from tests.integration.test_custom_algorithms import write_own
+from tests.support.backend_calls import running_backend
+
+pytestmark = pytest.mark.anyio
+# By processor time: a clock would count the time of others, too.
+CODE = """
+import os
+import time
+
+
+async def run(item, ask):
+    if isinstance(item, str):
+        while os.path.exists(item):
+            pass
+        return os.getpid()
+    until = time.process_time() + item
+    while time.process_time() < until:
+        pass
+    return os.getpid()
+"""
+OTHERS = 6
+TIME = 0.3
+
+
+@contextmanager
+def without_a_core(process: int) -> Iterator[None]:
+    """Have others keep busy the only core that a process may use."""
+    core = min(os.sched_getaffinity(0))
+    program = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile True: pass"
+    with ExitStack() as stack:
+        for _ in range(OTHERS):
+            command = [sys.executable, "-c", program]
+            busy = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(busy.kill)
+            assert busy.stdout is not None
+            assert busy.stdout.readline()
+        os.sched_setaffinity(process, {core})
+        os.setpriority(os.PRIO_PROCESS, process, 19)
+        yield
+
+
+def own(folder: Path, *, time: float) -> Path:
+    models = write_repository(folder / "models")
+    return write_own(models, CODE, options={"time": time})
+
+
+async def test_a_process_without_a_core_is_starved_and_no_item_is_refused(tmp_path: Path) -> None:
+    models, held = own(tmp_path, time=0.2), tmp_path / "held"
+    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
+        host = await backend.answer("own", Task.INFER, 0.0)
+        held.touch()
+        with without_a_core(host):
+            (first,) = await backend.ask("own", Task.INFER, [str(held)])
+        held.unlink()
+        (second,) = await backend.ask("own", Task.INFER, [str(held)])
+
+    assert isinstance(first, Failed)
+    assert (first.status, first.code, first.retryable) == (503, "overloaded", True)
+    assert "had no core for" in first.detail
+    assert isinstance(second, Done), second
+
+
+async def test_an_item_has_its_time_although_others_have_the_cores(tmp_path: Path) -> None:
+    """By the clock it takes several times as long."""
+    models = own(tmp_path, time=3.0)
+    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
+        host = await backend.answer("own", Task.INFER, 0.0)
+        with without_a_core(host):
+            (outcome,) = await backend.ask("own", Task.INFER, [0.1])
+
+    assert isinstance(outcome, Done) or outcome.retryable, outcome
+
+
+async def test_the_time_of_the_models_it_asks_is_not_an_items(tmp_path: Path) -> None:
+    text = 'async def run(item, ask):\n    await ask("mood", [item])\n    return item\n'
+    models = write_own(write_repository(tmp_path / "models"), text, options={"time": TIME})
+    is_late = threading.Event()
+    executor = PacedExecutor(lambda *_: _wait(is_late), dimensions=DIMENSIONS)
+    async with running_backend(models, executor) as backend:
+        asyncio.get_running_loop().call_later(3 * TIME, is_late.set)
+        (outcome,) = await backend.ask("own", Task.INFER, ["good film"])
+
+    assert isinstance(outcome, Done), outcome
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(60.0)

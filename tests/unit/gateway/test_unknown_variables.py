@@ -1,0 +1,43 @@
+"""Variables that are spelled as settings, and are none, are told with the nearest name."""
+
+import pytest
+
+from backends.settings import BackendSettings, unknown_variables as unknown_of_backends
+from gateway.settings import Settings, unknown_variables
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("SLUICEGATE_DATADIR", "SLUICEGATE_DATA_DIR"),
+        ("SLUICEGATE_LOG_LEVLE", "SLUICEGATE_LOG_LEVEL"),
+        ("SLUICEGATE_BACKNED_TOKEN", "SLUICEGATE_BACKEND_TOKEN"),
+    ],
+)
+def test_a_gateways_variable_is_told_with_the_nearest_name(variable: str, nearest: str) -> None:
+    (line,) = unknown_variables({variable: "secret", "SLUICEGATE_HOST": "::1", "PATH": "/bin"})
+
+    assert line == f"`{variable}` is no setting, and is ignored; did you mean `{nearest}`?"
+
+
+def test_a_backends_variable_is_told_with_the_nearest_name() -> None:
+    (line,) = unknown_of_backends({"SLUICEGATE_BACKEND_THREAD": "2"})
+
+    assert "did you mean `SLUICEGATE_BACKEND_THREADS`?" in line
+
+
+def test_a_name_that_is_near_to_none_is_told_alone() -> None:
+    (line,) = unknown_variables({"SLUICEGATE_QQQQQQQQQQQQQQQQQ": "2"})
+
+    assert line == "`SLUICEGATE_QQQQQQQQQQQQQQQQQ` is no setting, and is ignored"
+
+
+def test_every_setting_is_known_to_gateways_and_to_backends() -> None:
+    gateways = {f"SLUICEGATE_{name.upper()}": "" for name in Settings.__struct_fields__}
+    backends = {
+        f"SLUICEGATE_BACKEND_{name.upper()}": "" for name in BackendSettings.__struct_fields__
+    }
+    commands = dict.fromkeys(("SLUICEGATE_URL", "SLUICEGATE_KEY", "SLUICEGATE_DEMO_KEY"), "")
+
+    assert [*unknown_variables(gateways | backends | commands)] == []
+    assert [*unknown_of_backends(gateways | backends | commands)] == []
