@@ -48,7 +48,7 @@ class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     allow_private: bool = False
     """Allows addresses of private networks, and `http://`."""
 
-    def keys(self) -> list[bytes]:
+    def signing_keys(self) -> list[bytes]:
         """Return the keys of its signatures.
 
         Raises:
@@ -95,7 +95,7 @@ def read_webhooks(path: Path | None) -> Mapping[str, Webhook | None]:
 def _webhook(path: Path, tenant: str, entry: object) -> Webhook | None:
     try:
         webhook = msgspec.convert(entry, Webhook)
-        webhook.keys()
+        webhook.signing_keys()
     except ValueError as error:
         _log.error(
             "the webhooks of a tenant wait: their entry is wrong",
@@ -109,7 +109,7 @@ def _webhook(path: Path, tenant: str, entry: object) -> Webhook | None:
 def sign(webhook: Webhook, id_: str, timestamp: int, body: bytes) -> dict[str, str]:
     """Return the headers that prove that `body` is ours, with a signature for each secret."""
     signed = f"{id_}.{timestamp}.".encode() + body
-    digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in webhook.keys()]
+    digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in webhook.signing_keys()]
     return {
         "webhook-id": id_,
         "webhook-timestamp": str(timestamp),

@@ -181,7 +181,7 @@ def test_whatever_is_referred_to_exists(manifests: list[Manifest]) -> None:
         for variable in container.get("env", []):
             reference = variable.get("valueFrom", {})
             for kind, known in (("configMapKeyRef", maps), ("secretKeyRef", kept)):
-                if kind in reference:
+                if kind in reference and not reference[kind].get("optional"):
                     assert reference[kind]["key"] in known[reference[kind]["name"]]
         volumes = {volume["name"] for volume in pod_spec(workload)["volumes"]}
         volumes |= {
