@@ -20,10 +20,11 @@ class _Loader(yaml.SafeLoader):
     """Knows the tag of Docker Compose that this project uses."""
 
 
-_Loader.add_constructor(
-    "!override",
-    lambda loader, node: _Override(loader.construct_sequence(node, deep=True)),
-)
+def _overriding(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> _Override:
+    return _Override(loader.construct_sequence(node, deep=True))
+
+
+_Loader.add_constructor("!override", _overriding)
 
 
 def compose_paths(files: tuple[str, ...], root: Path = ROOT) -> list[Path]:
