@@ -76,11 +76,11 @@ fuzz-doors: install-dev ## Send 100,000 mixed requests to both entry points and 
 chaos: install-dev ## Kill, stop, delay and change backends under load, one fault after another (17 minutes)
 	$(BIN)/python -m loadtests chaos $(ARGS)
 
-arena: install-dev ## Run compose.yaml in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
+arena: install-dev ## Run compose.yaml with `ha` in containers, each killed, cut off, filled, ... (2 to 3 hours; root, podman)
 	$(BIN)/python -m loadtests arena $(ARGS)
 	$(if $(ARGS),,$(MAKE) arena-partitions)
 
-check-compose: install-dev ## Run all of compose.yaml in containers: each lost under load, all upgraded, a backup restored (30 minutes; root, podman)
+check-compose: install-dev ## Run compose.yaml with `ha` and `observability` in containers: each lost under load, all upgraded, a backup restored (30 minutes; root, podman)
 	$(BIN)/python -m loadtests compose $(ARGS)
 
 docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links
@@ -100,7 +100,7 @@ size: install ## Say what a load takes; ARGS="--requests 2000 --hits 0.8 --row-m
 sbom: .venv-sbom/.installed ## Write a CycloneDX list of the packages of each image into build/sbom
 	@.venv-sbom/bin/python -W ignore -m tools.sbom
 
-pin-images: install-dev ## Pin the images of compose.yaml and of the Dockerfiles to the digests that registries have now; needs skopeo
+pin-images: install-dev ## Pin the images of compose.yaml, its overrides and the Dockerfiles to the digests that registries have now; needs skopeo
 	@$(BIN)/python -m tools.pin_images $(ARGS)
 
 arena-partitions: install-dev ## Drop packets between every two processes for 5 s and 120 s (100 minutes; root, ip, iptables)

@@ -78,7 +78,7 @@ def make_routes(
     """Return the ASGI application over a repository's serving core."""
     core = repository.core
     authenticator = CallAuthenticator(
-        settings.token, wants_certificate=settings.tls_client_ca is not None
+        settings.tokens, wants_certificate=settings.tls_client_ca is not None
     )
     calls = CallHandler(
         core=core,
@@ -123,7 +123,7 @@ def check_trust(settings: BackendSettings, address: str) -> None:
     Raises:
         StartProblem: anybody on the network could, at this address.
     """
-    is_guarded = settings.token or settings.tls_client_ca is not None
+    is_guarded = settings.tokens or settings.tls_client_ca is not None
     if not is_guarded and not ip_address(address).is_loopback:
         raise StartProblem(
             f"anybody who reaches {address} could give work in any tenant's name: share a secret "

@@ -49,7 +49,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `drain` bounds the time that work in flight gets. `heartbeat_fd` is a pipe to a supervisor,
     which watches that the event loop writes to it. A revision that was replaced while
     serving answers calls that name it for `retire_after` more. `token` is a secret shared with
-    the gateways, and is taken from the environment alone. With `tls_certificate` (and `tls_key`,
+    the gateways, and `second_token` is accepted beside it, while the secret is rotated; both are
+    taken from the environment alone. With `tls_certificate` (and `tls_key`,
     where that file does not hold the key) TLS is served; with `tls_client_ca` callers
     need a certificate of that CA. What begins with `gpu_` is for `cuda`
     and `tensorrt` only.
@@ -88,6 +89,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     paced_base: Duration = 2e-3
     paced_token: Duration = 5e-4
     token: str = ""
+    second_token: str = ""
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -113,6 +115,11 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def own_assignment(self) -> tuple[str, ...]:
         """The patterns of `serves`."""
         return tuple(filter(None, (each.strip() for each in self.serves.split(","))))
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The secrets of which a caller must have one."""
+        return tuple(filter(None, (self.token, self.second_token)))
 
     @property
     def worker_threads(self) -> int:

@@ -3,6 +3,8 @@
 #
 #   deploy/backup.sh FOLDER
 #
+# The primary of the state Redis is asked of the first of SLUICEGATE_SENTINELS. Without `ha` there is
+# one server, and SLUICEGATE_SENTINELS is empty: `SLUICEGATE_SENTINELS= deploy/backup.sh FOLDER`.
 # SLUICEGATE_EXEC is what runs a command in a service, whose name is put after SLUICEGATE_PREFIX:
 # `podman exec -i` and `sluicegate_` for example.
 set -eu
@@ -23,7 +25,12 @@ take() {
 }
 
 mkdir -p "$folder"
-primary=$(in_service sentinel-0 redis-cli -p 26379 sentinel get-master-addr-by-name state | head -n 1)
+sentinels=${SLUICEGATE_SENTINELS-sentinel-0 sentinel-1 sentinel-2}
+primary=redis-state
+if [ -n "$sentinels" ]; then
+    primary=$(in_service "${sentinels%% *}" redis-cli -p 26379 \
+        sentinel get-master-addr-by-name state | head -n 1)
+fi
 trap 'rm -f "$folder/state.rdb.part" "$folder/ledger.dump.part"' EXIT
 trap 'exit 1' HUP INT TERM
 # The state first: events that the ledger has and the stream not are counted once all the same.

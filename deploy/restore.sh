@@ -6,6 +6,7 @@
 #   deploy/restore.sh FOLDER
 #   docker compose up --wait
 #
+# Without `ha` there are neither Sentinels nor second ones: `SLUICEGATE_SENTINELS= deploy/restore.sh`.
 # The ledger comes last, in one transaction: where anything fails, it is as it was.
 # SLUICEGATE_EXEC and SLUICEGATE_PREFIX as for `deploy/backup.sh`; SLUICEGATE_SETTLE are the seconds
 # in which each Sentinel learns of roles.
@@ -26,9 +27,10 @@ in_service() {
 primary_by() {
     in_service "$1" redis-cli -p 26379 sentinel get-master-addr-by-name state </dev/null | head -n 1
 }
+sentinels=${SLUICEGATE_SENTINELS-sentinel-0 sentinel-1 sentinel-2}
 down_after() {
     silent=
-    for sentinel in sentinel-0 sentinel-1 sentinel-2; do
+    for sentinel in $sentinels; do
         said=$(in_service "$sentinel" redis-cli -p 26379 \
             sentinel set state down-after-milliseconds "$1" </dev/null) || true
         [ "$said" = OK ] || silent="$silent $sentinel"
@@ -38,15 +40,18 @@ down_after() {
 
 in_service database pg_restore --list <"$folder/ledger.dump" >/dev/null \
     || fail "$folder/ledger.dump cannot be read; nothing has changed"
-primary=$(primary_by sentinel-0)
-[ -n "$primary" ] || fail 'sentinel-0 names no primary; nothing has changed'
+primary=redis-state
+[ -z "$sentinels" ] || primary=$(primary_by "${sentinels%% *}")
+[ -n "$primary" ] || fail "${sentinels%% *} names no primary; nothing has changed"
 
 # The primary is a replica while it copies, and Sentinel takes the role from one that is so for
 # long. The former value is that of `deploy/sentinel.sh`.
 # It asks servers for their role each 10 s, and must not find the former one with that value.
-trap 'sleep "${SLUICEGATE_SETTLE:-11}"; down_after 3000' EXIT
-trap 'exit 1' HUP INT TERM
-down_after 3600000
+if [ -n "$sentinels" ]; then
+    trap 'sleep "${SLUICEGATE_SETTLE:-11}"; down_after 3000' EXIT
+    trap 'exit 1' HUP INT TERM
+    down_after 3600000
+fi
 
 # A second server beside the primary reads the file, and the primary copies it as a replica does,
 # its own replicas too: no server has to start without its data.
@@ -84,7 +89,7 @@ in_service "$primary" sh -eu -c '
     redis-cli replicaof 127.0.0.1 6390 >/dev/null
     wait_for is_copied
 ' <"$folder/state.rdb"
-for sentinel in sentinel-0 sentinel-1 sentinel-2; do
+for sentinel in $sentinels; do
     [ "$(primary_by "$sentinel")" = "$primary" ] \
         || fail "$sentinel names another primary than $primary: run it again; the ledger is as it was"
 done

@@ -18,7 +18,7 @@ from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import TcpKeepalive
 
 PREFIX = "SLUICEGATE_"
-_SENT = ("admin_key", "metrics_key", "backend_token")
+_SENT = ("admin_key", "metrics_key", "second_admin_key", "second_metrics_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 # What commands, clients and `compose.yaml` read beside the settings.
 _OTHERS = (
@@ -61,6 +61,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The key of the operator `admin`, who may do everything."""
     metrics_key: str = ""
     """The key by which Prometheus reads metrics of the operators' listener, and nothing else."""
+    second_admin_key: str = ""
+    """Accepted as the admin key, too, while that is rotated."""
+    second_metrics_key: str = ""
+    """The same for the metrics key."""
     oidc_issuer: str = ""
     """The identity provider whose tokens operators may use: its `iss`; empty: none."""
     oidc_audience: str = ""

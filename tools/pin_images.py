@@ -1,4 +1,4 @@
-"""Pins the images that compose.yaml and the Dockerfiles name to their present digests.
+"""Pins the images of compose.yaml, its overrides and the Dockerfiles to their present digests.
 
     python -m tools.pin_images            # asks the registries through skopeo
     python -m tools.pin_images --check    # only says what is not pinned
@@ -29,7 +29,9 @@ class PinError(Exception):
 
 def files() -> list[Path]:
     """Return the files that name images."""
-    return [ROOT / "compose.yaml", *sorted((ROOT / "deploy").glob("*.Dockerfile"))]
+    deploy = ROOT / "deploy"
+    overrides, builds = deploy.glob("compose/*.yaml"), deploy.glob("*.Dockerfile")
+    return [ROOT / "compose.yaml", *sorted(overrides), *sorted(builds)]
 
 
 def images_of(text: str) -> Iterator[str]:

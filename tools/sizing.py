@@ -10,9 +10,12 @@ import sys
 
 import msgspec
 
+from gateway.ledger.postgresql import CONNECTIONS
 from tools.reference.markdown import table
 
 _MIB = 1 << 20
+_BESIDE_WORKERS = 4
+"""Operators' listener, shipper, and batches process, which counts twice: it has two pools."""
 _HEAD = ("what", "how much", "because")
 
 
@@ -71,6 +74,8 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     gateway_bytes: float
     """Of each of two gateways."""
     redis_bytes: float
+    connections: int
+    """To PostgreSQL, of two gateways and billing, at most."""
     backend_cores: float
     backends: int
     """In each region."""
@@ -95,6 +100,7 @@ def size(load: Load, costs: Costs) -> Size:
         beside_cores=hits * costs.beside_hit + misses * costs.beside_miss,
         gateway_bytes=each * (costs.worker_bytes + load.memory_tier * _MIB) + costs.others_bytes,
         redis_bytes=load.answers * load.answer_bytes * 1.3,
+        connections=(2 * (each + _BESIDE_WORKERS) + 1) * CONNECTIONS,
         backend_cores=backend_cores,
         backends=_up(backend_cores / load.use / load.cores / carrying),
         backend_bytes=costs.backend_bytes,
@@ -128,6 +134,11 @@ def report(load: Load, costs: Costs) -> str:
             "cache Redis",
             f"{_mib(found.redis_bytes)} of `maxmemory`",
             f"{load.answers:,.0f} answers of {load.answer_bytes:,.0f} bytes, and 30 % of slack",
+        ),
+        (
+            "connections to PostgreSQL",
+            f"{found.connections} at most",
+            f"{CONNECTIONS} of each process; a gateway has {_BESIDE_WORKERS} beside its workers",
         ),
         (
             "backends",

@@ -65,21 +65,21 @@ _START: Message = {
 
 
 class CallAuthenticator:
-    """Authenticates callers by the shared token and a client certificate, where required.
+    """Authenticates callers by one of the shared tokens and a client certificate, where required.
 
     An authenticated caller is trusted with the tenants of its items. Where neither is required,
     only this machine can connect: see `backends.app.check_trust`.
     """
 
-    def __init__(self, token: str, *, wants_certificate: bool = False) -> None:
-        self._token = token.encode()
+    def __init__(self, tokens: Sequence[str], *, wants_certificate: bool = False) -> None:
+        self._tokens = [token.encode() for token in tokens]
         self._wants_certificate = wants_certificate
 
     def check(self, scope: Scope) -> None:
-        """Raise `Unauthorized` unless the request carries the token, on a certified connection."""
-        if self._token:
+        """Raise `Unauthorized` unless the request carries a token, on a certified connection."""
+        if self._tokens:
             given = find_header(scope, _TOKEN) or b""
-            if not hmac.compare_digest(given, self._token):
+            if not any(hmac.compare_digest(given, token) for token in self._tokens):
                 raise Unauthorized(f"the header `{TOKEN_HEADER}` is missing or wrong")
         if self._wants_certificate:
             client = client_of(scope)

@@ -143,26 +143,25 @@ class Routes:
         await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`GET /health/ready`: whether calls are answered, on what, and what is missing.
+        """`GET /health/ready`: whether calls are answered.
 
-        The reasons name files, and are only shown to authenticated callers.
+        Authenticated callers also learn who answers them, on what, and what is missing.
         """
         state = self._core.state()
-        missing = state.missing
+        shown: dict[str, object] = {"ready": state.ready}
         try:
             self._authenticator.check(scope)
         except Unauthorized:
-            missing = list(dict.fromkeys(line.partition(":")[0] for line in missing))
-        body = json.dumps(
-            {
-                "ready": state.ready,
+            pass  # a probe, which needs no more
+        else:
+            shown |= {
                 "backend_id": state.backend_id,
                 "region": state.region,
                 "provider": state.provider,
                 "models": [model.name for model in state.models],
-                "missing": missing,
+                "missing": state.missing,
             }
-        ).encode()
+        body = json.dumps(shown).encode()
         await respond(send, _OK if state.ready else _UNAVAILABLE, body, _JSON)
 
     async def read_metrics(self) -> Iterable[Metric]:

@@ -1,12 +1,14 @@
 """Merges the workers' reports of backends into one view."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from gateway.runtime.control import Control
 
+LARGEST_SKEW: Final = 2.0
+"""Seconds that a clock may be away; the alert `ClockSkewed` has the same bound."""
 Json = dict[str, Any]  # Any: what workers report of themselves is passed on as it is
 
 
@@ -24,6 +26,7 @@ class BackendView(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
     fleet: list[BackendView] = []
+    clock: dict[str, float] = {}
 
 
 async def reported(control: Control, part: str) -> Json:
@@ -54,6 +57,16 @@ def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
             if previous is None or _weight(view) > _weight(previous):
                 merged[view.backend] = view
     return merged
+
+
+def clock_problems(reports: Mapping[str, bytes]) -> list[str]:
+    """Return a line for each worker's clock that is away from that of a server."""
+    return [
+        f"clock: that of {worker} is {skew:.1f} s away from {server}"
+        for worker in sorted(reports)
+        for server, skew in msgspec.json.decode(reports[worker], type=_Report).clock.items()
+        if skew > LARGEST_SKEW
+    ]
 
 
 def _weight(view: BackendView) -> tuple[bool, bool]:

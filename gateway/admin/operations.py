@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.authorization import OPERATOR
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.fleet_view import Json, merge_reports, reported
+from gateway.admin.fleet_view import Json, clock_problems, merge_reports, reported
 from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.openapi import SOON
 from gateway.admin.operators import Operator, Role
@@ -78,8 +78,9 @@ class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Ready when nothing is `missing`; `degraded` names what is down and not needed for changes.
 
     That is the cache's Redis. Requests of viewers also get there what the metrics of this machine
-    say of its disk, event logs and dependencies, and whether no worker reports; and the problems of
-    `backends`, which workers report. All of it leaves the listener ready.
+    say of its disk, event logs and dependencies, whether no worker reports, and workers whose clock
+    is wrong; and the problems of `backends`, which workers report. All of it leaves the listener
+    ready.
     """
 
     ready: bool
@@ -227,6 +228,7 @@ async def ready(
         with contextlib.suppress(GatewayError):  # which is among what is missing
             reports = await control.reports()
             degraded += [] if reports else [_NO_REPORTS]
+            degraded += clock_problems(reports)
             backends = _backend_problems(reports)
     readiness = OperatorsReadiness(
         ready=not missing, missing=missing, degraded=degraded, backends=backends or msgspec.UNSET

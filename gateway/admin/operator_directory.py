@@ -26,15 +26,15 @@ class OperatorDirectory:
     def __init__(
         self,
         *,
-        admin_key: str,
-        metrics_key: str = "",
+        admin_keys: Sequence[str],
+        metrics_keys: Sequence[str] = (),
         authenticators: Sequence[OperatorAuthenticator] = (),
     ) -> None:
         # Without a key nobody is meant: an empty one must not let everybody in.
         self._configured = [
             (key.encode(), Operator(role.value, frozenset({role})))
-            for key, role in ((admin_key, Role.ADMIN), (metrics_key, Role.METRICS))
-            if key
+            for keys, role in ((admin_keys, Role.ADMIN), (metrics_keys, Role.METRICS))
+            for key in filter(None, keys)
         ]
         self._authenticators = authenticators
 

@@ -122,9 +122,12 @@ def _open_push(settings: Settings) -> MetricPush:
 def _check_keys(settings: Settings) -> None:
     if not settings.admin_key:
         raise ConfigurationError("there is no admin key; set `SLUICEGATE_ADMIN_KEY`")
-    if settings.metrics_key == settings.admin_key:
+    of_admin = {settings.admin_key, settings.second_admin_key}
+    of_metrics = {settings.metrics_key, settings.second_metrics_key}
+    if of_admin & of_metrics - {""}:
         raise ConfigurationError(
-            "`SLUICEGATE_METRICS_KEY` is the admin key, which may do everything; choose another"
+            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` is the admin key, which"
+            " may do everything; choose another"
         )
 
 
@@ -140,8 +143,8 @@ def _directory(
     settings: Settings, authenticators: Sequence[OperatorAuthenticator]
 ) -> OperatorDirectory:
     return OperatorDirectory(
-        admin_key=settings.admin_key,
-        metrics_key=settings.metrics_key,
+        admin_keys=(settings.admin_key, settings.second_admin_key),
+        metrics_keys=(settings.metrics_key, settings.second_metrics_key),
         authenticators=authenticators,
     )
 

@@ -22,7 +22,6 @@ from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, RecordedRequest
 from gateway.routing.fleet import Fleet
-from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
@@ -127,7 +126,7 @@ class WorkerReadiness:
         self._redis = redis
 
     def readiness(self) -> Readiness:
-        """Return what is missing, and which backends do not answer."""
+        """Return what is missing and what is degraded, for strangers: no name of a backend."""
         statistics = self._fleet.statistics()
         missing = [DRAINING] if self._draining.is_announced else []
         if not self._principals.is_loaded:
@@ -141,17 +140,11 @@ class WorkerReadiness:
         degraded = [AWAY % role for role, is_reached in self._redis.items() if not is_reached()]
         if not self._principals.is_reached:
             degraded.append(self._principals.emptiness or AWAY % "ledger")
-        degraded += [
-            f"{one.region}/{one.backend}: {_lacking(one)}"
-            for one in statistics
-            if one.health != "ready" or one.missing
-        ]
+        if len(ready) < len(statistics):
+            degraded.append("backends: some are not ready")
+        if any(one.missing for one in ready):
+            degraded.append("backends: some lack models, or revisions of them")
         return Readiness(ready=not missing, missing=missing, degraded=degraded)
-
-
-def _lacking(one: EndpointStatistics) -> str:
-    """Return what a backend lacks; the reasons name files, and are for operators only."""
-    return one.health.value if one.health != "ready" else "it lacks models, or revisions of them"
 
 
 def _line(row: GroupUsage, groups: Sequence[GroupBy]) -> UsageLine:

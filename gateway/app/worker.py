@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 from gateway.api.request_lines import RequestLines
 from gateway.app.backends import BackendAccess
+from gateway.app.clock_watch import ClockWatch
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.app.entry_points import (
     EntryPointParts,
@@ -149,6 +150,11 @@ class Worker:
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )
+        self._clock_watch = ClockWatch(
+            state_redis=Control(stores.state).server_time,
+            ledger=partial(asyncio.to_thread, stores.ledger.server_time),
+            monotonic=self._clock,
+        )
         self._region_limits = self._limits_of_region()
         self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
@@ -237,6 +243,7 @@ class Worker:
             reporter,
             self.backends,
             models,
+            self._clock_watch,
             self.path.tasks,
             cache_watch,
         )
@@ -309,6 +316,7 @@ class Worker:
                 "answers": self.unsent.statistics,
                 "events": self._events.statistics,
                 "tracing": self._tracer.statistics,
+                "clock": self._clock_watch.statistics,
                 "worker": partial(self._statistics, cache_watch),
                 **self._region_limits.figures,
             },

@@ -36,26 +36,35 @@ _log = logging.getLogger(__name__)
 
 
 class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a tenant's webhooks go; `secret` is `whsec_` and 24 to 64 bytes in base64."""
+    """Where a tenant's webhooks go; `secret` is `whsec_` and 24 to 64 bytes in base64.
+
+    A webhook is signed with `second_secret`, too, while the secret is rotated.
+    """
 
     url: str
     secret: str
+    second_secret: str = ""
     allow_private: bool = False
     """Allows addresses of private networks, and `http://`."""
 
-    def key(self) -> bytes:
-        """Return the key of its signatures.
+    def signing_keys(self) -> list[bytes]:
+        """Return the keys of its signatures.
 
         Raises:
-            ValueError: `secret` has another form.
+            ValueError: a secret has another form.
         """
-        try:
-            key = base64.b64decode(self.secret.removeprefix(_PREFIX), validate=True)
-        except binascii.Error as error:
-            raise ValueError("the secret is not base64") from error
-        if len(key) not in _KEY_BYTES:
-            raise ValueError("the secret does not have 24 to 64 bytes")
-        return key
+        second = [_key_of(self.second_secret)] if self.second_secret else []
+        return [_key_of(self.secret), *second]
+
+
+def _key_of(secret: str) -> bytes:
+    try:
+        key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
+    except binascii.Error as error:
+        raise ValueError("the secret is not base64") from error
+    if len(key) not in _KEY_BYTES:
+        raise ValueError("the secret does not have 24 to 64 bytes")
+    return key
 
 
 class Forbidden(Exception):
@@ -85,7 +94,7 @@ def read_webhooks(path: Path | None) -> Mapping[str, Webhook | None]:
 def _webhook(path: Path, tenant: str, entry: object) -> Webhook | None:
     try:
         webhook = msgspec.convert(entry, Webhook)
-        webhook.key()
+        webhook.signing_keys()
     except ValueError as error:
         _log.error(
             "the webhooks of a tenant wait: their entry is wrong",
@@ -97,13 +106,13 @@ def _webhook(path: Path, tenant: str, entry: object) -> Webhook | None:
 
 
 def sign(webhook: Webhook, id_: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """Return the headers that prove that `body` is ours."""
+    """Return the headers that prove that `body` is ours, with a signature for each secret."""
     signed = f"{id_}.{timestamp}.".encode() + body
-    digest = hmac.new(webhook.key(), signed, hashlib.sha256).digest()
+    digests = [hmac.new(key, signed, hashlib.sha256).digest() for key in webhook.signing_keys()]
     return {
         "webhook-id": id_,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": f"v1,{base64.b64encode(digest).decode()}",
+        "webhook-signature": " ".join(f"v1,{base64.b64encode(d).decode()}" for d in digests),
     }
 
 

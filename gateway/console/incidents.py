@@ -8,6 +8,7 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.admin.degradation import LOW_DISK
+from gateway.admin.fleet_view import LARGEST_SKEW
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
 from gateway.console.traffic import Flow, Samples, Traffic
@@ -223,6 +224,13 @@ _RULES = (
         is_bad=True,
         is_cause=True,
         shown=size,
+    ),
+    _Rule(
+        metric="sluicegate_clock_skew_seconds",
+        applies=lambda value: value > LARGEST_SKEW,
+        text="The clock of this machine is {value} away from that of {dependency}.",
+        is_bad=True,
+        shown=seconds,
     ),
     _Rule(
         metric="sluicegate_shipper_lag_seconds",

@@ -164,6 +164,14 @@ class Ledger:
     def _price_list(self, default: Sequence[PriceConfig]) -> PriceList:
         return PriceList(self.prices.entries() or default)
 
+    def server_time(self) -> float | None:
+        """Return the database's time in seconds since 1970, `None` where it has no clock.
+
+        Raises:
+            DependencyUnavailable: the database does not answer.
+        """
+        return self._store.server_time()
+
     def close(self) -> None:
         """Close the connections."""
         self._store.close()

@@ -32,6 +32,8 @@ _SESSION: Final = {
     "tcp_keepalives_interval": "5s",
     "tcp_keepalives_count": "2",
 }
+CONNECTIONS: Final = 5
+"""Connections of a process at most; what needs one more waits. docs/sizing.md adds them up."""
 _TIMER: Final = "sluicegate_timer"
 _BEYOND_STATEMENT: Final = 2.0
 _LONGEST_CHECK: Final = 3.0
@@ -91,11 +93,14 @@ def make_engine(url: URL, *, timeout: float) -> Engine:
     """Return an engine none of whose statements takes longer than `timeout` seconds.
 
     The server cancels longer ones. If it does not, the connection is shut down. If one connection
-    has ended, or its server has become a standby, all are made anew when they are used next.
+    has ended, or its server has become a standby, all are made anew when they are used next. There
+    are `CONNECTIONS` at most.
     """
     # Options in the URL take precedence.
     options = {name: value for name, value in _CONNECTING.items() if name not in url.query}
-    engine = sqlalchemy.create_engine(url, pool_timeout=timeout, connect_args=options)
+    engine = sqlalchemy.create_engine(
+        url, pool_size=CONNECTIONS, max_overflow=0, pool_timeout=timeout, connect_args=options
+    )
     event.listen(engine, "do_connect", partial(_connect, timeout=timeout))
     # Around what SQLAlchemy asks of the first connection.
     event.listen(engine, "connect", _on_made, insert=True)

@@ -174,8 +174,18 @@ class Store:
         self.insert_new(connection, table, [{"subject": subject, "count": 0}])
         row = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
         connection.execute(row).one()
-        now = sqlalchemy.extract("epoch", sqlalchemy.func.clock_timestamp())
-        return int(float(connection.execute(sqlalchemy.select(now)).scalar_one()) * _SECOND)
+        return int(_server_time(connection) * _SECOND)
+
+    def server_time(self) -> float | None:
+        """Return the database's time in seconds since 1970, `None` where it has no clock.
+
+        Raises:
+            DependencyUnavailable: the database does not answer.
+        """
+        if self._is_sqlite:
+            return None
+        with self.reading() as connection:
+            return _server_time(connection)
 
     def close(self) -> None:
         """Close the connections."""
@@ -251,6 +261,11 @@ class Store:
                 self._ready.clear()
                 raise LedgerEmpty(migrations.EMPTY, retry_after=1.0) from error
             raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
+
+
+def _server_time(connection: Connection) -> float:
+    now = sqlalchemy.extract("epoch", sqlalchemy.func.clock_timestamp())
+    return float(connection.execute(sqlalchemy.select(now)).scalar_one())
 
 
 def to_nanoseconds(moment: datetime) -> int:

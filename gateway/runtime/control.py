@@ -235,6 +235,15 @@ class Control:
         await self._execute(self._redis.zrem(_WORKERS, worker))
         await self._execute(self._redis.hdel(_REPORTS, worker))
 
+    async def server_time(self) -> float:
+        """Return the time of Redis in seconds since 1970.
+
+        Raises:
+            DependencyUnavailable: Redis does not answer.
+        """
+        seconds, microseconds = await self._execute(self._redis.time())
+        return float(seconds) + float(microseconds) / 1e6
+
     async def workers(self) -> list[str]:
         """Return the workers with a heartbeat within the last seconds."""
         found = await self._script(control_scripts.LIVE_WORKERS, (_WORKERS,), _LIVE)

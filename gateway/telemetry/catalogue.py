@@ -237,6 +237,8 @@ _DEPENDENCIES: Final = (
     _most("breaker_open", "Whether the circuit breaker of `cache_redis` or `state_redis` is not "
           "closed in some worker.", "dependency"),
     _counter("breaker_openings_total", "Times that a breaker opened.", "dependency"),
+    _most("clock_skew_seconds", "Time that the machine's clock is at least away from that of "
+          "`state_redis` or of the `ledger` in PostgreSQL, in either direction.", "dependency"),
 )  # fmt: skip
 _EVENTS: Final = (
     _counter("events_published_total", "Usage events written to the log."),

@@ -3,6 +3,7 @@
 import logging
 import sys
 import traceback
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TextIO
 
@@ -36,7 +37,8 @@ class JsonFormatter(logging.Formatter):
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
         """Return the fields of `record`, those that every line has first."""
         fields: dict[str, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S"),
+            # RFC 3339 in UTC, as in lines of backends.
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             **self._process,
             "logger": record.name,

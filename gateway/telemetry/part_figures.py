@@ -140,6 +140,10 @@ PART_FIGURES: Final[Mapping[str, tuple[PartFigure, ...]]] = {
         ("state_redis", "dependency_up", "state_redis"),
         ("cache_redis", "dependency_up", "cache_redis"),
     ),
+    "clock": _of(
+        ("state_redis", "clock_skew_seconds", "state_redis"),
+        ("ledger", "clock_skew_seconds", "ledger"),
+    ),
     "shipper": _of(
         ("logs", "shipper_logs"),
         ("events", "shipped_events_total"),

@@ -11,9 +11,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from loadtests.arena.podman import HOME, run
+from loadtests.harness.compose_files import OBSERVED, merged
 from loadtests.machine import this_machine
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +64,7 @@ def built_from() -> str:
 
 def bases() -> dict[str, str]:
     """Return the foreign images that the project names, by their local stand-ins."""
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
+    services = merged(OBSERVED)["services"].values()
     named = {service["image"] for service in services if "build" not in service}
     for file in (ROOT / "deploy").glob("*.Dockerfile"):
         lines = file.read_text().splitlines()
@@ -76,14 +75,14 @@ def bases() -> dict[str, str]:
 
 def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
     """Return the file and the stage of each image of the project, without those for GPUs."""
-    services = yaml.safe_load((sources / "compose.yaml").read_text())["services"].values()
+    services = merged(root=sources)["services"].values()
     return {
         f"localhost/{service['image']}": (
             service["build"]["dockerfile"],
             service["build"].get("target", ""),
         )
         for service in services
-        if "build" in service and "gpu" not in service.get("profiles", [])
+        if "build" in service and "-gpu:" not in service["image"]
     }
 
 

@@ -1,8 +1,8 @@
-"""Runs the services of compose.yaml as podman containers with own networks and volumes.
+"""Runs the services of compose.yaml and its override `ha` as podman containers.
 
-The file is used as it stands: images, commands, environments, networks, users, read-only roots,
-dropped capabilities, restarts. Differences: volumes are small file systems of their own, so that a
-disk can be filled; the arena leaves the profile `observability` out, and sends no spans.
+The files are used as they stand: images, commands, environments, networks, users, read-only roots,
+dropped capabilities, restarts. Volumes differ: they are small file systems of their own, so that a
+disk can be filled. The arena leaves the override `observability` out.
 """
 
 import re
@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any  # a compose file is of all types
 
 import msgspec
-import yaml
 
 from loadtests.arena.images import ROOT, full_name
 from loadtests.arena.podman import HOME, ContainerState, inspect, run
+from loadtests.harness.compose_files import HA, OBSERVED, merged
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080
-ON_CPUS = frozenset({"cpu"})
-OBSERVED = ON_CPUS | {"observability"}
-"""Profiles of compose.yaml."""
 _VOLUME_MIB = {"database": 384}
 _SMALL_VOLUME_MIB = 96
 _NAMES = Path("/run/containers/networks/aardvark-dns")
@@ -69,26 +66,21 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def services(
-    values: Mapping[str, str] | None = None, *, profiles: frozenset[str] = ON_CPUS
+    values: Mapping[str, str] | None = None, *, files: tuple[str, ...] = HA
 ) -> dict[str, Service]:
-    """Return the services of the profiles in an order that respects their dependencies.
+    """Return the services of compose.yaml and its overrides `files`, dependencies first.
 
     `values` stand for the variables of `deploy/env.example`; by default those of the arena.
     """
     values = secrets_of_the_arena() if values is None else values
-    found = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    quiet = {} if profiles >= OBSERVED else {"OTEL_SDK_DISABLED": "true"}
-    chosen = {
-        name: _service(name, each, values, quiet if "build" in each else {})
-        for name, each in found.items()
-        if "profiles" not in each or profiles & set(each["profiles"])
-    }
+    found = merged(files)["services"]
+    chosen = {name: _service(name, each, values) for name, each in found.items()}
     return {name: chosen[name] for name in _ordered(chosen)}
 
 
-def networks() -> dict[str, list[str]]:
-    """Return the networks of compose.yaml, and the options that make each."""
-    found = yaml.safe_load((ROOT / "compose.yaml").read_text())["networks"]
+def networks(files: tuple[str, ...] = OBSERVED) -> dict[str, list[str]]:
+    """Return the networks of compose.yaml and `files`, and the options that make each."""
+    found = merged(files)["networks"]
     return {name: [*_network_options(each or {})] for name, each in found.items()}
 
 
@@ -242,12 +234,10 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
         yield "--entrypoint=" + msgspec.json.encode(service.entrypoint).decode()
 
 
-def _service(
-    name: str, found: Mapping[str, Any], values: Mapping[str, str], added: Mapping[str, str]
-) -> Service:
+def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str]) -> Service:
     def filled(text: object) -> str:
         named = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda match: values[match[1]], str(text))
-        return named.replace("$$", "$")
+        return re.sub(r"\$\{\w+:-\}", "", named).replace("$$", "$")
 
     own = "build" in found
     environment = {key: filled(value) for key, value in found.get("environment", {}).items()}
@@ -257,7 +247,7 @@ def _service(
         image=f"localhost/{found['image']}" if own else f"docker.io/{full_name(found['image'])}",
         command=tuple(map(filled, found.get("command", []))),
         entrypoint=tuple(map(filled, found.get("entrypoint", []))),
-        environment=environment | dict(added),
+        environment=environment,
         networks=_addresses(found["networks"]),
         volumes=tuple(found.get("volumes", [])),
         tmpfs=tuple(found.get("tmpfs", [])),

@@ -11,12 +11,13 @@ from loadtests.arena import topology
 from loadtests.arena.podman import HOME, PodmanError, inspect
 from loadtests.arena.run import prepare
 from loadtests.arena.system import Arena, ArenaError, wait_until
-from loadtests.arena.topology import OBSERVED, PREFIX
+from loadtests.arena.topology import PREFIX
 from loadtests.compose.bringing_up import bring_up
 from loadtests.compose.losses import Loss, losses
 from loadtests.compose.releases import Release, tools_in
 from loadtests.compose.restoring import restore_into_fresh_volumes
 from loadtests.compose.run import Phase, is_answered, lose_each, upgrade
+from loadtests.harness.compose_files import OBSERVED
 
 PHASES = ("losses", "upgrade", "restore")
 _HEALTHY = 90.0
@@ -41,7 +42,7 @@ class LayoutCheck:
         self._present = present
         self._held: list[Held] = []
         self._phases: list[Phase] = []
-        services = topology.services(profiles=OBSERVED)
+        services = topology.services(files=OBSERVED)
         self._own = sorted({s.image for s in services.values() if _is_own(s.image)})
         started = {
             name: msgspec.structs.replace(each, image=former.image(each.image))

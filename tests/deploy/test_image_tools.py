@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.harness.compose_files import compose_paths
+from tests.deploy.compose_file import EVERYTHING
 from tools import pin_images, sbom
 
 DIGEST = "sha256:" + "0a" * 32
@@ -75,9 +77,9 @@ def test_every_image_that_the_files_name_is_found() -> None:
     named = {name for path in pin_images.files() for name in pin_images.images_of(path.read_text())}
 
     assert any(name.startswith("python:") for name in named)
-    compose = (pin_images.ROOT / "compose.yaml").read_text()
-    for name in re.findall(r"^ +image: (\S+)", compose, re.MULTILINE):
-        assert name.startswith("sluicegate-") or name.partition("@")[0] in named
+    for path in compose_paths(EVERYTHING):
+        for name in re.findall(r"^ +image: (\S+)", path.read_text(), re.MULTILINE):
+            assert name.startswith("sluicegate-") or name.partition("@")[0] in named
 
 
 @pytest.mark.parametrize("path", sbom.dockerfiles(), ids=lambda path: path.stem)

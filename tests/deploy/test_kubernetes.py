@@ -6,7 +6,6 @@ from itertools import takewhile
 from pathlib import Path
 
 import click
-import yaml
 from click.testing import CliRunner
 
 from backends.cli import main as backend_main
@@ -25,6 +24,7 @@ from loadtests.kubernetes.manifests import (
     selects,
     workloads,
 )
+from tests.deploy.compose_file import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
@@ -181,7 +181,7 @@ def test_whatever_is_referred_to_exists(manifests: list[Manifest]) -> None:
         for variable in container.get("env", []):
             reference = variable.get("valueFrom", {})
             for kind, known in (("configMapKeyRef", maps), ("secretKeyRef", kept)):
-                if kind in reference:
+                if kind in reference and not reference[kind].get("optional"):
                     assert reference[kind]["key"] in known[reference[kind]["name"]]
         volumes = {volume["name"] for volume in pod_spec(workload)["volumes"]}
         volumes |= {
@@ -349,8 +349,7 @@ def test_probes_tell_stuck_from_slow(manifests: list[Manifest]) -> None:
 
 
 def test_an_image_is_that_of_compose(manifests: list[Manifest]) -> None:
-    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
-    known = {service["image"] for service in compose}
+    known = {service["image"] for service in SERVICES.values()}
 
     for _, container in own(manifests):
         assert container["image"].rpartition("/")[2] in known

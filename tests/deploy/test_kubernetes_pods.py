@@ -3,10 +3,9 @@
 import copy
 from pathlib import Path
 
-import yaml
-
 from loadtests.kubernetes.manifests import Manifest, workloads
 from loadtests.kubernetes.pods import PlayedPod, dependencies, pods
+from tests.deploy.compose_file import SERVICES
 
 ROOT = Path(__file__).resolve().parents[2]
 _SECRETS = {name: {"tls.crt": "x"} for name in ("gateway-tls", "backends-tls")}
@@ -57,8 +56,7 @@ def test_the_names_of_services_lead_to_pods_that_they_select(manifests: list[Man
 
 
 def test_what_the_pods_depend_on_has_the_images_of_compose() -> None:
-    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()
-    images = {service["image"] for service in compose}
+    images = {service["image"] for service in SERVICES.values()}
 
     found = dependencies(ROOT / "loadtests/kubernetes/dependencies.yaml")
 

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gateway.auth.keys import hash_key
 from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.http.byte_budget import LARGE
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.postgresql import lift_limits, make_engine
+from gateway.ledger.postgresql import CONNECTIONS, lift_limits, make_engine
 from gateway.settings import Settings, environment
 from loadtests.harness.delaying_proxy import DelayingProxy
 from loadtests.harness.ports import free_port
@@ -28,6 +29,19 @@ from tests.support.worker import RunningWorker, classify, running_worker
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 _NEVER = 3600.0
 _ROTATIONS = 40
+
+
+def test_a_process_has_a_bounded_number_of_connections(postgresql: PostgreSQL) -> None:
+    engine = make_engine(make_url(postgresql.database()), timeout=0.5)
+
+    with ExitStack() as held:
+        for _ in range(CONNECTIONS):
+            held.enter_context(engine.connect())
+        with pytest.raises(exc.TimeoutError):
+            engine.connect()
+    with engine.connect() as again:
+        assert not again.closed
+    engine.dispose()
 
 
 class Line:

@@ -55,8 +55,8 @@ async def application_of(
     operator_keys = OperatorKeys(store=ledger.operators)
     await operator_keys.refresh()
     directory = OperatorDirectory(
-        admin_key=settings.admin_key,
-        metrics_key=settings.metrics_key,
+        admin_keys=[settings.admin_key],
+        metrics_keys=[settings.metrics_key],
         authenticators=[operator_keys, *authenticators],
     )
     yield build_admin(

@@ -150,6 +150,23 @@ async def test_readiness_names_what_is_degraded_to_those_who_may_know(
     assert stranger.json()["degraded"] == []
 
 
+async def test_readiness_names_a_wrong_clock_to_operators(
+    admin: httpx.AsyncClient, settings: Settings
+) -> None:
+    redis = connect(settings.state_url, timeout=30.0)
+    skews = {"clock": {"state_redis": 3600.0, "ledger": 0.5}}
+    await Control(redis).heartbeat("gateway-1:ab:0", msgspec.json.encode(skews))
+    await redis.aclose()
+
+    known = await admin.get("/health/ready")
+    stranger = await admin.get("/health/ready", headers={"authorization": ""})
+
+    assert known.json()["degraded"] == [
+        "clock: that of gateway-1:ab:0 is 3600.0 s away from state_redis"
+    ]
+    assert stranger.json()["degraded"] == []
+
+
 @pytest.mark.usefixtures("worker")
 async def test_readiness_names_no_worker_while_one_reports(admin: httpx.AsyncClient) -> None:
     ready = await admin.get("/health/ready")

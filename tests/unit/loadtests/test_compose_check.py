@@ -16,9 +16,10 @@ from loadtests.compose.losses import HOLD, losses, window
 from loadtests.compose.restoring import LASTING_KEYS
 from loadtests.compose.run import LONGEST, Episode, Phase
 from loadtests.compose.upgrade import order
+from loadtests.harness.compose_files import OBSERVED
 from loadtests.harness.valkey import Valkey
 
-SERVICES = topology.services(defaultdict(str), profiles=topology.OBSERVED)
+SERVICES = topology.services(defaultdict(str), files=OBSERVED)
 
 
 def verdict(*statuses: int, allowed: Window) -> Verdict:

@@ -66,6 +66,19 @@ DEPENDENCIES = Group(
             quiet="0x17 1 0x12",
             labels={"instance": "gateway-1:8081", "dependency": "cache_redis"},
         ),
+        alert_of_one_series(
+            "ClockSkewed",
+            "max by (instance, dependency) (sluicegate_clock_skew_seconds) > 2",
+            lasts="1m",
+            severity="page",
+            summary="The clock of {{ $labels.instance }} is away from that of"
+            " {{ $labels.dependency }}",
+            description="Usage is billed in the wrong hour, and keys expire too early or too late.",
+            series=f'sluicegate_clock_skew_seconds{{{GATEWAY}, dependency="state_redis"}}',
+            fires="0 3600x30",
+            quiet="0.1x10 5 0.1x19",
+            labels={"instance": "gateway-1:8081", "dependency": "state_redis"},
+        ),
         Alert(
             name="LimitsDecidedLocally",
             expr="sum by (instance) (rate(sluicegate_limit_local_decisions_total[2m]))"

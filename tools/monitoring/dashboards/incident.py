@@ -173,6 +173,18 @@ INCIDENT = Dashboard(
                     description="0: some gateway does not reach it.",
                 ),
                 Panel(
+                    title="Clocks",
+                    unit="s",
+                    width=8,
+                    queries=(
+                        Query(
+                            "max by (instance, dependency) (sluicegate_clock_skew_seconds)",
+                            "{{instance}} {{dependency}}",
+                        ),
+                    ),
+                    description="How far the clocks of gateways are from those of the servers.",
+                ),
+                Panel(
                     title="Limits decided without Redis",
                     unit="ops",
                     width=8,

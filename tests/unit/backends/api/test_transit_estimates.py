@@ -99,7 +99,7 @@ def test_a_call_that_waited_has_less_time(delay: float, left: float) -> None:
     clock, core = Clock(), _Core()
     handler = CallHandler(
         core=core,
-        authenticator=CallAuthenticator("", wants_certificate=False),
+        authenticator=CallAuthenticator((), wants_certificate=False),
         tracing=NO_TRACING,
         clock=clock,
         max_body_bytes=1_000_000,

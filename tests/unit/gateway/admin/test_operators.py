@@ -42,7 +42,7 @@ def test_a_route_that_says_nothing_needs_viewer_to_read_and_admin_to_change() ->
 @pytest.mark.anyio
 @pytest.mark.parametrize("token", ["", "wrong", "the-admin-key-", "ü\udc80"])
 async def test_only_the_keys_of_the_environment_are_recognized(token: str) -> None:
-    directory = OperatorDirectory(admin_key="the-admin-key", metrics_key="the-metrics-key")
+    directory = OperatorDirectory(admin_keys=["the-admin-key"], metrics_keys=["the-metrics-key"])
 
     assert await directory.authenticate(token) is None
     assert await directory.authenticate("the-admin-key") == Operator(
@@ -54,4 +54,13 @@ async def test_only_the_keys_of_the_environment_are_recognized(token: str) -> No
 
 @pytest.mark.anyio
 async def test_without_keys_nobody_is_an_operator() -> None:
-    assert await OperatorDirectory(admin_key="").authenticate("") is None
+    assert await OperatorDirectory(admin_keys=["", ""]).authenticate("") is None
+
+
+@pytest.mark.anyio
+async def test_both_keys_of_a_rotation_are_those_of_one_operator() -> None:
+    directory = OperatorDirectory(admin_keys=["new", "old"], metrics_keys=["new-m", "old-m"])
+
+    found = [await directory.authenticate(key) for key in ("new", "old", "new-m", "old-m")]
+
+    assert [operator.name for operator in found if operator] == ["admin"] * 2 + ["metrics"] * 2

@@ -82,7 +82,7 @@ async def test_a_worker_that_knows_nothing_says_what_it_waits_for() -> None:
     assert [missing.split(":")[0] for missing in found.missing] == ["keys", "backends"]
 
 
-async def test_one_region_is_enough_and_the_other_is_reported() -> None:
+async def test_one_region_is_enough_and_strangers_are_told_no_name_of_the_other() -> None:
     principals = PrincipalsFollower(ring=KeyRing(), accounts=Accounts())
     await principals.refresh()
     backends = fleet()
@@ -92,7 +92,7 @@ async def test_one_region_is_enough_and_the_other_is_reported() -> None:
     found = readiness_of(principals, backends).readiness()
 
     assert (found.ready, found.missing) == (True, [])
-    assert found.degraded == ["us/us-0: not_ready"]
+    assert found.degraded == ["backends: some are not ready"]
 
 
 async def test_a_redis_that_is_away_is_named_by_its_role_and_the_worker_serves_on() -> None:
@@ -211,4 +211,4 @@ async def test_readiness_is_public_and_names_no_file_of_a_backend() -> None:
 
     found = readiness_of(principals, backends).readiness()
 
-    assert found.degraded == ["eu/eu-0: it lacks models, or revisions of them"]
+    assert found.degraded == ["backends: some lack models, or revisions of them"]

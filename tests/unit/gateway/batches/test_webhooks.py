@@ -85,6 +85,17 @@ def runner(ledger: Ledger, webhook: Webhook | None, timeout: float = 15.0) -> De
     )
 
 
+def test_both_secrets_of_a_rotation_sign() -> None:
+    new, old = (f"whsec_{base64.b64encode(bytes([n]) * 32).decode()}" for n in (1, 2))
+    url = "https://hooks.acme.example"
+
+    both = sign(Webhook(url=url, secret=new, second_secret=old), "msg_1", 77, b"{}")
+
+    alone = [sign(Webhook(url=url, secret=each), "msg_1", 77, b"{}") for each in (new, old)]
+    signatures = [headers["webhook-signature"] for headers in alone]
+    assert both["webhook-signature"] == " ".join(signatures)
+
+
 def test_a_signature_is_that_of_the_specification() -> None:
     """Compared with the example of the specification's own libraries."""
     webhook = Webhook(url="https://example.com", secret=SECRET)

@@ -16,6 +16,8 @@ from gateway.settings import Settings, load_settings
         ("ADMIN_KEY", "secret-0123456789\udcff"),
         ("ADMIN_KEY", "secret-0123456789\x7f"),
         ("METRICS_KEY", "secret-0123456789\n"),
+        ("SECOND_ADMIN_KEY", "secret-0123456789\n"),
+        ("SECOND_METRICS_KEY", "secret-0123456789\n"),
         ("BACKEND_TOKEN", "secret-0123456789\r\nx-more: 1"),
     ],
 )

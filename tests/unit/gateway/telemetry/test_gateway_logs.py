@@ -116,7 +116,7 @@ def test_a_line_of_text_has_the_fields_behind_the_message() -> None:
     text = TextFormatter("worker-0").format(record)
 
     time, rest = text.split(" ", 1)
-    assert len(time) == len("2026-11-23T00:00:00")
+    assert len(time) == len("2026-11-23T00:00:00.000+00:00")
     assert rest == (
         'warning worker-0 it failed logger=gateway.x count=3 reason="a b" items={"hit":1} model=m'
         ' broken="x\\ny"'

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from backends.metric_declaration import MetricKind, unit_of
 from backends.otlp_statistics import TracingStatistics
 from backends.telemetry.catalogue import backend_metrics
+from gateway.app.clock_watch import ClockSkews
 from gateway.app.stats_reporter import WorkerStatistics
 from gateway.batches.runner import RunnerStatistics
 from gateway.cache.base import CacheStatistics
@@ -45,6 +46,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {
     "events": LogStatistics,
     "tracing": TracingStatistics,
     "answers": UnsentStatistics,
+    "clock": ClockSkews,
     "worker": WorkerStatistics,
     "shipper": ShipperStatistics,
     "billing": BillingStatistics,

@@ -1,0 +1,80 @@
+"""Measures how far the clock of this machine is from those of the state Redis and the ledger."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Self
+
+import msgspec
+
+from gateway.errors import DependencyUnavailable
+from gateway.tasks import PeriodicTask
+
+_INTERVAL: Final = 10.0
+ServerClock = Callable[[], Awaitable[float | None]]
+"""Returns a server's time in seconds since 1970; `None` where it has no clock of its own.
+
+Raises:
+    DependencyUnavailable: the server does not answer.
+"""
+
+
+class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds that the clock is at least away from each server's."""
+
+    state_redis: float = 0.0
+    ledger: float = 0.0
+
+
+class ClockWatch:
+    """Asks each server for its time, every ten seconds while it is entered.
+
+    A server read its clock while the question was under way: at its middle, give or take half of
+    the round trip. A skew is what remains beyond that half, so that a slow server has none. A
+    server that does not answer keeps its last one.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_redis: ServerClock,
+        ledger: ServerClock,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - the clock that is measured
+        interval: float = _INTERVAL,
+    ) -> None:
+        self._servers: Mapping[str, ServerClock] = {"state_redis": state_redis, "ledger": ledger}
+        self._monotonic = monotonic
+        self._wall = wall
+        self._skews = ClockSkews()
+        self._measuring = PeriodicTask(
+            self.measure, interval=interval, failure="the clock was not compared"
+        )
+
+    async def __aenter__(self) -> Self:
+        self._measuring.wake()
+        await self._measuring.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._measuring.__aexit__(*exc_info)
+
+    def statistics(self) -> ClockSkews:
+        """Return what was measured last."""
+        return self._skews
+
+    async def measure(self) -> None:
+        """Compare the clock with each server's."""
+        await asyncio.gather(*(self._compare(name, ask) for name, ask in self._servers.items()))
+
+    async def _compare(self, name: str, ask: ServerClock) -> None:
+        began, wall = self._monotonic(), self._wall()
+        try:
+            theirs = await ask()
+        except DependencyUnavailable:
+            return  # its own metric says so
+        if theirs is None:
+            return
+        half = (self._monotonic() - began) / 2
+        skew = max(0.0, abs(theirs - (wall + half)) - half)
+        self._skews = msgspec.structs.replace(self._skews, **{name: skew})
