@@ -58,5 +58,5 @@ def test_without_its_library_it_is_refused_by_what_to_install(
         monkeypatch.setitem(sys.modules, name, None)
 
     for ask in (dialects_of, opened):
-        with pytest.raises(ConfigurationError, match=r"sluicegate\[grpc\].*SLUICEGATE_GRPC_PORT"):
+        with pytest.raises(ConfigurationError, match=r"grpc\].*SLUICEGATE_GRPC_PORT"):
             ask(settings)
