@@ -87,10 +87,11 @@ class SharedBytes:
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
                 await waiting.granted
-        except BaseException as error:
+        except TimeoutError as error:
             self._leave(key, waiting)
-            if isinstance(error, TimeoutError):
-                raise self.exhausted() from error
+            raise self.exhausted() from error
+        except asyncio.CancelledError:
+            self._leave(key, waiting)
             raise
 
     def release(self, key: Hashable, size: int) -> None:

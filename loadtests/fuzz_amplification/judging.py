@@ -24,6 +24,8 @@ class Observed(msgspec.Struct, kw_only=True):
     """How long they took before, on the same machine."""
     late_timers: int = 0
     """How many timers of workers' event loops were later than is allowed."""
+    calm_late_timers: int = 0
+    """How many were so before."""
     memory: dict[str, int] = {}
     """The most that each process had resident."""
     bounds: dict[str, int] = {}

@@ -74,6 +74,8 @@ class _Run:
         watching.start()
         with _hits(self._system.port, self._keys[1]) as self._observed.calm_hits:
             self._is_over.wait(_CALM)
+        calm, before = before, self._metrics()
+        self._observed.calm_late_timers = late_timers(calm, before)
         with _hits(self._system.port, self._keys[1]) as hits, ThreadPoolExecutor(_AT_ONCE) as pool:
             for sender in [pool.submit(self._send_all, requests) for _ in range(_AT_ONCE)]:
                 sender.result()
@@ -178,6 +180,7 @@ def _hits(port: int, key: str) -> Iterator[list[float]]:
     ours, theirs = spawning.Pipe()
     asking = spawning.Process(target=_ask_for_hits, args=(port, key, theirs))
     asking.start()
+    ours.recv()  # it has begun
     times: list[float] = []
     try:
         yield times
@@ -192,7 +195,7 @@ def _ask_for_hits(port: int, key: str, ends: Connection) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     times: list[float] = []
-    while not ends.poll(_BETWEEN_HITS):
+    while not times or not ends.poll(_BETWEEN_HITS):
         started = time.perf_counter()
         try:
             connection.request(
@@ -202,4 +205,6 @@ def _ask_for_hits(port: int, key: str, ends: Connection) -> None:
         except (OSError, http.client.HTTPException):
             connection.close()
         times.append(time.perf_counter() - started)
+        if len(times) == 1:
+            ends.send(None)
     ends.send(times[1:])  # the first one computes the answer
