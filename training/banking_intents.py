@@ -4,10 +4,10 @@ Training texts that are also in the test file (6, case and outer blanks ignored)
 """
 
 import argparse
+import csv
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from sklearn.linear_model import LogisticRegression
 
 from training.encoder import Encoder
@@ -26,20 +26,25 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="banking-intents.npz")
     arguments = parser.parse_args()
 
-    test = pd.read_csv(arguments.test)
-    train = pd.read_csv(arguments.train)
-    known = set(test["text"].str.strip().str.lower())
-    train = train[~train["text"].str.strip().str.lower().isin(known)]
+    test = _read(arguments.test)
+    known = {text.strip().lower() for text, _ in test}
+    train = [row for row in _read(arguments.train) if row[0].strip().lower() not in known]
 
     encoder = Encoder(arguments.models)
     model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)
-    model.fit(encoder.embed(list(train["text"])), train["category"])
+    model.fit(encoder.embed([text for text, _ in train]), [intent for _, intent in train])
     save_head(arguments.output, [layer_of(model)])
 
-    logits = apply_head(arguments.output, encoder.embed(list(test["text"])))
+    logits = apply_head(arguments.output, encoder.embed([text for text, _ in test]))
     found = np.asarray(model.classes_)[logits.argmax(axis=1)]
-    accuracy = (found == test["category"].to_numpy()).mean()
+    accuracy = (found == np.array([intent for _, intent in test])).mean()
     print(f"trained on {len(train)}, tested on {len(test)}: accuracy {accuracy:.4f}")  # noqa: T201
+
+
+def _read(path: Path) -> list[tuple[str, str]]:
+    """Return the texts of a file, each with its intent."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [(row["text"], row["category"]) for row in csv.DictReader(file)]
 
 
 if __name__ == "__main__":

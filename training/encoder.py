@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import pad
 from backends.types import OutputKind
 
 MAX_TOKENS = 256
-DIMENSIONS = 384
 _BATCH_ROWS = 8
 
 Matrix = NDArray[np.float32]
@@ -23,10 +24,11 @@ class Encoder:
 
     def __init__(self, models: Path, name: str = "minilm") -> None:
         folder = models / name / "1"
+        manifest = yaml.safe_load((folder / "model.yaml").read_text(encoding="utf-8"))
         source = GraphSource(
             path=folder / "model.onnx",
             outputs={OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"},
-            dimensions=DIMENSIONS,
+            dimensions=manifest["dimensions"],
         )
         self._executor = OnnxExecutor(source, worker_threads=1)
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -55,12 +57,7 @@ class Encoder:
         order = sorted(range(len(encodings)), key=lambda index: len(encodings[index].ids))
         for start in range(0, len(order), _BATCH_ROWS):
             batch = order[start : start + _BATCH_ROWS]
-            length = len(encodings[batch[-1]].ids)
-            ids, mask = np.zeros((2, len(batch), length), np.int32)
-            for row, index in enumerate(batch):
-                tokens = encodings[index].ids
-                ids[row, : len(tokens)] = tokens
-                mask[row, : len(tokens)] = 1
-            outputs = self._executor.run(ids=ids, mask=mask, type_ids=ids * 0, output=output)
+            rows = [np.array(encodings[index].ids, dtype=np.int32) for index in batch]
+            outputs = self._executor.run(pad(rows, output))
             results |= {index: outputs[row].copy() for row, index in enumerate(batch)}
         return [results[index] for index in range(len(encodings))]

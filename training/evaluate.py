@@ -1,17 +1,19 @@
 """Measures the demo models through the API of a running system, on data given by the caller.
 
-python training/evaluate.py --url http://127.0.0.1:8080 --key KEY \
+python -m training.evaluate --url http://127.0.0.1:8080 --key KEY \
     --banking banking77_test.csv --sst2 sst2_train.parquet --ag-news ag_news_test.csv
 """
 
 import argparse
 import asyncio
+import csv
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
-import pandas as pd
+import pyarrow.parquet as pq
 
 _CHUNK = 64
 _AT_ONCE = 4
@@ -54,16 +56,17 @@ class Api:
 
 async def _evaluate(options: argparse.Namespace) -> None:
     api = Api(options.url, options.key)
-    banking = pd.read_csv(options.banking)
+    intents = _read(options.banking)[1:]
     found = await api.best(
-        "/v1/classify", {"model": "banking-intents", "top_k": 1}, banking["text"].tolist()
+        "/v1/classify", {"model": "banking-intents", "top_k": 1}, [text for text, _ in intents]
     )
-    _show("banking-intents", found, banking["category"].tolist())
+    _show("banking-intents", found, [intent for _, intent in intents])
 
-    sst2 = pd.read_parquet(options.sst2)
-    sst2 = sst2[sst2["idx"] % _HELD_OUT_OF == _HELD_OUT]
-    texts = sst2["sentence"].tolist()
-    expected = [("negative", "positive")[label] for label in sst2["label"]]
+    columns = ["idx", "sentence", "label"]
+    rows_of_sst2 = pq.read_table(options.sst2, columns=columns).to_pylist()
+    held_out = [row for row in rows_of_sst2 if row["idx"] % _HELD_OUT_OF == _HELD_OUT]
+    texts = [row["sentence"] for row in held_out]
+    expected = [("negative", "positive")[row["label"]] for row in held_out]
     for model in ("sentiment-small", "sentiment", "sentiment-cascade"):
         found = await api.best("/v1/classify", {"model": model}, texts)
         _show(model, found, expected)
@@ -71,16 +74,21 @@ async def _evaluate(options: argparse.Namespace) -> None:
     rows += await api.rows({"model": "sentiment-cascade", "input": texts[1000:2000]})
     print(f"sentiment-cascade: {rows - 2000} of 2000 reach the large model")
 
-    news = pd.read_csv(options.ag_news, header=None, names=["class", "title", "description"])
-    texts = (news["title"] + ". " + news["description"]).tolist()
+    news = _read(options.ag_news)
+    texts = [f"{title}. {description}" for _, title, description in news]
     body = {
         "model": "topics",
         "labels": list(_TOPICS),
         "hypothesis_template": "This text is about {}.",
     }
     found = await api.best("/v1/zero-shot", body, texts)
-    _show("topics", found, [_TOPICS[number - 1] for number in news["class"]])
+    _show("topics", found, [_TOPICS[int(number) - 1] for number, _, _ in news])
     await api.close()
+
+
+def _read(path: str) -> list[list[str]]:
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
 
 
 def _show(name: str, found: Sequence[str], expected: Sequence[str]) -> None:

@@ -6,10 +6,14 @@ in any test text, letter by letter, with case and outer blanks ignored.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import compress
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import pandas as pd
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from training.encoder import Encoder
@@ -18,6 +22,28 @@ from training.heads import apply_head, layer_of, save_head
 TEST_MODULUS, TEST_REMAINDER = 32, 7
 # Chosen from 0.3, 1 and 3 on two other remainders, each filtered as the test set is.
 INVERSE_REGULARISATION = 0.3
+
+
+class Sentences(NamedTuple):
+    """Holds texts, and the label of each: 1 is positive."""
+
+    texts: list[str]
+    labels: NDArray[np.int64]
+
+
+def read_sst2(path: Path) -> tuple[Sentences, Sentences]:
+    """Return the texts to train on, and those to test by."""
+    rows = pq.read_table(path, columns=["idx", "sentence", "label"]).to_pylist()
+    test = [row for row in rows if row["idx"] % TEST_MODULUS == TEST_REMAINDER]
+    rest = [row for row in rows if row["idx"] % TEST_MODULUS != TEST_REMAINDER]
+    is_kept = untouched([row["sentence"] for row in rest], [row["sentence"] for row in test])
+    return _sentences(compress(rest, is_kept)), _sentences(test)
+
+
+def _sentences(rows: Iterable[dict[str, Any]]) -> Sentences:
+    kept = list(rows)
+    labels = np.array([row["label"] for row in kept], dtype=np.int64)
+    return Sentences([row["sentence"] for row in kept], labels)
 
 
 def untouched(texts: Sequence[str], test_texts: Sequence[str]) -> list[bool]:
@@ -38,19 +64,17 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="sentiment.npz")
     arguments = parser.parse_args()
 
-    rows = pd.read_parquet(arguments.train)
-    is_test = rows["idx"] % TEST_MODULUS == TEST_REMAINDER
-    test, rest = rows[is_test], rows[~is_test]
-    train = rest[untouched(list(rest["sentence"]), list(test["sentence"]))]
+    train, test = read_sst2(arguments.train)
 
     encoder = Encoder(arguments.models)
     model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)
-    model.fit(encoder.embed(list(train["sentence"])), train["label"])
+    model.fit(encoder.embed(train.texts), train.labels)
     save_head(arguments.output, [layer_of(model)])
 
-    logits = apply_head(arguments.output, encoder.embed(list(test["sentence"])))
-    accuracy = (logits.argmax(axis=1) == test["label"]).mean()
-    print(f"trained on {len(train)}, tested on {len(test)}: accuracy {accuracy:.4f}")  # noqa: T201
+    logits = apply_head(arguments.output, encoder.embed(test.texts))
+    accuracy = (logits.argmax(axis=1) == test.labels).mean()
+    counts = f"trained on {len(train.texts)}, tested on {len(test.texts)}"
+    print(f"{counts}: accuracy {accuracy:.4f}")  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -9,13 +9,12 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from sklearn.linear_model import LogisticRegression
 
 from training.encoder import Encoder, Matrix
 from training.heads import apply_head, layer_of, save_head
-from training.sentiment import TEST_MODULUS, TEST_REMAINDER, untouched
+from training.sentiment import read_sst2
 
 # Chosen from 1, 3 and 10 on the fifth of the training texts that is kept apart.
 INVERSE_REGULARISATION = 3.0
@@ -32,24 +31,21 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="sentiment-small.npz")
     arguments = parser.parse_args()
 
-    rows = pd.read_parquet(arguments.train)
-    is_test = rows["idx"] % TEST_MODULUS == TEST_REMAINDER
-    test, rest = rows[is_test], rows[~is_test]
-    train = rest[untouched(list(rest["sentence"]), list(test["sentence"]))]
+    train, test = read_sst2(arguments.train)
 
     encoder = Encoder(arguments.models, "minilm-l2")
-    vectors, labels = encoder.embed(list(train["sentence"])), train["label"].to_numpy()
+    vectors, labels = encoder.embed(train.texts), train.labels
     threshold = _choose_threshold(vectors, labels)
     save_head(arguments.output, [layer_of(_fit(vectors, labels))])
 
-    small = _probabilities(apply_head(arguments.output, encoder.embed(list(test["sentence"]))))
-    vectors = Encoder(arguments.models).embed(list(test["sentence"]))
+    small = _probabilities(apply_head(arguments.output, encoder.embed(test.texts)))
+    vectors = Encoder(arguments.models).embed(test.texts)
     large = _probabilities(apply_head(arguments.large, vectors))
     goes_on = small.max(axis=1) < threshold
     cascade = np.where(goes_on[:, None], large, small)
     for name, scores in (("small", small), ("large", large), ("cascade", cascade)):
-        accuracy = (scores.argmax(axis=1) == test["label"]).mean()
-        print(f"{name}: accuracy {accuracy:.4f} on {len(test)}")  # noqa: T201
+        accuracy = (scores.argmax(axis=1) == test.labels).mean()
+        print(f"{name}: accuracy {accuracy:.4f} on {len(test.texts)}")  # noqa: T201
     print(f"threshold {threshold:.3f}, {goes_on.mean():.3f} go on")  # noqa: T201
 
 

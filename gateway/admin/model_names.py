@@ -6,9 +6,9 @@ from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import reported_backends
 from gateway.config.checks import models_named
 from gateway.config.document import Document
+from gateway.config.spelling import closest
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest
 from gateway.runtime.control import Control
-from gateway.spelling import closest
 from gateway.types import Rule
 
 

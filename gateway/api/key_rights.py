@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
+from gateway.config.spelling import closest
 from gateway.errors import BudgetExhausted, PermissionDenied
-from gateway.spelling import closest
 from gateway.types import Principal
 
 

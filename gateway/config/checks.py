@@ -19,8 +19,8 @@ from gateway.config.document import (
 )
 from gateway.config.pools import pool_findings
 from gateway.config.shape import ConfigFinding
+from gateway.config.spelling import closest
 from gateway.config.tree import Path
-from gateway.spelling import closest
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

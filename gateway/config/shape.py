@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
+from gateway.config.spelling import closest
 from gateway.config.tree import Path
-from gateway.spelling import closest
 
 T = TypeVar("T")
 

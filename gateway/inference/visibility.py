@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from gateway.config.document import Document, ModelConfig
+from gateway.config.spelling import closest
 from gateway.errors import ModelNotFound
-from gateway.spelling import closest
 from gateway.types import Principal, ServedModel
 
 _DEFAULT_ENTRY = ModelConfig()

@@ -34,8 +34,8 @@ def export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
             f"`{folder}`: no graph can be built of `{kind}` weights without optimum (there is no "
             f"package `{error.name}`): install it with `pip install optimum-onnx` in an "
             "environment of its own, as it needs transformers 4, run `optimum-cli export onnx "
-            f"--model {folder} --task {_task(config)} FOLDER` there and import FOLDER; or bring one "
-            f"of {', '.join(FAMILIES)}"
+            f"--model {folder} --task {_task(config)} FOLDER` there and import FOLDER; or bring "
+            f"one of {', '.join(FAMILIES)}"
         ) from None
     try:
         exporter.main_export(str(folder), output=target, task=_task(config), do_validation=False)

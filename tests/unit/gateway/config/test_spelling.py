@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.spelling import closest
+from gateway.config.spelling import closest
 
 
 @pytest.mark.parametrize(
