@@ -148,11 +148,7 @@ class Worker:
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )
-        self._clock_watch = ClockWatch(
-            state_redis=Control(stores.state).server_time,
-            ledger=partial(asyncio.to_thread, stores.ledger.server_time),
-            monotonic=self._clock,
-        )
+        self._clock_watch = self._watch_of_clock()
         self._region_limits = self._limits_of_region()
         self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
@@ -187,6 +183,13 @@ class Worker:
             clock=self._clock,
             tracer=self._tracer,
             is_bulk=options.is_bulk,
+        )
+
+    def _watch_of_clock(self) -> ClockWatch:
+        return ClockWatch(
+            state_redis=Control(self._stores.state).server_time,
+            ledger=partial(asyncio.to_thread, self._stores.ledger.server_time),
+            monotonic=self._clock,
         )
 
     def _limits_of_region(self) -> LimitsOfRegion:
