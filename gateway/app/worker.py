@@ -150,11 +150,7 @@ class Worker:
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )
-        self._clock_watch = ClockWatch(
-            state_redis=Control(stores.state).server_time,
-            ledger=partial(asyncio.to_thread, stores.ledger.server_time),
-            monotonic=self._clock,
-        )
+        self._clock_watch = self._watch_of_clock()
         self._region_limits = self._limits_of_region()
         self._follower: RuntimeFollower | None = None
         self.limiter = RedisRateLimiter(
@@ -196,6 +192,13 @@ class Worker:
         region = settings.region[:_LONGEST_IN_LOG_NAME] or "gateway"
         sync = LogSync(interval=settings.events_sync_interval)
         return EventLog(settings.events_dir, name=f"{region}-{settings.worker}", sync=sync)
+
+    def _watch_of_clock(self) -> ClockWatch:
+        return ClockWatch(
+            state_redis=Control(self._stores.state).server_time,
+            ledger=partial(asyncio.to_thread, self._stores.ledger.server_time),
+            monotonic=self._clock,
+        )
 
     def _limits_of_region(self) -> LimitsOfRegion:
         return limits_of_region(

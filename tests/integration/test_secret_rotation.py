@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy
@@ -29,7 +30,7 @@ def models(tmp_path: Path) -> Path:
     return write_repository(tmp_path / "models")
 
 
-def backend_token_steps() -> Iterator[tuple[str, dict[str, str]]]:
+def backend_token_steps() -> Iterator[tuple[str, dict[str, Any]]]:
     """What gateways send, and what backends are told, as docs/operations.md has it."""
     yield OLD, {"token": OLD}
     yield OLD, {"token": NEW, "second_token": OLD}
@@ -69,10 +70,10 @@ async def test_redis_takes_both_passwords_until_the_former_is_removed(own_valkey
     admin = connect(first, timeout=PATIENCE)
     try:
         assert await before.set("kept", 1)
-        await admin.execute_command("ACL", "SETUSER", "default", f">{NEW}")
+        await admin.acl_setuser("default", enabled=True, passwords=[f"+{NEW}"])
         assert await before.get("kept") == await after.get("kept") == b"1"
 
-        await admin.execute_command("ACL", "SETUSER", "default", f"<{OLD}")
+        await admin.acl_setuser("default", enabled=True, passwords=[f"-{OLD}"])
         assert await after.get("kept") == b"1"
         assert await before.get("kept") == b"1", "a connection that exists goes on"
     finally:
