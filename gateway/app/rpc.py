@@ -14,6 +14,7 @@ from gateway.dialects.registry import DIALECTS
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.listener_tls import ListenerTls
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.settings import Settings
 
 
@@ -41,6 +42,7 @@ def open_rpc_listener(
     draining: Draining,
     stop: asyncio.Event,
     tls: ListenerTls | None = None,
+    unsent: UnsentAnswers | None = None,
 ) -> AbstractAsyncContextManager[None]:
     """Return the gRPC listener of a worker, to be entered; nothing where there is none.
 
@@ -61,6 +63,7 @@ def open_rpc_listener(
         draining=draining,
         stop=stop,
         tls=tls,
+        unsent=unsent,
     )
 
 

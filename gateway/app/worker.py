@@ -264,6 +264,7 @@ class Worker:
             draining=draining,
             stop=stop,
             tls=tls,
+            unsent=self.unsent,
         )
 
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:

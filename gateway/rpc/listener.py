@@ -13,6 +13,7 @@ from gateway.auth.key_ring import KeyRing
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining, Stop
 from gateway.http.listener_tls import ListenerTls
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.handler import RpcHandler
 from gateway.rpc.messages import MessageTable
@@ -35,12 +36,13 @@ async def rpc_listener(
     draining: Draining,
     stop: asyncio.Event,
     tls: ListenerTls | None = None,
+    unsent: UnsentAnswers | None = None,
 ) -> AsyncIterator[None]:
     """Listen on `settings.grpc_port` while this is entered, until `stop` is set.
 
-    Calls come over `tls`, if there is any. At the end those under way, and requests that they left,
-    have `settings.drain` seconds, after the delay for load balancers where no supervisor has waited
-    for it.
+    Calls come over `tls`, if there is any; `unsent` bounds their answers. At the end those under
+    way, and requests that they left, have `settings.drain` seconds, after the delay for load
+    balancers where no supervisor has waited for it.
 
     Raises:
         ConfigurationError: the port cannot be listened on.
@@ -60,6 +62,7 @@ async def rpc_listener(
             messages=MessageTable(),
             draining=is_draining,
             receive_timeout=settings.head_timeout,
+            unsent=unsent or UnsentAnswers(clock=loop.time),
         )
         server.add_generic_rpc_handlers((handler,))
         _bind(server, address, tls)
