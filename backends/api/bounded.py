@@ -28,6 +28,8 @@ class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """From there to the end of its body."""
     idle: float = 120.0
     """From the opening to a first request; between two it is uvicorn's to end them."""
+    unread: float = 60.0
+    """While the caller reads none of what waits for it."""
 
 
 class _TooLarge(Exception):

@@ -45,6 +45,10 @@ class WriteCoalescingTransport(asyncio.Transport):
         self._transport.abort()
 
     @override
+    def get_write_buffer_size(self) -> int:
+        return self._transport.get_write_buffer_size()
+
+    @override
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 
@@ -74,6 +78,8 @@ class WriteCoalescingProtocol(LimitedHttpProtocol):
 
     _is_used = False
     _has_begun = False
+    _unsent_bytes = 0
+    _unsent_since = 0.0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -91,6 +97,15 @@ class WriteCoalescingProtocol(LimitedHttpProtocol):
         poller.register(descriptor, select.POLLIN)
         if not poller.poll(0):
             self.shutdown()
+
+    @override
+    def end_if_late(self, now: float) -> None:
+        unsent = self._coalescing.get_write_buffer_size()
+        if unsent != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since = unsent, now
+        elif unsent and now - self._unsent_since > self._waits.unread:
+            self._coalescing.abort()
+        super().end_if_late(now)
 
     @override
     def on_headers_complete(self) -> None:

@@ -15,6 +15,7 @@ from gateway.dialects.registry import DIALECTS
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.edge import ListenerEdge
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.settings import Settings
 
 
@@ -42,6 +43,7 @@ def open_rpc_listener(
     draining: Draining,
     stop: asyncio.Event,
     edge: ListenerEdge | None = None,
+    unsent: UnsentAnswers | None = None,
 ) -> AbstractAsyncContextManager[None]:
     """Return the gRPC listener of a worker, to be entered; nothing where there is none.
 
@@ -62,6 +64,7 @@ def open_rpc_listener(
         draining=draining,
         stop=stop,
         edge=edge,
+        unsent=unsent,
     )
 
 

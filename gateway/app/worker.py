@@ -276,6 +276,7 @@ class Worker:
             draining=draining,
             stop=stop,
             edge=edge,
+            unsent=self.unsent,
         )
 
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:

@@ -21,7 +21,13 @@ from gateway.api.schemas import (
 )
 from gateway.api.vectors import floats_as_json
 from gateway.dialects.base import texts_only
-from gateway.dialects.stored_results import entities_in, labels_in, ranking, vector_in
+from gateway.dialects.stored_results import (
+    encoded_list,
+    entities_in,
+    labels_in,
+    ranking,
+    vector_in,
+)
 from gateway.types import Answer, InferenceRequest
 
 _encode = msgspec.json.encode
@@ -109,7 +115,7 @@ class TextClassificationInputs(TaskInputs, frozen=True, kw_only=True):
 
     @override
     def write(self, answer: Answer) -> bytes:
-        return _encode([labels_in(outcome.result) for outcome in answer.outcomes])
+        return encoded_list(labels_in(outcome.result) for outcome in answer.outcomes)
 
 
 class _Texts(TaskInputs, frozen=True, kw_only=True):
@@ -122,8 +128,9 @@ class _Texts(TaskInputs, frozen=True, kw_only=True):
         return self.inputs if isinstance(self.inputs, list) else [self.inputs]
 
     def _listed(self, answer: Answer, write: Callable[[bytes], Any]) -> bytes:
-        written = [write(outcome.result) for outcome in answer.outcomes]
-        return _encode(written if isinstance(self.inputs, list) else written[0])
+        if not isinstance(self.inputs, list):
+            return _encode(write(answer.outcomes[0].result))
+        return encoded_list(write(outcome.result) for outcome in answer.outcomes)
 
 
 class ZeroShotInputs(_Texts, frozen=True, kw_only=True):

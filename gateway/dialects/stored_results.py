@@ -1,5 +1,8 @@
 """Reads stored results, which dialects write in other words."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import msgspec
 
 from gateway.api.answers import SCORE_DECIMALS
@@ -58,6 +61,7 @@ class _Score(msgspec.Struct, frozen=True):
     score: float
 
 
+_encode = msgspec.json.encode
 _labels = msgspec.json.Decoder(_Labels).decode
 _entities = msgspec.json.Decoder(_Entities).decode
 _embedding = msgspec.json.Decoder(_Embedding).decode
@@ -100,6 +104,14 @@ def choice_in(result: bytes) -> StoredChoice:
 def score_in(result: bytes) -> float:
     """Return the score of a document's result of `rerank`."""
     return _score(result).score
+
+
+def encoded_list(values: Iterable[Any]) -> bytes:
+    """Return values as a JSON list; each is encoded alone, and need not be kept.
+
+    To encode all of a large answer in one call would hold the GIL, and with it the event loop.
+    """
+    return b"[%b]" % b",".join(map(_encode, values))
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:

@@ -25,7 +25,7 @@ from gateway.dialects.hugging_face_tasks import (
     ranked_texts,
     vectors_of,
 )
-from gateway.dialects.stored_results import labels_in
+from gateway.dialects.stored_results import encoded_list, labels_in
 from gateway.dialects.tei_info import model_probes
 from gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
 from gateway.errors import InvalidRequest, TaskNotSupported
@@ -103,8 +103,9 @@ class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
 
     @override
     def write(self, answer: Answer) -> bytes:
-        found = [labels_in(outcome.result) for outcome in answer.outcomes]
-        return _encode(found if self.is_batch else found[0])
+        if not self.is_batch:
+            return _encode(labels_in(answer.outcomes[0].result))
+        return encoded_list(labels_in(outcome.result) for outcome in answer.outcomes)
 
 
 class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):

@@ -9,10 +9,8 @@ from typing_extensions import override
 from backends.protocol import TokenId
 from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody, texts_in_tokens
 from gateway.dialects.hugging_face_tasks import TaskInputs
-from gateway.dialects.stored_results import text_in, tokens_in
+from gateway.dialects.stored_results import encoded_list, text_in, tokens_in
 from gateway.types import Answer
-
-_encode = msgspec.json.encode
 
 
 class TeiTokenResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +46,7 @@ class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
     @override
     def write(self, answer: Answer) -> bytes:
         texts = zip(self.items(), answer.outcomes, strict=True)
-        return _encode([_tokens(text, outcome.result) for text, outcome in texts])
+        return encoded_list(_tokens(text, outcome.result) for text, outcome in texts)
 
 
 class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
@@ -71,7 +69,7 @@ class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
 
     @override
     def write(self, answer: Answer) -> bytes:
-        return _encode([text_in(outcome.result) for outcome in answer.outcomes])
+        return encoded_list(text_in(outcome.result) for outcome in answer.outcomes)
 
 
 def _tokens(text: str, result: bytes) -> list[TeiTokenResult]:

@@ -22,7 +22,7 @@ from gateway.errors import GatewayError, RequestTimeout
 from gateway.http.draining import Draining
 from gateway.http.peers import Peer, too_many_connections, too_many_of
 from gateway.http.request_head import Headers
-from gateway.http.slow_readers import Reader, ReadProgress
+from gateway.http.slow_readers import ReadingPeer, ReadProgress
 from gateway.http.strict_protocol import ReadFlow, StrictHttpProtocol
 from gateway.http.unsent_answers import UnsentAnswers
 
@@ -154,7 +154,7 @@ class TimedProtocol(StrictHttpProtocol):
         elif unsent and now - self._unsent_since > self._timeouts.idle:
             self.transport.abort()
 
-    def reader(self, now: float) -> Reader | None:
+    def reader(self, now: float) -> ReadingPeer | None:
         """Return what the peer has not read, `None` where no bytes for it wait in this process.
 
         To be called about once a second: the rate is measured between the calls.

@@ -32,7 +32,7 @@ class Reason(StrEnum):
     """Unsent answers exceeded their bound: the slowest are closed."""
 
 
-class Reader(msgspec.Struct, frozen=True, kw_only=True):
+class ReadingPeer(msgspec.Struct, frozen=True, kw_only=True):
     """A peer with bytes that it has not read; rates are in bytes a second."""
 
     unsent_bytes: int
@@ -54,14 +54,16 @@ class ReadProgress:
         self.since = now
         self._marks = deque([(now, total)], maxlen=round(WINDOW / _STEP) + 1)
 
-    def observe(self, now: float, total: int, unsent_bytes: int, holder: Hashable = None) -> Reader:
+    def observe(
+        self, now: float, total: int, unsent_bytes: int, holder: Hashable = None
+    ) -> ReadingPeer:
         """Return what is known of the peer now."""
         marks = self._marks
         if now - marks[-1][0] >= _STEP:
             marks.append((now, total))
         first = marks[0]
         recent = marks[-2] if len(marks) > 1 else first
-        return Reader(
+        return ReadingPeer(
             unsent_bytes=unsent_bytes,
             holder=holder,
             since=self.since,
@@ -72,7 +74,7 @@ class ReadProgress:
 
 
 def choose_to_close(
-    readers: Sequence[Reader],
+    readers: Sequence[ReadingPeer],
     *,
     excess_bytes: int = 0,
     wanted_bytes: int = 0,
@@ -113,7 +115,7 @@ def _rate(mark: tuple[float, int], now: float, total: int) -> float:
     return (total - mark[1]) / seconds if seconds > 0 else 0.0
 
 
-def _slowest_first(readers: Sequence[Reader]) -> Iterable[int]:
+def _slowest_first(readers: Sequence[ReadingPeer]) -> Iterable[int]:
     def order(place: int) -> tuple[bool, float, float]:
         one = readers[place]
         is_new = one.seconds < _STEP  # its rate is what the buffers of the system took

@@ -7,7 +7,7 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from gateway.http.byte_budget import ByteBudget
-from gateway.http.slow_readers import Reader, choose_to_close
+from gateway.http.slow_readers import ReadingPeer, choose_to_close
 
 _SHARE_OF_MEMORY: Final = 4
 """Of the memory that a process may take, one part in so many is for unsent answers."""
@@ -40,7 +40,7 @@ class UnsentStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class WatchedConnection(Protocol):
     """A connection whose peer may read slowly."""
 
-    def reader(self, now: float) -> Reader | None:
+    def reader(self, now: float) -> ReadingPeer | None:
         """Return what its peer has not read, `None` where it has read all."""
         ...
 
@@ -112,7 +112,7 @@ class UnsentAnswers:
         watched = [one for one in self._connections if isinstance(one, WatchedConnection)]
         self._small_bytes, self._written_bytes = 0, 0
         connections: list[WatchedConnection] = []
-        readers: list[Reader] = []
+        readers: list[ReadingPeer] = []
         for connection in watched:
             reader = connection.reader(now)
             if reader is not None:

@@ -15,10 +15,12 @@ from typing_extensions import override
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.auth.key_ring import KeyRing
-from gateway.errors import GatewayError, NotCached, RequestTimeout
+from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
 from gateway.http.request_head import MAX_FIELDS, header_fields_too_large
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.application_client import ApplicationClient, error_in
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
+from gateway.rpc.held_answers import HeldAnswers
 from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
@@ -49,6 +51,8 @@ _STREAM_CALLS: Final = 16
 _MOST_STREAMS: Final = 64
 _MOST_RECEIVED: Final = 64
 """Messages that are received at a time, beside those of streams: a large one is received whole."""
+_LONGEST_HOLD: Final = 30.0
+"""Seconds that an answer waits for room, where its call has no deadline."""
 _MOST_DETAILS_BYTES: Final = 4096
 _PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
 _STOPPING: Final = "The gateway is stopping; open another stream."
@@ -74,12 +78,14 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         messages: MessageTable,
         draining: asyncio.Event,
         receive_timeout: float,
+        unsent: UnsentAnswers,
     ) -> None:
         self._client = client
         self._keys = keys
         self._messages = messages
         self._draining = draining
         self._receive_timeout = receive_timeout
+        self._unsent = unsent
         self._timeouts = BodyTimeouts()
         self._receiving = asyncio.Semaphore(_MOST_RECEIVED)
         self._streams = 0
@@ -115,7 +121,13 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
     async def _infer(self, _: object, context: _Context) -> bytes:
         raw = await self._received(context)
         reply = await self._ask(ApplicationRequest("POST", f"{SERVICE}ModelInfer", raw), context)
-        return reply.body if reply.status == _OK else await _abort(context, reply)
+        if reply.status != _OK:
+            await _abort(context, reply)
+        try:
+            await self._held_by(context).hold(len(reply.body), self._hold_until(context))
+        except Overloaded as error:
+            await context.abort(StatusCode.UNAVAILABLE, error.detail)
+        return reply.body
 
     def _metadata(self, name: str, how: MetadataMethod) -> Callable[..., Any]:
         request, response = self._messages[f"{name}Request"], self._messages[f"{name}Response"]
@@ -178,15 +190,29 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         finally:
             self._streams -= 1
 
+    def _held_by(self, context: _Context) -> HeldAnswers:
+        """Return what the answers of a call hold until it ends."""
+        found = self._keys.find(key_in(context.invocation_metadata()))
+        key = None if found is None else found.key
+        held = HeldAnswers(self._unsent, key, is_over=context.done)
+        context.add_done_callback(lambda _: held.end())
+        return held
+
+    def _hold_until(self, context: _Context) -> float:
+        """Return until when an answer may wait for room."""
+        remaining = context.time_remaining()
+        now = asyncio.get_running_loop().time()
+        return now + (_LONGEST_HOLD if remaining is None else min(remaining, _LONGEST_HOLD))
+
     async def _answer_stream(self, messages: AsyncIterator[bytes], context: _Context) -> None:
         """Answer the requests of a stream in their order, some of them at a time."""
-        answers = asyncio.Queue[asyncio.Task[Message] | None]()
-        places = asyncio.Semaphore(_STREAM_CALLS)
+        answers = asyncio.Queue[asyncio.Task[tuple[Message, int]] | None]()
+        places, held = asyncio.Semaphore(_STREAM_CALLS), self._held_by(context)
 
         async def read() -> None:
             await places.acquire()
             async for raw in messages:
-                answers.put_nowait(tasks.create_task(self._stream_answer(raw, context)))
+                answers.put_nowait(tasks.create_task(self._stream_answer(raw, context, held)))
                 await places.acquire()
 
         async with TaskScope() as tasks:
@@ -196,24 +222,37 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
             draining = tasks.create_task(self._draining.wait())
             draining.add_done_callback(lambda _: reading.cancel())
             while (answer := await answers.get()) is not None:
-                await context.write(_encoded(await answer))
+                message, size = await answer
+                await context.write(_encoded(message))
+                held.release(size)
                 places.release()
         if self._draining.is_set():
             await context.abort(StatusCode.UNAVAILABLE, _STOPPING)
 
-    async def _stream_answer(self, raw: bytes, context: _Context) -> Message:
-        """Return the answer to one request of a stream, which goes on after an error."""
+    async def _stream_answer(
+        self, raw: bytes, context: _Context, held: HeldAnswers
+    ) -> tuple[Message, int]:
+        """Return the answer to one request of a stream, and what is held for it.
+
+        The stream goes on after an error.
+        """
         kind = self._messages["ModelStreamInferResponse"]
         call = ApplicationRequest("POST", f"{SERVICE}ModelInfer", raw)
         reply = await self._ask(call, context, without=_OF_ONE_REQUEST)
+        problem = ""
         if reply.status == _OK:
-            answer = self._messages["ModelInferResponse"].FromString(reply.body)
-            answer.parameters[_FINAL].bool_param = True
-            return kind(infer_response=answer)
-        answer = kind(error_message=error_in(reply).error)
+            try:
+                size = await held.hold(len(reply.body), self._hold_until(context))
+            except Overloaded as error:
+                problem = error.detail
+            else:
+                answer = self._messages["ModelInferResponse"].FromString(reply.body)
+                answer.parameters[_FINAL].bool_param = True
+                return kind(infer_response=answer), size
+        answer = kind(error_message=problem or error_in(reply).error)
         with contextlib.suppress(GatewayError):  # so its error says
             answer.infer_response.id = decode_message(self._messages["ModelInferRequest"], raw).id
-        return answer
+        return answer, 0
 
     async def _ask(
         self, call: ApplicationRequest, context: _Context, *, without: bytes = b""

@@ -18,6 +18,7 @@ from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
 from gateway.http.request_head import MAX_HEAD_BYTES
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.front import CallFront, open_rpc_socket, private_address
 from gateway.rpc.handler import RpcHandler
@@ -41,12 +42,13 @@ async def rpc_listener(
     draining: Draining,
     stop: asyncio.Event,
     edge: ListenerEdge | None = None,
+    unsent: UnsentAnswers | None = None,
 ) -> AsyncIterator[None]:
     """Listen on `settings.grpc_port` while this is entered, until `stop` is set.
 
-    `edge` is what comes before HTTP/2. At the end calls under way, and requests that they left,
-    have `settings.drain` seconds, after the delay for load balancers where no supervisor has waited
-    for it.
+    `edge` is what comes before HTTP/2; `unsent` bounds answers. At the end, calls under way and
+    requests that they left have `settings.drain` seconds, after the delay for load balancers where
+    no supervisor has waited for it.
 
     Raises:
         ConfigurationError: the port cannot be listened on.
@@ -70,6 +72,7 @@ async def rpc_listener(
                 messages=MessageTable(),
                 draining=is_draining,
                 receive_timeout=settings.head_timeout,
+                unsent=unsent or UnsentAnswers(clock=loop.time),
             )
             server.add_generic_rpc_handlers((handler,))
             await server.start()

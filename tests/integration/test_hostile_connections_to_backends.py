@@ -16,6 +16,7 @@ from backends.executors.dummy import PacedExecutor
 from backends.protocol import STATE_PATH
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.raw_http import Connection
+from loadtests.harness.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
 
@@ -31,19 +32,26 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-async def port(
+async def server(
     tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
-) -> AsyncIterator[int]:
+) -> AsyncIterator[BackendServer]:
     folder: Path = tmp_path_factory.mktemp("models")
     executor = PacedExecutor(Gate(), dimensions=DIMENSIONS)
     async with running_backend(write_repository(folder / "models"), executor) as backend:
         with bind("127.0.0.1", 0) as listener:
-            waits = ConnectionTimeouts(head=0.5, body=0.5, idle=0.5)
+            waits = ConnectionTimeouts(head=0.5, body=0.5, idle=0.5, unread=0.5)
             server = BackendServer(backend.routes, waits=waits)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            yield listener.getsockname()[1]
+            await until(lambda: server.started)
+            yield server
             server.should_exit = True
             await serving
+
+
+@pytest.fixture(scope="module")
+def port(server: BackendServer) -> int:
+    number: int = server.servers[0].sockets[0].getsockname()[1]
+    return number
 
 
 async def test_a_head_without_end_is_refused_at_64_kib(port: int) -> None:
@@ -59,6 +67,18 @@ async def test_a_head_without_end_is_refused_at_64_kib(port: int) -> None:
             await connection.send(sent)
             status, _ = await connection.head()
             assert status == 431
+
+
+async def test_a_caller_that_reads_nothing_is_given_up(server: BackendServer, port: int) -> None:
+    async with Connection(port) as connection:
+        # More answers than sockets hold; the backend stops reading before it has all of it.
+        sending = asyncio.create_task(connection.send(_STATE * 50_000))
+
+        await until(lambda: len(server.server_state.connections) == 1)
+        await until(lambda: not server.server_state.connections)
+        sending.cancel()
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            await sending
 
 
 async def test_what_is_no_http_is_said_to_be_none(port: int) -> None:

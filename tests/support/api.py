@@ -128,7 +128,7 @@ class Api:
 
     def _build(self) -> Litestar:
         self.ids = ids = RequestIds()
-        self.unsent = UnsentAnswers(clock=lambda: asyncio.get_running_loop().time())
+        self.unsent = UnsentAnswers()
         limiter = LocalRateLimiter(monotonic=self.clock)
         self.processor = processor = RequestProcessor(
             runtimes=self.runtimes,

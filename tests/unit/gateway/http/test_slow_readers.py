@@ -5,7 +5,7 @@ from typing import Any
 from gateway.http.slow_readers import (
     LEAST_RATE,
     WINDOW,
-    Reader,
+    ReadingPeer,
     ReadProgress,
     Reason,
     choose_to_close,
@@ -15,12 +15,12 @@ _MIB = 1024 * 1024
 _TWO_MEGABITS = 250_000
 
 
-def reader(rate: float, **fields: Any) -> Reader:
+def reader(rate: float, **fields: Any) -> ReadingPeer:
     known = {"unsent_bytes": _MIB, "since": 0.0, "seconds": WINDOW, "recent_rate": rate}
-    return Reader(rate=rate, **(known | fields))
+    return ReadingPeer(rate=rate, **(known | fields))
 
 
-def observed(rate: float, *, seconds: int, unsent_bytes: int = 17 * _MIB) -> Reader:
+def observed(rate: float, *, seconds: int, unsent_bytes: int = 17 * _MIB) -> ReadingPeer:
     """Return what is known of a peer that was looked at once a second."""
     progress = ReadProgress(0.0, 0)
     found = progress.observe(0.0, 0, unsent_bytes)

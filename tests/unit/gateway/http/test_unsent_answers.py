@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.http.slow_readers import Reader, ReadProgress
+from gateway.http.slow_readers import ReadingPeer, ReadProgress
 from gateway.http.unsent_answers import LIMIT_BYTES, UnsentAnswers, unsent_limit
 from tests.support.clock import Clock
 
@@ -21,7 +21,7 @@ class Peer:
         self._answers, self._key = answers, key
         self._progress: ReadProgress | None = None
 
-    def reader(self, now: float) -> Reader | None:
+    def reader(self, now: float) -> ReadingPeer | None:
         """Return what is unread, until it is closed."""
         if self.is_closed or not self.size:
             return None
