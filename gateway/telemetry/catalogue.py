@@ -309,7 +309,8 @@ _LISTENERS: Final = (
            by=("worker", "admin")),
     _counter("refused_connections_total", "Connections that a listener refused or did not "
              "establish. `reason`: `connections` (too many), `address` (too many of one), `tls`, "
-             "`proxy_header`, `broken`.", *("listener", "reason"), by=("worker", "admin")),
+             "`proxy_header`, `broken`, `frames` (of gRPC).", *("listener", "reason"),
+             by=("worker", "admin")),
     _least("tls_certificate_expiry_timestamp_seconds", "When the certificate of a listener "
            "expires, in seconds since 1970.", "listener", by=("worker", "admin")),
     _most("tls_certificate_unusable", "Whether the files of a listener's certificate cannot be "
