@@ -63,7 +63,7 @@ class CallFront:
             timeouts=timeouts,
             count_open=lambda: len(self.connections),
         )
-        self._edge = edge
+        self.edge = edge
 
     @contextlib.asynccontextmanager
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -71,7 +71,7 @@ class CallFront:
         self._acceptor.start(listener, _BACKLOG)
         watchers = [
             asyncio.create_task(self._enforce_timeouts()),
-            asyncio.create_task(self._edge.follow()),
+            asyncio.create_task(self.edge.follow()),
         ]
         try:
             yield
@@ -213,6 +213,7 @@ class _Client(asyncio.Protocol):
     def _refuse(self, error: BadFrames) -> None:
         """Say why, where that can be said, and close the connection."""
         self._is_refused = True
+        self._front.edge.metrics.refused("frames")
         if self._server is None or self._server.frames.is_between:
             self.transport.write(goaway(error))
         if self._server is not None:

@@ -314,7 +314,8 @@ _LISTENERS: Final = (
            by=("worker", "admin")),
     _counter("refused_connections_total", "Connections that a listener refused or did not "
              "establish. `reason`: `connections` (too many), `address` (too many of one), `tls`, "
-             "`proxy_header`, `broken`.", *("listener", "reason"), by=("worker", "admin")),
+             "`proxy_header`, `broken`, `frames` (of gRPC).", *("listener", "reason"),
+             by=("worker", "admin")),
     _counter("closed_readers_total", "Connections that a listener closed because the peer read too "
              "slowly. `reason`: `slow` (less than the least rate), `wanted` (others waited for the "
              "memory), `full` (unsent answers exceeded their bound).",
