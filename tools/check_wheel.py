@@ -53,8 +53,8 @@ def main() -> int:
         url, grpc_port = f"http://127.0.0.1:{free_port()}", free_port()
         with _up(bin_folder / "sluicegate", folder, models, url, grpc_port):
             _say("ask over gRPC whether it is ready")
-            call = (str(bin_folder / "python"), "-c", _RPC_CALL, f"127.0.0.1:{grpc_port}")
-            subprocess.run(call, check=True, cwd=folder, env=_environment())
+            rpc = (str(bin_folder / "python"), "-c", _RPC_CALL, f"127.0.0.1:{grpc_port}")
+            subprocess.run(rpc, check=True, cwd=folder, env=_environment())
             _say("classify a text by the client of the wheel")
             environment = {**_environment(), "SLUICEGATE_URL": url, "SLUICEGATE_KEY": _KEY}
             call = (str(bin_folder / "python"), "-c", _CALL)

@@ -36,8 +36,9 @@ _BACKEND: Final = (
              "`cancelled`.", "model", "task", "outcome"),
     _counter("lost_algorithm_hosts_total", "Processes of algorithms that were lost, and are "
              "started again for the next item. `reason`: `ended` by themselves; killed as "
-             "`held_by_one_step`, `held_after_its_time`, `over_its_memory`, `over_its_threads`, "
-             "`busy_without_an_item`; replaced as `worn_by_earlier_items`; `not_started`.",
+             "`held_by_one_step`, `held_after_its_time`, `starved`, `over_its_memory`, "
+             "`over_its_threads`, `busy_without_an_item`; replaced as "
+             "`worn_by_earlier_items`; `not_started`.",
              "model", "reason"),
 )  # fmt: skip
 _REVISIONS: Final = (
