@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from backends.model_tools.demo.build import build_demo_models
 from gateway.settings import process_environment
@@ -23,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--entry-point-requests", type=int, default=2000, help="requests to both")
     parser.addoption("--fuzz-seed", type=int, default=20261121, help="of requests by chance")
     parser.addoption("--cache-lookups", type=int, default=4000, help="look-ups, many cancelled")
+
+
+# No example fails because a machine is slow.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 def pytest_configure() -> None:

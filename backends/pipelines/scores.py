@@ -2,7 +2,7 @@
 
 import math
 from array import array
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def rounded(scores: FloatArray) -> list[float]:
     return [round(score, _DECIMALS) for score in scores.tolist()]
 
 
-def exact(score: float) -> float:
+def exact(score: float | np.floating[Any]) -> float:
     """Return a float32 with as few digits as tell it from all others, for what is sorted later."""
     return float(f"{score:.9g}")
 

@@ -14,6 +14,7 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
 from backends.cli import main
 from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
+from backends.repository.manifest import ClassifierManifest
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.texts import DATA, read_texts
 from tests.support.backend_calls import running_backend
@@ -126,4 +127,6 @@ def test_a_graph_in_fp16_is_served_as_such(tmp_path: Path, keep_io_types: bool) 
     result = CliRunner().invoke(main, ["models", "import", *given])
 
     assert result.exit_code == 0, result.output
-    assert read_catalogue(tmp_path / "m").models["source"].manifest.profile == "fp16"
+    manifest = read_catalogue(tmp_path / "m").models["source"].manifest
+    assert isinstance(manifest, ClassifierManifest)
+    assert manifest.profile == "fp16"
