@@ -33,6 +33,7 @@ _LINES = 40
 _REQUESTS_A_BATCH = 100
 _REFUSED = 413
 """The gateway ends a connection whose body it will not read to the end."""
+_LARGEST_BODY = 8 * 1024 * 1024
 _CALM = 5.0
 """Seconds for which hits are measured before anything else is sent."""
 _CALL_SHARE = 4
@@ -109,7 +110,8 @@ class _Run:
         status, received = _REFUSED, 0
         try:
             connection.request("POST", asked.path, asked.body, headers)
-            status = 0
+            # It may do so before the answer to a longer one was read.
+            status = 0 if len(asked.body) <= _LARGEST_BODY else _REFUSED
             answer = connection.getresponse()
             status, received = answer.status, len(answer.read())
         except (OSError, http.client.HTTPException):
