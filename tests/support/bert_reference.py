@@ -37,7 +37,8 @@ def _positions(shape: BertShape, ids: list[int]) -> NDArray[np.int64]:
     if shape.padding is None:
         return np.arange(len(ids))
     real = np.array(ids) != shape.padding
-    return np.cumsum(real) * real
+    counted: NDArray[np.int64] = np.cumsum(real) * real
+    return counted
 
 
 def _dense(exact: Mapping[str, Array], name: str, state: Array) -> Array:
