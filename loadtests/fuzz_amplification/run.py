@@ -21,7 +21,7 @@ from loadtests.fuzz_amplification.judging import Observed, late_timers
 from loadtests.fuzz_amplification.requests import AmplifiedRequest, amplified, lines
 from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
 from loadtests.harness.ports import free_port
-from loadtests.harness.system import ADMIN_KEY, ONE_REGION, System
+from loadtests.harness.system import ADMIN_KEY, System
 from loadtests.soak.sampling import sample
 
 _AT_ONCE = 8
@@ -48,9 +48,7 @@ def fuzz(folder: Path, *, seed: int, requests: int) -> Observed:
     build_demo_models(models, print)
     grpc_port = free_port()
     environment = {"SLUICEGATE_BATCHES": "true", "SLUICEGATE_GRPC_PORT": str(grpc_port)}
-    system = System(
-        folder / "data", models=models, workers=2, environment=environment, arguments=ONE_REGION
-    )
+    system = System(folder / "data", models=models, workers=2, environment=environment)
     with system:
         run = _Run(system, seed)
         return run.run(requests)

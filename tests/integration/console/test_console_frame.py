@@ -164,7 +164,7 @@ class _Directory(OperatorDirectory):
     """Knows keys as long as they are in `known`."""
 
     def __init__(self, **known: Role) -> None:
-        super().__init__(admin_key="")
+        super().__init__(admin_keys=())
         self.known = known
 
     @override
