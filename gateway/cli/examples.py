@@ -35,6 +35,7 @@ EXAMPLES = MappingProxyType(
         "operators rotate": "sluicegate operators rotate alice --former-valid-for 600",
         "operators revoke": "sluicegate operators revoke alice",
         "operators whoami": "sluicegate operators whoami",
+        "ledger init": "sluicegate ledger init",
         "ledger backup": "sluicegate ledger backup ./ledger-of-today.db",
         "models reload": "sluicegate models reload",
         "models rollback": "sluicegate models rollback sentiment",

@@ -3,12 +3,13 @@
 `read` makes what `expected` says of every dialect's answer, in the same words.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
 
 from backends.protocol import Task
+from gateway.api.answers import SCORE_DECIMALS
 from loadtests.fuzz_dialects import answers
 from loadtests.fuzz_dialects.backend import MODERATION
 from loadtests.fuzz_http.expect import UnexpectedResponse
@@ -34,7 +35,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
                 return [answers.in_form(numbers, self.form) for numbers in self.vectors()]
             case Task.RERANK:
                 scores = [answers.score(self.scope, self.query, text) for text in self.texts]
-                return sorted(enumerate(scores), key=lambda one: (-one[1], one[0]))
+                return _best_first(scores)
             case Task.ZERO_SHOT:
                 return [_pairs(answers.chosen(self.scope, t, self.names)) for t in self.texts]
             case Task.ENTITIES:
@@ -81,6 +82,12 @@ def _pairs(labels: list[Fields]) -> list[tuple[str, float]]:
 def _entity(one: Fields) -> tuple[Any, ...]:
     label = one["label"] if "label" in one else one["entity_group"]
     return label, one["score"], one.get("text", one.get("word")), one["start"], one["end"]
+
+
+def _best_first(scores: Iterable[float]) -> list[tuple[int, float]]:
+    """Return the documents with their scores, which are put in order and then rounded."""
+    ranked = sorted(enumerate(scores), key=lambda one: (-one[1], one[0]))
+    return [(index, round(score, SCORE_DECIMALS)) for index, score in ranked]
 
 
 def _ranked(found: list[Fields], name: str = "score") -> list[tuple[int, float]]:
@@ -223,8 +230,7 @@ def _scored(payload: Any, asked: Asked) -> Any:
 
 
 def _tensor_ranks(payload: Any, asked: Asked) -> Any:
-    scores = enumerate(_output(payload, asked, "SCORE"))
-    return sorted(scores, key=lambda one: (-one[1], one[0]))
+    return _best_first(_output(payload, asked, "SCORE"))
 
 
 _TENSORS = "/v2/models/{model}/infer"

@@ -21,7 +21,14 @@ import pytest
 from gateway.settings import process_environment
 from loadtests.harness.system import ADMIN_KEY, System
 from tests.docs.tables import page
-from tests.support.documents import Document, conforms, documents, operations, resolved
+from tests.support.documents import (
+    Document,
+    conforms,
+    documents,
+    operations,
+    parameter_examples,
+    resolved,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -222,14 +229,10 @@ def test_every_example_of_the_customers_document_is_answered(system: System) -> 
     with system.client() as client:
         document = client.get("/openapi.json").json()
         for method, path, operation in answerable(document):
-            parameters = operation.get("parameters", [])
-            headers = {
-                one["name"]: str(one["example"])
-                for one in parameters
-                if one["in"] == "header" and "example" in one
-            }
-            query = {one["name"]: one["example"] for one in parameters if one["in"] == "query"}
-            place = {one["name"]: one["example"] for one in parameters if one["in"] == "path"}
+            given = parameter_examples(operation, "header")
+            headers = {name: str(value) for name, value in given.items()}
+            query = parameter_examples(operation, "query")
+            place = parameter_examples(operation, "path")
             body = operation.get("requestBody", {"content": {"application/json": {}}})
             examples = body["content"]["application/json"].get(
                 "examples", {"none": {"value": None}}

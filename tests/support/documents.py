@@ -66,3 +66,13 @@ def conforms(document: Document, schema: Any, value: object) -> None:
     """Fail unless `value` is what `schema`, a part of the document, says."""
     whole = {"allOf": [schema], "components": document["components"]}
     Draft202012Validator(whole).validate(value)
+
+
+def parameter_examples(operation: dict[str, Any], place: str) -> dict[str, Any]:
+    """Return the examples of the parameters in `path`, `query` or `header`, by name."""
+    found = {}
+    for parameter in operation.get("parameters", ()):
+        if parameter["in"] == place:
+            named = parameter.get("examples", {"example": {"value": parameter.get("example")}})
+            found[parameter["name"]] = named["example"]["value"]
+    return {name: example for name, example in found.items() if example is not None}

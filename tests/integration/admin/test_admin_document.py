@@ -8,7 +8,7 @@ import pytest
 
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.store import RuntimeStore
-from tests.support.documents import conforms, operations, resolved
+from tests.support.documents import conforms, operations, parameter_examples, resolved
 from tests.support.events import make_event
 
 pytestmark = pytest.mark.anyio
@@ -106,8 +106,8 @@ def _json(value: object) -> bytes:
 
 def _parameters(operation: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """Return the examples of parameters: of the path, the query and headers."""
-    found: dict[str, dict[str, Any]] = {"path": {}, "query": {}, "header": {}}
-    for parameter in operation.get("parameters", ()):
-        if "example" in parameter:
-            found[parameter["in"]][parameter["name"]] = parameter["example"]
-    return found["path"], found["query"], found["header"]
+    return (
+        parameter_examples(operation, "path"),
+        parameter_examples(operation, "query"),
+        parameter_examples(operation, "header"),
+    )

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from tests.support.documents import documents, operations
+from tests.support.documents import documents, operations, parameter_examples
 
 KEY = "admin-samples-0123456789"
 
@@ -90,9 +90,9 @@ def examples() -> list[Sent]:
     """Return what each route's program is to send."""
     found = []
     for method, path, operation in operations(documents()["operators"]):
-        given = [one for one in operation.get("parameters", ()) if "example" in one]
-        place = {one["name"]: quote(str(one["example"])) for one in given if one["in"] == "path"}
-        query = {one["name"]: one["example"] for one in given if one["in"] == "query"}
+        given = parameter_examples(operation, "path")
+        place = {name: quote(str(value)) for name, value in given.items()}
+        query = parameter_examples(operation, "query")
         content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
         bodies = [example["value"] for example in content.get("examples", {}).values()]
         target = path.format(**place)

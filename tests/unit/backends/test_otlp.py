@@ -214,7 +214,7 @@ def test_the_compression_of_traces_alone_wins(monkeypatch: pytest.MonkeyPatch) -
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
 
-    with pytest.raises(TracingProblem, match=r"PROTOCOL=grpc.*sluicegate\[otlp-grpc\]"):
+    with pytest.raises(TracingProblem, match=r"PROTOCOL=grpc.*otlp-grpc\]"):
         open_queue(_ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
 
 
