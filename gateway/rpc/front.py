@@ -134,6 +134,7 @@ class _Client(asyncio.Protocol):
         self._is_throttled = False
         self._discarded_bytes = 0
         self._progress: ReadProgress | None = None
+        self._open_at = self._loop.time()
         self._frames = ClientFrames(now=self._loop.time())
 
     @override
@@ -147,6 +148,7 @@ class _Client(asyncio.Protocol):
         # Before any settings: a client then waits longer before each attempt to connect.
         transport.write(goaway(BadFrames(BadFrames.CALM, self._peer.refusal.detail)))
         transport.close()
+        self._loop.call_later(_LINGER, self.give_up)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -206,6 +208,10 @@ class _Client(asyncio.Protocol):
         since = self._frames.waiting_since if is_waited_for else None
         if since is not None and now - since > timeouts.head:
             self._refuse(_LATE)
+        if not self.transport.is_closing() or self.own_unsent_bytes():
+            self._open_at = now
+        elif now - self._open_at > timeouts.confirm:  # over TLS the client has to
+            self.give_up()
 
     def reader(self, now: float) -> ReadingPeer | None:
         """Return what the client has not read, `None` where no bytes for it wait here."""

@@ -1,8 +1,12 @@
 """Hostile callers of gRPC, without a key and on real sockets: they are bounded as over HTTP."""
 
 import asyncio
+import contextlib
+import socket
+import ssl
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +14,11 @@ import uvloop
 from grpc import StatusCode
 
 from gateway.http.edge import ListenerEdge
+from gateway.http.listener_tls import HTTP_2, ListenerTls
 from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc.infer_route import SERVICE
-from loadtests.harness.waiting import until
+from loadtests.harness.certificates import Authority
+from loadtests.harness.waiting import WAIT_LIMIT, until
 from tests.support.api import KEY
 from tests.support.http2 import (
     ACK,
@@ -23,6 +29,7 @@ from tests.support.http2 import (
     GOAWAY,
     HEADERS,
     PING,
+    PREFACE,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -210,3 +217,25 @@ async def test_a_client_that_does_not_read_is_closed() -> None:
 
 def _long_label(_: bytes) -> bytes:
     return b'{"labels":[{"label":"%b","score":0.5}]}' % (b"x" * 2_000_000)
+
+
+@pytest.mark.parametrize("most", [1, 2], ids=["refused", "ended by grpcio"])
+async def test_a_client_of_tls_that_confirms_no_end_is_closed(tmp_path: Path, most: int) -> None:
+    authority = Authority(tmp_path)
+    edge = ListenerEdge(tls=ListenerTls(authority.server(), protocols=HTTP_2), per_address=most)
+    async with running_rpc(edge) as rpc, rpc.client(ca=authority.ca.read_bytes()) as client:
+        assert await is_answered(client)
+
+        await asyncio.to_thread(_confirm_no_end, rpc.port)
+
+
+def _confirm_no_end(port: int) -> None:
+    """Send what no client may, and return once the other side has closed the connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = context.wrap_socket(socket.create_connection(("127.0.0.1", port), WAIT_LIMIT))
+    connection.sendall(PREFACE + frame(SETTINGS, b"?"))
+    with socket.socket(fileno=connection.detach()) as plain, contextlib.suppress(ConnectionError):
+        plain.settimeout(WAIT_LIMIT)
+        while plain.recv(4096):
+            pass
