@@ -23,7 +23,8 @@ class _Waiting:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_granted = False
+        self.woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class SharedBytes:
@@ -86,7 +87,7 @@ class SharedBytes:
         self.waits += 1
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                await waiting.granted
+                await waiting.woken
         except TimeoutError as error:
             self._leave(key, waiting)
             raise self.exhausted() from error
@@ -141,11 +142,13 @@ class SharedBytes:
         if waiting:
             self._waiting[key] = waiting  # behind the other keys
         self._add(key, first.size)
-        first.granted.set_result(None)
+        first.is_granted = True
+        if not first.woken.cancelled():  # else it returns them as it leaves
+            first.woken.set_result(None)
 
     def _leave(self, key: Hashable, waiting: _Waiting) -> None:
         """Forget a request that ended while it waited."""
-        if waiting.granted.done() and not waiting.granted.cancelled():
+        if waiting.is_granted:
             self.release(key, waiting.size)
             return
         mine = self._waiting[key]

@@ -13,7 +13,7 @@ from gateway.api.error_handling import misfit
 from gateway.api.inference_route import BodySource, InferenceRoute
 from gateway.api.json_bounds import MAX_UNCHECKED_BYTES, check_item_count, check_json_size
 from gateway.api.recent_cache import RecentCache
-from gateway.api.request_size import SMALL, SMALL_BYTES, RequestSize, size_of
+from gateway.api.request_size import SMALL_BYTES, RequestSize, size_of
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.config.document import RequestConfig
 from gateway.errors import InvalidRequest
@@ -90,9 +90,10 @@ class BodyReader:
             if not 0 < len(items) <= bounds.max_items:
                 check_item_count(items, bounds.max_items)
             request = body.request(parameters.get("model", ""))
-            size = SMALL
+            charged_items, held_bytes = len(items), 0
             if length > SMALL_BYTES or len(items) > 1 or request.task is Task.ZERO_SHOT:
                 size = self._size(request, route, bounds, length)
+                charged_items, held_bytes = size.charged_items(len(items)), size.held_bytes
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
         return ParsedBody(
@@ -104,13 +105,13 @@ class BodyReader:
             else charges_for(
                 caller,
                 requests=1,
-                items=size.charged_items(len(items)),
+                items=charged_items,
                 model=request.model,
                 default_tenant_rules=document.limits.tenant,
                 default_key_rules=document.limits.key,
             ),
             length=length,
-            held_bytes=size.held_bytes,
+            held_bytes=held_bytes,
             failed=failed_usage(len(items)),
         )
 

@@ -15,12 +15,7 @@ _ITEM_BYTES: Final = 128
 """What an item adds to an answer, and its encoding costs, in bytes that would cost as much."""
 
 
-def is_large(state: RequestState, answer: Answer) -> bool:
-    """Tell whether to encode an answer would hold the event loop."""
-    return _estimated_bytes(state, answer) > LARGE_BYTES
-
-
-def _estimated_bytes(state: RequestState, answer: Answer) -> int:
+def estimated_bytes(state: RequestState, answer: Answer) -> int:
     """Return about how long an answer will be: its results, and what it may repeat of the body."""
     outcomes = answer.outcomes
     parsed = state.parsed
@@ -44,7 +39,7 @@ class LargeAnswers:
             Overloaded: there is no room for it until the deadline.
             DeadlineExceeded: others are encoded until then.
         """
-        size = _estimated_bytes(state, answer)
+        size = estimated_bytes(state, answer)
         caller, parsed = state.caller_and_body()
         if size <= LARGE_BYTES:
             return

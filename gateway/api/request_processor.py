@@ -18,7 +18,7 @@ from gateway.api.error_handling import request_error
 from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
 from gateway.api.inference_route import RouteMatch
 from gateway.api.key_rights import check_budget, check_model
-from gateway.api.large_answers import LargeAnswers, is_large
+from gateway.api.large_answers import LargeAnswers, estimated_bytes
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import OptionsParser, parse_request_options
@@ -31,7 +31,7 @@ from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
 from gateway.http.byte_budget import ByteBudget
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
-from gateway.http.unsent_answers import UnsentAnswers
+from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.interfaces import ModelTable
@@ -286,8 +286,11 @@ class RequestProcessor:
         return self._reply(state, errors.encode(known, state.id))
 
     def _is_large(self, state: RequestState, answer: Answer) -> bool:
-        """Tell whether `reply_later` has to encode an answer, and note it for that."""
-        if not is_large(state, answer):
+        """Tell whether `reply_later` has to encode an answer, and note it for that.
+
+        To encode it here would hold the event loop.
+        """
+        if estimated_bytes(state, answer) <= LARGE_BYTES:
             return False
         state.answer = answer
         return True

@@ -5,7 +5,7 @@ input, a query is read with each document, and each label returns in each answer
 upper bounds in bytes. They are computed of the decoded body and of what its model says of itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -58,9 +58,6 @@ class RequestSize(NamedTuple):
     def charged_items(self, items: int) -> int:
         """Return how many items limits are charged: one for each 64 KiB, where that is more."""
         return max(items, (self.expanded_bytes + self.answer_bytes) // _CHARGED_BYTES)
-
-
-SMALL = RequestSize(0, 0)
 
 
 class _Asked(NamedTuple):
@@ -121,7 +118,7 @@ def _too_large(what: str, bound: tuple[str, int]) -> ExpansionTooLarge:
 def _classify(asked: _Asked) -> _Product:
     labels = _labels(asked.info)
     most = _classify_parameters(asked.request.parameters).top_k or len(labels)
-    longest = max(map(_json_length, labels), default=0)
+    longest = max(_json_lengths(labels), default=0)
     each = min(most, len(labels)) * (_LABEL + longest)
     items = len(asked.request.items)
     return _Product(0, items * each, f"{_many(items, 'input')} x {_many(len(labels), 'label')}")
@@ -143,7 +140,7 @@ def _zero_shot(asked: _Asked) -> _Product:
             f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
         )
     hypotheses = len(labels) * template + sum(lengths)
-    answer = sum(map(_json_length, labels)) + len(labels) * _LABEL
+    answer = sum(_json_lengths(labels)) + len(labels) * _LABEL
     what = (
         f"{_many(items, 'input')} x {_many(len(labels), 'label')} of up to {longest:,} bytes"
         f" in a template of {template:,} bytes"
@@ -180,7 +177,7 @@ def _rerank(asked: _Asked) -> _Product:
 
 
 def _entities(asked: _Asked) -> _Product:
-    each = _ENTITY + max(map(_json_length, _labels(asked.info)), default=0)
+    each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
     return _Product(
         0, asked.texts // _ENTITY_TEXT * each, f"the entities of {asked.texts:,} bytes of text"
     )
@@ -209,8 +206,8 @@ def _labels(info: ModelInfo | None) -> Sequence[str]:
     return (info.labels if info is not None else None) or ()
 
 
-def _json_length(text: str) -> int:
-    return len(_encode(text))
+def _json_lengths(texts: Iterable[str]) -> Iterator[int]:
+    return map(len, map(_encode, texts))
 
 
 def _many(count: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from functools import lru_cache
 
 # Comparing two names is quadratic in their length. These bounds keep it below 20 ms for any names.
 _LONGEST = 64
@@ -15,4 +16,9 @@ def closest(name: str, known: Iterable[str]) -> str | None:
         return None
     names = [each for each in known if len(each) <= _LONGEST]
     names.sort(key=lambda each: abs(len(each) - len(name)))
-    return next(iter(difflib.get_close_matches(name, names[:_MOST], n=1, cutoff=_LEAST)), None)
+    return _closest(name, tuple(names[:_MOST]))
+
+
+@lru_cache(maxsize=256)  # a client that misspells a name does so in each request
+def _closest(name: str, names: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=_LEAST)), None)

@@ -164,12 +164,12 @@ class TimedProtocol(StrictHttpProtocol):
             self._progress = None
             return None
         progress = self.begin_progress(now)
-        return progress.observe(now, _confirmed_by_peer(self.transport), unsent, self._holder())
+        return progress.observe(now, confirmed_by_peer(self.transport), unsent, self._holder())
 
     def begin_progress(self, now: float) -> ReadProgress:
         """Measure how fast the peer reads from now on, unless that is measured already."""
         if self._progress is None:
-            self._progress = ReadProgress(now, _confirmed_by_peer(self.transport))
+            self._progress = ReadProgress(now, confirmed_by_peer(self.transport))
         return self._progress
 
     def own_unsent_bytes(self) -> int:
@@ -255,7 +255,7 @@ def _unsent_by_socket(transport: asyncio.Transport) -> int:
     return count
 
 
-def _confirmed_by_peer(transport: asyncio.Transport) -> int:
+def confirmed_by_peer(transport: asyncio.Transport) -> int:
     """Return how many bytes the peer has confirmed since the connection began."""
     connection = transport.get_extra_info("socket")
     if connection is None or connection.fileno() < 0:

@@ -100,7 +100,8 @@ def choose_to_close(
         if place in chosen:
             continue
         is_slow = one.seconds >= _STEP and one.recent_rate < _RATE_WHERE_FULL
-        if freed < wanted_bytes and is_slow and one.holder == largest_holder:
+        is_holder = one.holder is not None and one.holder == largest_holder
+        if freed < wanted_bytes and is_slow and is_holder:
             chosen[place] = Reason.WANTED
         elif freed < excess_bytes:
             chosen[place] = Reason.FULL

@@ -64,8 +64,7 @@ class UnsentAnswers:
     ) -> None:
         self._clock = clock
         self._budget = ByteBudget(limit_bytes, what="Answers that are not sent yet", clock=clock)
-        self._connections: Collection[object] = ()
-        self._on_close: Callable[[str], None] = lambda _: None
+        self._watched: list[tuple[Collection[object], Callable[[str], None]]] = []
         self._waiting_bytes = 0
         self._small_bytes = 0
         """Of answers that the budget does not count, at the last check."""
@@ -73,8 +72,8 @@ class UnsentAnswers:
         """Written since then, in writes that are counted at once."""
 
     def watch(self, connections: Collection[object], on_close: Callable[[str], None]) -> None:
-        """Close slow ones among `connections`, which may change, and tell why."""
-        self._connections, self._on_close = connections, on_close
+        """Close slow ones among `connections`, too, which may change, and tell why."""
+        self._watched.append((connections, on_close))
 
     def statistics(self) -> UnsentStatistics:
         """Return the bytes as of the last check."""
@@ -109,16 +108,18 @@ class UnsentAnswers:
 
     def check(self, now: float) -> None:
         """Close connections whose peers read too slowly, or that must make room for others."""
-        watched = [one for one in self._connections if isinstance(one, WatchedConnection)]
         self._small_bytes, self._written_bytes = 0, 0
-        connections: list[WatchedConnection] = []
+        connections: list[tuple[WatchedConnection, Callable[[str], None]]] = []
         readers: list[ReadingPeer] = []
-        for connection in watched:
-            reader = connection.reader(now)
-            if reader is not None:
-                self._small_bytes += connection.own_unsent_bytes()
-                connections.append(connection)
-                readers.append(reader)
+        for group, on_close in self._watched:
+            for connection in group:
+                if not isinstance(connection, WatchedConnection):
+                    continue
+                reader = connection.reader(now)
+                if reader is not None:
+                    self._small_bytes += connection.own_unsent_bytes()
+                    connections.append((connection, on_close))
+                    readers.append(reader)
         limit, count = self._budget.limit_bytes, self._count()
         chosen = choose_to_close(
             readers,
@@ -129,9 +130,10 @@ class UnsentAnswers:
             ),
         )
         for place, reason in chosen.items():
-            self._small_bytes -= connections[place].own_unsent_bytes()
-            connections[place].give_up()
-            self._on_close(reason)
+            connection, on_close = connections[place]
+            self._small_bytes -= connection.own_unsent_bytes()
+            connection.give_up()
+            on_close(reason)
 
     def _count(self) -> int:
         return self._budget.used_bytes + self._small_bytes + self._written_bytes

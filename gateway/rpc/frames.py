@@ -25,7 +25,7 @@ _CREDIT_PER_SECOND: Final = 100_000
 _DATA_COST: Final = 1
 _HEAD_COST: Final = 40
 _HEAD_BYTES_PER_CREDIT: Final = 8
-_SHORTEST_PAUSE: Final = 0.001
+_SHORTEST_PAUSE: Final = 0.01
 # Frames that a client sends rarely, or in answer to many others: PING, SETTINGS, RST_STREAM, ...
 _OTHER_COST: Final = 50
 
@@ -89,12 +89,17 @@ class ClientFrames:
         passed = self._head if self._head >= 0 else min(self._at, len(received))
         self._at -= passed
         self._head = min(self._head, 0)
-        self._held = received[passed:]
+        passed_on = received[:passed]
+        if isinstance(received, bytearray):
+            del received[:passed]  # without a copy of the rest
+            self._held = received
+        else:
+            self._held = received[passed:]
         if not self._held or self.pause:
             self.waiting_since = None
         elif passed or self.waiting_since is None:
             self.waiting_since = now
-        return received[:passed]
+        return passed_on
 
     def _has_preface(self, received: bytes | bytearray) -> bool:
         if not PREFACE.startswith(received[: len(PREFACE)]):

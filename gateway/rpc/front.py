@@ -18,9 +18,11 @@ from typing_extensions import override
 
 from gateway.errors import ConfigurationError
 from gateway.http.accepting import Acceptor
-from gateway.http.connection_timeouts import ConnectionTimeouts
+from gateway.http.connection_timeouts import ConnectionTimeouts, confirmed_by_peer
 from gateway.http.edge import ListenerEdge
 from gateway.http.peers import Peer
+from gateway.http.slow_readers import ReadingPeer, ReadProgress
+from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
 from gateway.sockets.listening import refuse_new_connections, wait_until_empty
 
@@ -49,10 +51,18 @@ def private_address() -> Iterator[tuple[str, str]]:
 class CallFront:
     """Listens at an address, and connects each client to grpcio at `server`.
 
-    Belongs to one event loop. Connections that come while it stops are still accepted.
+    Belongs to one event loop. Connections that come while it stops are still accepted. Whoever
+    checks `unsent` closes those whose clients read too slowly.
     """
 
-    def __init__(self, server: str, *, edge: ListenerEdge, timeouts: ConnectionTimeouts) -> None:
+    def __init__(
+        self,
+        server: str,
+        *,
+        edge: ListenerEdge,
+        timeouts: ConnectionTimeouts,
+        unsent: UnsentAnswers,
+    ) -> None:
         self.server = server
         self.timeouts = timeouts
         self.connections: set[_Client] = set()
@@ -64,6 +74,8 @@ class CallFront:
             count_open=lambda: len(self.connections),
         )
         self.edge = edge
+        self.unsent = unsent
+        unsent.watch(self.connections, edge.metrics.closed)
 
     @contextlib.asynccontextmanager
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
@@ -98,7 +110,7 @@ class CallFront:
         while self.connections and clock() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
         for connection in list(self.connections):
-            connection.abort()
+            connection.give_up()
 
     async def _enforce_timeouts(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -121,8 +133,8 @@ class _Client(asyncio.Protocol):
         self._is_paused = False
         self._is_throttled = False
         self._discarded_bytes = 0
-        self._unsent_bytes = 0
-        self._unsent_since = 0.0
+        self._progress: ReadProgress | None = None
+        self._open_at = self._loop.time()
         self._frames = ClientFrames(now=self._loop.time())
 
     @override
@@ -136,6 +148,7 @@ class _Client(asyncio.Protocol):
         # Before any settings: a client then waits longer before each attempt to connect.
         transport.write(goaway(BadFrames(BadFrames.CALM, self._peer.refusal.detail)))
         transport.close()
+        self._loop.call_later(_LINGER, self.give_up)
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -195,13 +208,26 @@ class _Client(asyncio.Protocol):
         since = self._frames.waiting_since if is_waited_for else None
         if since is not None and now - since > timeouts.head:
             self._refuse(_LATE)
-        unsent = self.transport.get_write_buffer_size()
-        if unsent != self._unsent_bytes:
-            self._unsent_bytes, self._unsent_since = unsent, now
-        elif unsent and now - self._unsent_since > timeouts.idle:
-            self.abort()
+        if not self.transport.is_closing() or self.own_unsent_bytes():
+            self._open_at = now
+        elif now - self._open_at > timeouts.confirm:  # over TLS the client has to
+            self.give_up()
 
-    def abort(self) -> None:
+    def reader(self, now: float) -> ReadingPeer | None:
+        """Return what the client has not read, `None` where no bytes for it wait here."""
+        unsent = self.own_unsent_bytes()
+        if not unsent:
+            self._progress = None
+            return None
+        total = confirmed_by_peer(self.transport)
+        self._progress = self._progress or ReadProgress(now, total)
+        return self._progress.observe(now, total, unsent)
+
+    def own_unsent_bytes(self) -> int:
+        """Return the unsent bytes that no budget counts."""
+        return self.transport.get_write_buffer_size()
+
+    def give_up(self) -> None:
         """End the connection at once."""
         self.transport.abort()
 
@@ -221,12 +247,12 @@ class _Client(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._update_reading()
-        self._loop.call_later(_LINGER, self.abort)
+        self._loop.call_later(_LINGER, self.give_up)
 
     def _discard(self, size: int) -> None:
         self._discarded_bytes += size
         if self._discarded_bytes > _MAX_DISCARDED_BYTES:
-            self.abort()
+            self.give_up()
 
     def _connect(self, server: "_Server") -> None:
         async def connect() -> None:
@@ -237,7 +263,7 @@ class _Client(asyncio.Protocol):
                 await self._loop.create_unix_connection(lambda: server, sock=own)
             except OSError:  # grpcio is stopping
                 own.close()
-                self.abort()
+                self.give_up()
 
         task = self._loop.create_task(connect())
         self._front.connecting.add(task)

@@ -62,9 +62,15 @@ async def rpc_listener(
             maximum_concurrent_rpcs=settings.max_connections,
         )
         server.add_insecure_port(own)
-        front = CallFront(address, edge=edge or ListenerEdge(), timeouts=_timeouts(settings))
+        loop = asyncio.get_running_loop()
+        front = CallFront(
+            address,
+            edge=edge or ListenerEdge(),
+            timeouts=_timeouts(settings),
+            unsent=unsent or UnsentAnswers(clock=loop.time),
+        )
         async with TaskScope(drain=settings.drain) as tasks:
-            is_draining, loop = asyncio.Event(), asyncio.get_running_loop()
+            is_draining = asyncio.Event()
             client = ApplicationClient(app, tasks, most=settings.max_connections)
             handler = RpcHandler(
                 client,
@@ -72,7 +78,7 @@ async def rpc_listener(
                 messages=MessageTable(),
                 draining=is_draining,
                 receive_timeout=settings.head_timeout,
-                unsent=unsent or UnsentAnswers(clock=loop.time),
+                unsent=front.unsent,
             )
             server.add_generic_rpc_handlers((handler,))
             await server.start()

@@ -1,32 +1,44 @@
 """Hostile callers of gRPC, without a key and on real sockets: they are bounded as over HTTP."""
 
 import asyncio
+import contextlib
+import socket
+import ssl
+import struct
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
 from grpc import StatusCode
 
 from gateway.http.edge import ListenerEdge
+from gateway.http.listener_tls import HTTP_2, ListenerTls
 from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc.infer_route import SERVICE
-from loadtests.harness.waiting import until
+from loadtests.harness.certificates import Authority
+from loadtests.harness.waiting import WAIT_LIMIT, until
+from tests.support.api import KEY
 from tests.support.http2 import (
     ACK,
     CONTINUATION,
+    DATA,
     END_HEADERS,
     END_STREAM,
     GOAWAY,
     HEADERS,
     PING,
+    PREFACE,
     RST_STREAM,
     SETTINGS,
+    WINDOW_UPDATE,
     RawHttp2,
     call_head,
     frame,
     literal,
 )
-from tests.support.rpc import RpcClient, floats, infer, running_rpc
+from tests.support.rpc import RpcClient, floats, infer, running_rpc, serialized
 
 pytestmark = pytest.mark.anyio
 _HEAD = call_head(f"{SERVICE}ModelInfer")
@@ -45,6 +57,21 @@ def head_of(block: bytes, stream: int = 1) -> Iterator[bytes]:
     for index, part in enumerate(parts):
         flags = END_HEADERS if index == len(parts) - 1 else 0
         yield frame(CONTINUATION if index else HEADERS, part, flags=flags, stream=stream)
+
+
+def call_of(message: Any, *, stream: int) -> Iterator[bytes]:
+    """Yield the frames of a call with a key."""
+    head = call_head(f"{SERVICE}ModelInfer", [("authorization", f"Bearer {KEY}")])
+    content = serialized(message)
+    yield frame(HEADERS, head, flags=END_HEADERS, stream=stream)
+    content = b"\0" + struct.pack(">I", len(content)) + content
+    yield frame(DATA, content, flags=END_STREAM, stream=stream)
+
+
+def widest_windows() -> Iterator[bytes]:
+    """Yield frames by which a client asks for as much as there is."""
+    yield frame(SETTINGS, struct.pack(">HI", 4, 2**31 - 1))
+    yield frame(WINDOW_UPDATE, struct.pack(">I", 2**31 - 1 - 65_535))
 
 
 async def is_answered(client: RpcClient) -> bool:
@@ -168,10 +195,47 @@ async def test_a_client_that_half_closes_ends_its_connection() -> None:
     assert (PING, ACK) in [(one.kind, one.flags) for one in found]
 
 
-async def test_answers_wait_for_a_client_that_does_not_read() -> None:
-    texts = ["x" * 1000] * 200
-    async with running_rpc() as rpc, rpc.client() as client:
-        answers = await asyncio.gather(
-            *(client.ask("ModelInfer", infer("minilm", *texts)) for _ in range(20))
-        )
-    assert {one.code for one in answers} == {StatusCode.OK}
+async def test_a_client_that_does_not_read_is_closed() -> None:
+    async with running_rpc() as rpc, rpc.client() as client, RawHttp2(rpc.port) as hostile:
+        rpc.api.scene.runner.result = _long_label
+        await hostile.send(*widest_windows())
+        for number in range(1, 33, 2):
+            await hostile.send(*call_of(infer("sentiment", "a"), stream=number))
+        unsent, now = rpc.api.unsent, 0.0
+        await until(lambda: unsent.statistics().unsent_bytes > 16 << 20)
+
+        def is_closed() -> bool:
+            nonlocal now
+            now += 5.0
+            unsent.check(now)
+            return unsent.statistics().unsent_bytes == 0
+
+        await until(is_closed)
+        answer = await client.ask("ModelInfer", infer("sentiment", "b"))
+    assert answer.code is StatusCode.OK
+
+
+def _long_label(_: bytes) -> bytes:
+    return b'{"labels":[{"label":"%b","score":0.5}]}' % (b"x" * 2_000_000)
+
+
+@pytest.mark.parametrize("most", [1, 2], ids=["refused", "ended by grpcio"])
+async def test_a_client_of_tls_that_confirms_no_end_is_closed(tmp_path: Path, most: int) -> None:
+    authority = Authority(tmp_path)
+    edge = ListenerEdge(tls=ListenerTls(authority.server(), protocols=HTTP_2), per_address=most)
+    async with running_rpc(edge) as rpc, rpc.client(ca=authority.ca.read_bytes()) as client:
+        assert await is_answered(client)
+
+        await asyncio.to_thread(_confirm_no_end, rpc.port)
+
+
+def _confirm_no_end(port: int) -> None:
+    """Send what no client may, and return once the other side has closed the connection."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = context.wrap_socket(socket.create_connection(("127.0.0.1", port), WAIT_LIMIT))
+    connection.sendall(PREFACE + frame(SETTINGS, b"?"))
+    with socket.socket(fileno=connection.detach()) as plain, contextlib.suppress(ConnectionError):
+        plain.settimeout(WAIT_LIMIT)
+        while plain.recv(4096):
+            pass

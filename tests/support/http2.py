@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PING, GOAWAY, CONTINUATION = 0, 1, 2, 3, 4, 6, 7, 9
+WINDOW_UPDATE = 8
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 
 

@@ -162,6 +162,7 @@ async def running_rpc(
         draining=draining,
         stop=stop,
         edge=edge,
+        unsent=api.unsent,
     )
     async with listener:
         try:

@@ -148,6 +148,18 @@ async def test_a_request_that_is_cancelled_as_it_gets_its_bytes_returns_them() -
     assert scene.budget.used_bytes == 0
 
 
+async def test_bytes_that_come_back_as_a_request_is_cancelled_are_not_lost() -> None:
+    scene = Scene()
+    assert scene.budget.try_hold("a", 800)
+    task = await scene.wait("b", 200)
+    task.cancel()
+    scene.budget.release("a", 800)
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert (scene.budget.used_bytes, scene.budget.waits) == (0, 0)
+    assert scene.budget.try_hold("b", 800)
+
+
 async def test_a_request_that_leaves_lets_the_next_one_in() -> None:
     scene = Scene()
     assert scene.budget.try_hold("a", 700)

@@ -83,3 +83,9 @@ def test_slow_peers_of_the_largest_holder_make_room_for_those_who_wait() -> None
     chosen = choose_to_close([mine, theirs, theirs], wanted_bytes=1, largest_holder="a")
 
     assert chosen == {1: Reason.WANTED}
+
+
+def test_who_holds_nothing_makes_no_room() -> None:
+    slow = reader(2 * LEAST_RATE)
+
+    assert choose_to_close([slow], wanted_bytes=1, largest_holder=None) == {}

@@ -5,6 +5,7 @@ import struct
 from collections.abc import AsyncIterator
 
 import pytest
+from grpc import StatusCode
 
 from gateway.rpc.infer_route import SERVICE
 from loadtests.harness.waiting import until
@@ -31,6 +32,9 @@ async def test_a_peer_that_does_not_read_holds_memory_until_it_goes(rpc: Running
     writer = await _ask_and_read_nothing(rpc.port)
 
     await until(lambda: held(rpc) >= len(_LONG))
+    async with rpc.client() as other:  # meanwhile no other has to be read
+        assert (await other.ask("ModelInfer", infer("sentiment", "b"))).code is StatusCode.OK
+    assert held(rpc) >= len(_LONG)
     writer.close()
 
     await until(lambda: held(rpc) == 0)
