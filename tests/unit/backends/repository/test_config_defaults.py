@@ -52,6 +52,7 @@ def test_a_model_without_a_type_gets_no_defaults() -> None:
         ({"model_type": "roberta"}, 1),
         ({"model_type": "roberta", "pad_token_id": 0}, 0),
         ({"model_type": "mpnet", "pad_token_id": 5}, 1),
+        ({"model_type": "longformer"}, 1),
         ({"model_type": "bert", "pad_token_id": 5}, None),
     ],
 )
