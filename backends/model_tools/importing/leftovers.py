@@ -28,12 +28,15 @@ _TRAINING = re.compile(
     r"|trainer_state\.json"
     r"|(rng_state|random_states).*\.(pth|pkl|pt)|[\w.-]*optim_states\.pt)"
 )
-_TRAINING_FOLDERS = re.compile(r"(checkpoint-\d+|global_step\d+|runs)")
+_TRAINING_FOLDERS = re.compile(
+    r"((last|best)[-_])?checkpoints?([-_][\w.-]+)?|global_step\d+|runs|logs|wandb"
+)
 _COPIES = re.compile(
     r"pytorch_model[\w.-]*\.bin|tf_model[\w.-]*\.h5|flax_model[\w.-]*\.msgpack|rust_model\.ot"
     r"|model([.-][\w.-]*)?\.safetensors|[\w.-]+\.onnx(_data)?|model\.ckpt[\w.-]*"
+    r"|[\w.-]+\.gguf"
 )
-_COPY_FOLDERS = {"onnx", "openvino", "coreml"}
+_COPY_FOLDERS = {"onnx", "openvino", "coreml", "gguf", "mlx"}
 _KNOWN = {
     "sparse_linear.pt": "the sparse vectors of BGE-M3",
     "colbert_linear.pt": "the vectors of tokens of BGE-M3",
