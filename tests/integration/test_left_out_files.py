@@ -143,6 +143,7 @@ ON_THE_HUB = all_of(
     folder_with(".cache/huggingface", "model.bin"),
     folder_with("eval", "similarity_evaluation_sts-dev_results.csv"),
     folder_with("imgs", "chart.png"),
+    folder_with("2024_results", "scores.csv"),
     folder_with("last-checkpoint", "model.safetensors", "optimizer.pt"),
     folder_with("checkpoints/step-100", "model.safetensors"),
     folder_with("logs", "events.out.tfevents.1"),

@@ -22,7 +22,8 @@ _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
     *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),
 }
-_MODULE = re.compile(r"\d+_[^/]+/")
+# The number of a module and its class, as sentence transformers name folders.
+_MODULE = re.compile(r"\d{1,2}_[A-Z]\w*/")
 _TRAINING = re.compile(
     r"(.*/)?(optimizer.*\.(pt|bin)|scheduler.*\.(pt|bin)|scaler.*\.pt|training_args\.bin"
     r"|trainer_state\.json"
