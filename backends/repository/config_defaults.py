@@ -2,7 +2,8 @@
 
 `transformers` gives a field that the file lacks the default of the configuration's class. The
 values are those of `transformers` 5.23.0, `src/transformers/models/*/configuration_*.py`
-(Apache-2.0), for the families that graphs are built of.
+(Apache-2.0), for the families that graphs are built of, and the padding of
+those whose graphs others build.
 """
 
 from collections.abc import Mapping
@@ -23,8 +24,13 @@ _BERT: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": 0,
     }
 )
+# Families of graphs that others build, which count positions from their padding.
+_OTHERS = (
+    *("xlm-roberta-xl", "longformer", "roberta-prelayernorm", "data2vec-text", "xmod", "ibert"),
+)
 DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
+        **{kind: {"pad_token_id": 1} for kind in _OTHERS},
         "bert": _BERT,
         "distilbert": {
             "vocab_size": 30522,
@@ -107,7 +113,8 @@ _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     }
 )
 # Their positions begin after that of the padding; MPNet's padding is token 1, whatever is written.
-_COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
+# ESM's has no default.
+_COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet", "esm", *_OTHERS})
 _MPNET_PADDING = 1
 
 
@@ -134,3 +141,13 @@ def padding_position(config: Mapping[str, Any]) -> int | None:
     if not isinstance(padding, int) or padding < 0:
         raise ValueError(f"`pad_token_id` is `{padding}`, and `{kind}` counts positions from it")
     return padding
+
+
+def padding_id(config: Mapping[str, Any]) -> int:
+    """Return the id of the padding, 0 where the configuration names none.
+
+    Raises:
+        ValueError: positions are counted, and the configuration names no token to count from.
+    """
+    counted = padding_position(config)
+    return int(config.get("pad_token_id") or 0) if counted is None else counted

@@ -291,11 +291,11 @@ class _ManifestInference:
 
     def _infer_pairs(self, graph: GraphFile) -> None:
         """Infer how two texts become one row: the tokenizer decides it."""
-        names = [value.name for value in graph.inputs]
-        types = "with" if "token_type_ids" in names else "without"
+        takes = any(value.name == "token_type_ids" for value in graph.inputs)
         given = self._json(TOKENIZER_CONFIG)
-        if "token_type_ids" in names and sends_types(self._config, given) is False:
+        if takes and sends_types(self._config, given) is False:
             self._set("token_types", False, TOKENIZER_CONFIG)
+        types = "with" if takes and self._document.get("token_types", True) else "without"
         if given.get("split_special_tokens"):
             self._set("split_special_tokens", True, TOKENIZER_CONFIG)
         self._sources["pairs"] = f"{self._document['tokenizer']}, {types} token types"

@@ -1,7 +1,7 @@
 """Reads a revision of a model: its manifest, and the digest of its files."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import msgspec
@@ -16,12 +16,12 @@ _DIGITS = 12
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model that can be loaded. `digest` covers its files and those it builds on.
+    """Describes a model that can be loaded.
 
-    `inferred` names the source of each field that its `model.yaml` leaves out. `serving` has the
-    revisions behind a name. A `shadow` changes no answer, so it is no part of the digest.
-    `shared_folder` holds what revisions share, in
-    Triton's layout. With an `upstream` another server runs it.
+    `digest` covers its files, what is inferred of them, and the models it builds on. `inferred`
+    names the source of each field that its `model.yaml` leaves out. `serving` has the revisions
+    behind a name. A `shadow` changes no answer, so it is no part of the digest. `shared_folder`
+    holds what revisions share, in Triton's layout. With an `upstream` another server runs it.
     """
 
     name: str
@@ -64,7 +64,7 @@ def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
         file = getattr(manifest, field, None)
         if file and not find_file(folder, shared_folder, file).is_file():
             raise ModelProblem(f"{folder / file}: the file `{field}` names is missing")
-    digest = _digest_files(folder)
+    digest = _digest_files(folder) + _digest_inferred(manifest, inferred)
     if shared_folder is not None:
         digest += _digest_files(shared_folder, without=str.isdecimal)
     return Model(
@@ -103,6 +103,18 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
             raise ModelProblem(f"{path}: it cannot be read: {error.strerror}") from None
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
     return digest.hexdigest()
+
+
+def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
+    """Digest what the files leave to be inferred: another version may infer, and answer, otherwise.
+
+    A manifest that says all itself has none, and so keeps its revision.
+    """
+    values = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
+    found = {name: value for name, value in values.items() if name in inferred}
+    if not found:
+        return ""
+    return hashlib.blake2b(msgspec.json.encode(found, order="deterministic")).hexdigest()
 
 
 def _is_hidden(part: str) -> bool:

@@ -1,6 +1,8 @@
 """Implements `sluicegate models`; commands about a folder run in the backends' package."""
 
 import sys
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import click
@@ -12,7 +14,7 @@ from gateway.cli.processes import PASS_ARGUMENTS, become, run
 # The listener itself waits up to a minute for the workers.
 _TIMEOUT = 90.0
 _BROKEN = "models_broken"
-_RELOAD = "--reload"
+_RELOAD, _DATA_DIR = "--reload", "--data-dir"
 _BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
     "compare": "Compare answers with transformers on a checkpoint.",
@@ -71,10 +73,25 @@ def _add_command(name: str, description: str) -> None:
     def command(arguments: tuple[str, ...]) -> None:
         if name != "import" or _RELOAD not in arguments:
             become("backends", "models", name, *arguments)
-        rest = [each for each in arguments if each != _RELOAD]
-        if code := run("backends", "models", name, *rest):
+        own, of_reload = _divide(arguments)
+        if code := run("backends", "models", name, *own):
             sys.exit(code)
-        become("gateway", "models", "reload")
+        become("gateway", "models", "reload", *of_reload)
+
+
+def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of an import, and those of the reload at its end."""
+    own: list[str] = []
+    of_reload: list[str] = []
+    rest = iter(arguments)
+    for each in rest:
+        if each == _DATA_DIR:
+            of_reload += [each, *islice(rest, 1)]
+        elif each.startswith(f"{_DATA_DIR}="):
+            of_reload.append(each)
+        elif each != _RELOAD:
+            own.append(each)
+    return own, of_reload
 
 
 for _name, _description in _BACKEND_COMMANDS.items():

@@ -55,6 +55,7 @@ def test_the_generic_class_sends_no_types(tmp_path: Path) -> None:
     manifest = read_catalogue(tmp_path / "m").models["m"].manifest
     assert isinstance(manifest, ClassifierManifest)
     assert not manifest.token_types
+    assert "without token types" in result.output
 
 
 @pytest.mark.anyio

@@ -120,6 +120,67 @@ LEFT_OUT: dict[str, tuple[Change, list[str]]] = {
 }
 
 
+# What folders on the hub hold beside a model, none of which changes an answer.
+ON_THE_HUB = all_of(
+    *[
+        write(name, b"{}")
+        for name in (
+            *("README.md", ".gitattributes", "config_sentence_transformers.json", "unigram.json"),
+            *("special_tokens_map.json", "sentencepiece.bpe.model", "vocab.txt", "train_script.py"),
+            *("data_config.json", "generation_config.json", "similarity_evaluation_results.csv"),
+            *("model.safetensors.index.json", "pytorch_model.bin.index.json", "pytorch_model.bin"),
+            *("pytorch_model-00001-of-00002.bin", "tf_model.h5", "flax_model.msgpack"),
+            *("rust_model.ot", "model.fp16.safetensors", "model_quantized.onnx", "64.tflite"),
+        )
+    ],
+    folder_with("2_Normalize", "config.json"),
+    folder_with("onnx", "model_O4.onnx", "model_qint8_avx512.onnx", "model.onnx_data"),
+    folder_with("openvino", "openvino_model.bin", "openvino_model.xml"),
+    folder_with("coreml/feature-extraction/model.mlpackage/Data/weights", "weight.bin"),
+    folder_with("gguf", "model-f16.gguf"),
+    folder_with("mlx", "weights.npz"),
+    folder_with(".git/lfs/objects/ab", "model.safetensors"),
+    folder_with(".cache/huggingface", "model.bin"),
+    folder_with("eval", "similarity_evaluation_sts-dev_results.csv"),
+    folder_with("imgs", "chart.png"),
+    folder_with("2024_results", "scores.csv"),
+    folder_with("last-checkpoint", "model.safetensors", "optimizer.pt"),
+    folder_with("checkpoints/step-100", "model.safetensors"),
+    folder_with("logs", "events.out.tfevents.1"),
+    folder_with("runs/May01", "events.out.tfevents.1", "1.bin"),
+)
+
+
+def test_a_folder_of_the_hub_needs_nothing_to_be_ignored(sentences: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(sentences, tmp_path / "own")
+    modules = json.loads((folder / "modules.json").read_bytes())
+    kind = "sentence_transformers.models.Normalize"
+    modules += [{"idx": 2, "name": "2", "path": "2_Normalize", "type": kind}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    ON_THE_HUB(folder)
+
+    result = run(folder)
+
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.output.splitlines() if line.startswith("left out")]
+    found = {line.split()[2].removesuffix(":") for line in lines}
+    assert found == {
+        *("pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "tf_model.h5"),
+        *("flax_model.msgpack", "rust_model.ot", "model.fp16.safetensors", "model_quantized.onnx"),
+        *(
+            "onnx",
+            "openvino",
+            "coreml",
+            "gguf",
+            "mlx",
+            "last-checkpoint",
+            "checkpoints",
+            "runs",
+            "logs",
+        ),
+    }
+
+
 @pytest.mark.parametrize(("change", "lines"), LEFT_OUT.values(), ids=LEFT_OUT)
 def test_what_changes_no_answer_is_left_out_with_a_line(
     sentences: Path, tmp_path: Path, change: Change, lines: list[str]

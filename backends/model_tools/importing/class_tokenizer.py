@@ -44,6 +44,10 @@ _TYPES = "token_type_ids"
 _INPUTS = ["input_ids", _TYPES, "attention_mask"]
 # The parts of a tokenizer that its tokens depend on.
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
+_REMEDY = (
+    f'; if that file is right as it is, write `"tokenizer_class": "{GENERIC}"` in `{CONFIG}`, '
+    "as transformers would then take it, too"
+)
 _Token = str | AddedToken
 # A token as files have it.
 _Written = str | dict[str, Any]
@@ -106,13 +110,12 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
         return ClassTokenizer(text=text, config=None, types=types)
     if name not in CLASSES:
         raise StartProblem(
-            f"`{folder / CONFIG}`: what a `{name}` makes of `{file}` is not computed; if that file "
-            f"says all, write `tokenizer_class: {GENERIC}`"
+            f"`{folder / CONFIG}`: what a `{name}` makes of `{file}` is not computed{_REMEDY}"
         )
     try:
         built = _build(_read_given(folder, json.loads(text), fields, own, name), own, name)
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
-        raise StartProblem(f"`{path}`: no `{name}` can be made of it: {error}") from None
+        raise StartProblem(f"`{path}`: no `{name}` can be made of it: {error}{_REMEDY}") from None
     before, after = json.loads(Tokenizer.from_str(text).to_str()), json.loads(built.to_str())
     changed = tuple(part for part in _PARTS if before[part] != after[part])
     kept = {field: value for field, value in fields.items() if field not in _APPLIED}
@@ -140,7 +143,13 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
     added: list[AddedToken]
 
     def token(self, role: str) -> str:
-        """Return the text of the token that has a role."""
+        """Return the text of the token that has a role.
+
+        Raises:
+            ValueError: none has it.
+        """
+        if f"{role}_token" not in self.tokens:
+            raise ValueError(f"its `{role}_token` is null")
         return str(self.tokens[f"{role}_token"])
 
     def vocabulary(self, kind: str) -> Any:

@@ -29,6 +29,7 @@ _FOLDER = click.Path(path_type=Path)
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 @click.option("--reload", "reloads", is_flag=True, help="Then have a running gateway serve it.")
+@click.option("--data-dir", metavar="DIRECTORY", help="That of the gateway, with --reload.")
 def import_command(
     *,
     source: str,
@@ -42,6 +43,7 @@ def import_command(
     ignored: tuple[str, ...],
     dry_run: bool,
     reloads: bool,
+    data_dir: str | None,
     wanted: VariantOptions | None,
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
@@ -61,7 +63,7 @@ def import_command(
 
     A gateway that is running serves the new revision after `sluicegate models reload`. With
     --reload this is done at the end, at the address of `SLUICEGATE_ADMIN_URL` or of the instance
-    that runs on the data directory.
+    that runs on --data-dir.
 
     With --precision, a variant of the graph becomes the revision after it if it stays within
     the bounds; else its numbers are printed and the exit code is 1.
@@ -69,6 +71,8 @@ def import_command(
     if reloads:
         # Only that command knows a gateway.
         raise StartProblem("`--reload` is an option of `sluicegate models import`")
+    if data_dir is not None:
+        raise StartProblem("`--data-dir` says where `--reload` finds the gateway: give both")
     quiet_libraries()
     try:
         # Only making a graph needs `onnx`; serving one does not.

@@ -76,7 +76,10 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
         raise StartProblem("`inputs` holds no names; write `inputs: {input_ids: NAME}`")
     changed = _rename_inputs(model, inputs, source)
     if model.producer_name != _PRODUCER:
-        changed = complete_inputs(model, source.config) or changed
+        try:
+            changed = complete_inputs(model, source.config) or changed
+        except ValueError as error:
+            raise StartProblem(f"`{source.folder / 'config.json'}`: {error}") from None
     return _add_modules(model, source, fields) or changed
 
 

@@ -22,18 +22,22 @@ _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
     *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),
 }
-_MODULE = re.compile(r"\d+_[^/]+/")
+# The number of a module and its class, as sentence transformers name folders.
+_MODULE = re.compile(r"\d{1,2}_[A-Z]\w*/")
 _TRAINING = re.compile(
     r"(.*/)?(optimizer.*\.(pt|bin)|scheduler.*\.(pt|bin)|scaler.*\.pt|training_args\.bin"
     r"|trainer_state\.json"
     r"|(rng_state|random_states).*\.(pth|pkl|pt)|[\w.-]*optim_states\.pt)"
 )
-_TRAINING_FOLDERS = re.compile(r"(checkpoint-\d+|global_step\d+|runs)")
+_TRAINING_FOLDERS = re.compile(
+    r"((last|best)[-_])?checkpoints?([-_][\w.-]+)?|global_step\d+|runs|logs|wandb"
+)
 _COPIES = re.compile(
     r"pytorch_model[\w.-]*\.bin|tf_model[\w.-]*\.h5|flax_model[\w.-]*\.msgpack|rust_model\.ot"
     r"|model([.-][\w.-]*)?\.safetensors|[\w.-]+\.onnx(_data)?|model\.ckpt[\w.-]*"
+    r"|[\w.-]+\.gguf"
 )
-_COPY_FOLDERS = {"onnx", "openvino", "coreml"}
+_COPY_FOLDERS = {"onnx", "openvino", "coreml", "gguf", "mlx"}
 _KNOWN = {
     "sparse_linear.pt": "the sparse vectors of BGE-M3",
     "colbert_linear.pt": "the vectors of tokens of BGE-M3",

@@ -6,42 +6,29 @@ that put it in: what such a graph derives from the ids, a mask or positions, is 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from backends.repository.config_defaults import padding_id, padding_position
+
 _IDS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _PREFIX = "sluicegate_"
-# Families that count positions by what is not padding, and start after its id; their default ids.
-_COUNTED: Mapping[str, int] = MappingProxyType(
-    {
-        "roberta": 1,
-        "xlm-roberta": 1,
-        "xlm-roberta-xl": 1,
-        "camembert": 1,
-        "mpnet": 1,
-        "longformer": 1,
-        "roberta-prelayernorm": 1,
-        "data2vec-text": 1,
-        "xmod": 1,
-        "ibert": 1,
-        "esm": 1,
-    }
-)
 
 
 def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
     """Add the nodes that a graph needs; return whether it needs any.
 
-    `config` is that of the checkpoint: its family and the id of its padding.
+    `config` is that of the checkpoint, complete: its family and the id of its padding.
+
+    Raises:
+        ValueError: positions are counted, and `config` names no token to count from.
     """
     inputs = {value.name: value for value in model.graph.input}
-    kind = str(config.get("model_type"))
-    padding = config.get("pad_token_id")
-    padding = _COUNTED.get(kind, 0) if padding is None else int(padding)
-    if _IDS not in inputs or (padding == 0 and _POSITIONS not in inputs):
+    padding = padding_id(config)
+    is_done = any(tensor.name.startswith(_PREFIX) for tensor in model.graph.initializer)
+    if is_done or _IDS not in inputs or (padding == 0 and _POSITIONS not in inputs):
         return False
     ids_type = inputs[_IDS].type.tensor_type.elem_type
     nodes: list[NodeProto] = []
@@ -59,7 +46,7 @@ def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
         wanted = inputs[_POSITIONS].type.tensor_type.elem_type
         del model.graph.input[:]
         model.graph.input.extend(kept)
-        nodes += _positions(model, ids, padding if kind in _COUNTED else None, ids_type, wanted)
+        nodes += _positions(model, ids, padding_position(config), ids_type, wanted)
     all_nodes = [*nodes, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(all_nodes)

@@ -18,6 +18,7 @@ from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.exported import read_exported
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.model_tools.importing.source import CheckpointFolder
+from backends.repository.config_defaults import padding_id
 from backends.types import OutputKind
 
 # The outputs of exporters, and those of a rebuilt graph that stand for them.
@@ -127,7 +128,7 @@ def _run(
     session = open_session(path, _CPU)
     given = batch.by_input()
     # Some families count positions by what is not the padding's id.
-    given["input_ids"] = np.where(batch.mask, batch.ids, config.get("pad_token_id") or 0)
+    given["input_ids"] = np.where(batch.mask, batch.ids, padding_id(config))
     types = {"tensor(int64)": np.int64, "tensor(int32)": np.int32}
     names = [node.name for node in session.get_outputs()]
     try:

@@ -123,6 +123,24 @@ def test_an_import_has_a_running_gateway_read_the_repository_again(
     assert "models.reload" in [entry["action"] for entry in entries]
 
 
+@pytest.mark.parametrize("form", ["--data-dir {}", "--data-dir={}"])
+def test_an_import_reloads_the_gateway_of_a_data_directory(tmp_path: Path, form: str) -> None:
+    source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
+    where = form.format(tmp_path / "none").split()
+    arguments = ["models", "import", str(source), "--models", str(tmp_path / "m"), "--reload"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "gateway", *arguments, *where],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert "written to" in done.stdout
+    assert f"no instance runs on `{tmp_path / 'none'}`" in done.stderr
+
+
 def test_the_command_line_drains_and_restores_a_backend(listener: Settings) -> None:
     (listener.config / "r.yaml").write_text(
         "regions: [{name: eu, pools: [{backends: ["

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.model_tools.importing.convert import convert
+from backends.repository import tokenizer_class
 from backends.repository.catalogue import read_catalogue
 from backends.repository.config_defaults import DEFAULTS, complete_config, padding_position
 from backends.repository.manifest import ClassifierManifest
@@ -52,6 +53,7 @@ def test_a_model_without_a_type_gets_no_defaults() -> None:
         ({"model_type": "roberta"}, 1),
         ({"model_type": "roberta", "pad_token_id": 0}, 0),
         ({"model_type": "mpnet", "pad_token_id": 5}, 1),
+        ({"model_type": "longformer"}, 1),
         ({"model_type": "bert", "pad_token_id": 5}, None),
     ],
 )
@@ -78,3 +80,23 @@ def test_labels_without_names_are_numbered(tmp_path: Path) -> None:
 
     assert isinstance(manifest, ClassifierManifest)
     assert manifest.labels == ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+def test_a_version_that_infers_otherwise_has_another_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier one had generic tokenizers without `model_input_names` send types."""
+    checkpoint = Checkpoint(family="bert", purpose="cross")
+    convert(write_checkpoint(checkpoint, tmp_path / ".source"), tmp_path / "m" / "1")
+    config = {"tokenizer_class": tokenizer_class.GENERIC}
+    (tmp_path / "m" / "1" / "tokenizer_config.json").write_text(json.dumps(config))
+    now = read_catalogue(tmp_path).models["m"]
+
+    before = dict(tokenizer_class.CLASSES) | {tokenizer_class.GENERIC: True}
+    monkeypatch.setattr(tokenizer_class, "CLASSES", before)
+    old = read_catalogue(tmp_path).models["m"]
+
+    assert isinstance(now.manifest, ClassifierManifest)
+    assert isinstance(old.manifest, ClassifierManifest)
+    assert (old.manifest.token_types, now.manifest.token_types) == (True, False)
+    assert old.revision != now.revision

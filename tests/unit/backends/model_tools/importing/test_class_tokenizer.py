@@ -125,14 +125,15 @@ def test_a_separator_of_the_configuration_ends_a_text(tmp_path: Path) -> None:
     [
         ({"tokenizer_class": "LlamaTokenizer"}, "what a `LlamaTokenizer` makes of"),
         ({"tokenizer_class": "RobertaTokenizer"}, "it holds a model of WordPiece"),
-        ({"tokenizer_class": "BertTokenizer", "unk_token": None}, "no `BertTokenizer` can be made"),
+        ({"tokenizer_class": "BertTokenizer", "unk_token": None}, "its `unk_token` is null"),
     ],
 )
 def test_a_class_that_cannot_be_built_is_refused_by_name(
     tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(StartProblem, match=message):
+    with pytest.raises(StartProblem, match=message) as refused:
         build(tmp_path, "WordPiece", config)
+    assert '`"tokenizer_class": "TokenizersBackend"`' in str(refused.value)
 
 
 @pytest.mark.parametrize("known", [1, 2])

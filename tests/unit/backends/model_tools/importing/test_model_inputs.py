@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.importing.model_inputs import complete_inputs
+from backends.repository.config_defaults import complete_config
 
 IDS = np.array([[5, 6, 7, 8], [9, 5, 0, 0]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -50,14 +51,15 @@ def test_positions_of_most_families_count_all_tokens(tmp_path: Path, kind: int) 
     assert seen(model, tmp_path)["position_ids"] == [[0, 1, 2, 3], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("config", [{}, {"pad_token_id": 1}, {"pad_token_id": None}])
+@pytest.mark.parametrize("kind", ["xlm-roberta", "longformer", "data2vec-text"])
+@pytest.mark.parametrize("config", [{}, {"pad_token_id": 1}])
 def test_positions_of_roberta_begin_after_the_padding_and_leave_it_out(
-    tmp_path: Path, config: dict[str, Any]
+    tmp_path: Path, kind: str, config: dict[str, Any]
 ) -> None:
     model = graph("input_ids", "attention_mask", "position_ids")
     ids = np.array([[5, 1, 7, 8], [9, 5, 0, 0]])  # a text may hold the padding's token
 
-    assert complete_inputs(model, {"model_type": "xlm-roberta", **config})
+    assert complete_inputs(model, complete_config({"model_type": kind, **config}))
     assert seen(model, tmp_path, ids)["position_ids"] == [[2, 1, 3, 4], [2, 3, 1, 1]]
 
 
@@ -75,3 +77,21 @@ def test_a_graph_that_needs_nothing_stays_as_it_is() -> None:
     model = graph("input_ids", "attention_mask")
 
     assert not complete_inputs(model, {"model_type": "bert", "pad_token_id": 0})
+
+
+def test_a_graph_that_has_its_nodes_gets_none_again(tmp_path: Path) -> None:
+    model = graph("input_ids", "attention_mask", "position_ids")
+    config = complete_config({"model_type": "roberta"})
+    complete_inputs(model, config)
+    once = model.SerializeToString()
+
+    assert not complete_inputs(model, config)
+    assert model.SerializeToString() == once
+    assert seen(model, tmp_path)["input_ids"] == [[5, 6, 7, 8], [9, 5, 1, 1]]
+
+
+def test_positions_without_a_token_to_count_from_are_refused() -> None:
+    model = graph("input_ids", "attention_mask", "position_ids")
+
+    with pytest.raises(ValueError, match="`pad_token_id` is `None`, and `esm` counts positions"):
+        complete_inputs(model, complete_config({"model_type": "esm"}))
