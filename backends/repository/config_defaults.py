@@ -1,4 +1,4 @@
-"""Fills in the fields that a `config.json` leaves out, as the class of its model does.
+"""Adds the fields that a `config.json` leaves out, with the defaults of its model's class.
 
 `transformers` gives a field that the file lacks the default of the configuration's class. The
 values are those of `transformers` 5.23.0, `src/transformers/models/*/configuration_*.py`
@@ -96,7 +96,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-# Other names that a class knows its fields by.
+# Other names of fields, by class.
 _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "distilbert": {
@@ -106,7 +106,7 @@ _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         }
     }
 )
-# Their positions begin after that of the padding; MPNet's padding is token 1, whatever is written.
+# Positions begin after the padding's id. MPNet's padding is token 1, whatever the file says.
 _COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 _MPNET_PADDING = 1
 
@@ -132,5 +132,5 @@ def padding_position(config: Mapping[str, Any]) -> int | None:
         return None
     padding = _MPNET_PADDING if kind == "mpnet" else config.get("pad_token_id")
     if not isinstance(padding, int) or padding < 0:
-        raise ValueError(f"`pad_token_id` is `{padding}`, and `{kind}` counts positions from it")
+        raise ValueError(f"`pad_token_id` is `{padding}`, but `{kind}` counts positions from it")
     return padding

@@ -46,7 +46,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
 
-# What the largest requests that the document allows may take of a worker's memory together.
+# A worker has memory for this many of the largest requests that the document allows.
 _LARGEST_REQUESTS = 2
 
 
@@ -229,7 +229,7 @@ class RequestProcessor:
     def reply(self, state: RequestState, answer: Answer) -> HttpReply | None:
         """Return the whole answer to a request that was computed.
 
-        `None` where `reply_later` has to go on.
+        `None` if `reply_later` has to go on.
         """
         self._phases.end("wait", state.phase_began, state.phase_weight)
         try:
@@ -286,7 +286,7 @@ class RequestProcessor:
         return self._reply(state, errors.encode(known, state.id))
 
     def _is_large(self, state: RequestState, answer: Answer) -> bool:
-        """Tell whether `reply_later` has to encode an answer, and note it for that."""
+        """Tell whether `reply_later` has to encode an answer, and keep it for that."""
         if not is_large(state, answer):
             return False
         state.answer = answer

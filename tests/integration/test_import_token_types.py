@@ -108,7 +108,7 @@ def test_a_graph_that_fails_on_a_task_is_refused_by_a_trial(tmp_path: Path) -> N
     result = import_folder(folder, tmp_path / "m")
 
     assert result.exit_code == 2
-    assert "it fails on a trial of `classify`" in result.output
+    assert "`classify` failed" in result.output
     assert list((tmp_path / "m").iterdir()) == []
 
 

@@ -80,7 +80,7 @@ def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", None, "it is no Hugging Face model"),
+        ("config.json", None, "has no `config.json`"),
         ("tokenizer.json", None, "save it with"),
         ("model.safetensors", None, "holds neither `model.onnx` nor `model.safetensors`"),
         ("model.safetensors", b"none", "as safetensors"),

@@ -239,13 +239,13 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         edit("tokenizer_config.json", tokenizer_class="LlamaTokenizerFast"),
         [],
         "tokenizer_config.json",
-        "write `tokenizer_class: TokenizersBackend`",
+        "set `tokenizer_class` to `TokenizersBackend`",
     ),
     "a class of another vocabulary": (
         edit("tokenizer_config.json", tokenizer_class="RobertaTokenizer"),
         [],
         "tokenizer.json",
-        "it holds a model of WordPiece, and the class takes BPE",
+        "WordPiece, but the class takes BPE",
     ),
     "cut at the beginning": (
         edit("tokenizer_config.json", truncation_side="left"),

@@ -161,9 +161,8 @@ async def test_readiness_names_a_wrong_clock_to_operators(
     known = await admin.get("/health/ready")
     stranger = await admin.get("/health/ready", headers={"authorization": ""})
 
-    assert known.json()["degraded"] == [
-        "clock: that of gateway-1:ab:0 is 3600.0 s away from state_redis"
-    ]
+    (clock,) = known.json()["degraded"]
+    assert all(word in clock for word in ("clock", "gateway-1:ab:0", "state_redis", "3600.0 s"))
     assert stranger.json()["degraded"] == []
 
 
