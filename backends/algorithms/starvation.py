@@ -35,8 +35,8 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 class CoreDelays:
     """Reads how long the threads of a process waited for a core.
 
-    The kernel counts a wait when it ends. A wait that goes on is estimated: it began after the last
-    reading in which the thread had run, and is counted from the reading before that one.
+    The kernel counts a wait when it ends. One that goes on began after the thread was last seen to
+    have run, and is counted from the reading before that: a little too long, until it ends.
     """
 
     def __init__(self, process: int) -> None:

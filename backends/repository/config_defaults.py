@@ -106,7 +106,7 @@ _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         }
     }
 )
-# Positions begin after the padding's id. MPNet's padding is token 1, whatever the file says.
+# Their positions begin after that of the padding; MPNet's padding is token 1, whatever is written.
 _COUNTED = frozenset({"roberta", "xlm-roberta", "camembert", "mpnet"})
 _MPNET_PADDING = 1
 

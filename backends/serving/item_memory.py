@@ -12,7 +12,7 @@ from backends.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotPara
 
 # Bytes of a token: a row has its number twice, since the row's key has it, too.
 _ROW_TOKEN: Final = 16
-# Bytes for each byte of a text whose tokens are in the answer, or have a vector each.
+# Bytes for each byte of a text whose tokens are shown, or have a vector each.
 _TOKENS: Final = {Task.TOKENIZE: 64, Task.DETOKENIZE: 64, Task.ENTITIES: 64}
 _MOST_WAITING: Final = 8192
 

@@ -16,12 +16,12 @@ _ITEM_BYTES: Final = 128
 
 
 def is_large(state: RequestState, answer: Answer) -> bool:
-    """Tell whether encoding an answer would hold the event loop for too long."""
+    """Tell whether to encode an answer would hold the event loop."""
     return _estimated_bytes(state, answer) > LARGE_BYTES
 
 
 def _estimated_bytes(state: RequestState, answer: Answer) -> int:
-    """Estimate the length of an answer: its results, and the body, which it may repeat."""
+    """Return about how long an answer will be: its results, and what it may repeat of the body."""
     outcomes = answer.outcomes
     parsed = state.parsed
     size = _ITEM_BYTES * len(outcomes) + (0 if parsed is None else parsed.length)

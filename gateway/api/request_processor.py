@@ -46,7 +46,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
 
-# A worker has memory for this many of the largest requests that the document allows.
+# What the largest requests that the document allows may take of a worker's memory together.
 _LARGEST_REQUESTS = 2
 
 
@@ -286,7 +286,7 @@ class RequestProcessor:
         return self._reply(state, errors.encode(known, state.id))
 
     def _is_large(self, state: RequestState, answer: Answer) -> bool:
-        """Tell whether `reply_later` has to encode an answer, and keep it for that."""
+        """Tell whether `reply_later` has to encode an answer, and note it for that."""
         if not is_large(state, answer):
             return False
         state.answer = answer

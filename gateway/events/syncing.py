@@ -79,7 +79,7 @@ class LogSync:
         self._boot = boot_id() if boot is None else boot
         self._clock = clock
         self._files: list[int] = []
-        """Descriptors of open segments, the present one last."""
+        """Open segments, the present one last."""
         self._directory: Path | None = None
         self._folders: tuple[Path, ...] = ()
         """Folders with a new entry."""
@@ -162,7 +162,7 @@ class LogSync:
         with self._adding:
             if files[-1:] == self._files[-1:]:
                 self._folders = ()
-            # Later records are in the last segment, or in segments that were added meanwhile.
+            # What is written later is in the last one, or in segments that came meanwhile.
             for file in files[:-1]:
                 if file in self._files:
                     self._files.remove(file)

@@ -73,7 +73,7 @@ class UnsentAnswers:
         """Bytes written since the last check, in writes that are counted at once."""
 
     def watch(self, connections: Collection[object], on_close: Callable[[str], None]) -> None:
-        """Watch `connections`, which may change; call `on_close` with the reason of each close."""
+        """Close slow ones among `connections`, which may change, and tell why."""
         self._connections, self._on_close = connections, on_close
 
     def statistics(self) -> UnsentStatistics:

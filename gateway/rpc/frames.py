@@ -26,7 +26,7 @@ _DATA_COST: Final = 1
 _HEAD_COST: Final = 40
 _HEAD_BYTES_PER_CREDIT: Final = 8
 _SHORTEST_PAUSE: Final = 0.001
-# Frames that a client rarely sends by itself: PING, SETTINGS, RST_STREAM, ...
+# Frames that a client sends rarely, or in answer to many others: PING, SETTINGS, RST_STREAM, ...
 _OTHER_COST: Final = 50
 
 

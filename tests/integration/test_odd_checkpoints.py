@@ -239,7 +239,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         edit("tokenizer_config.json", tokenizer_class="LlamaTokenizerFast"),
         [],
         "tokenizer_config.json",
-        "set `tokenizer_class` to `TokenizersBackend`",
+        "write `tokenizer_class: TokenizersBackend`",
     ),
     "a class of another vocabulary": (
         edit("tokenizer_config.json", tokenizer_class="RobertaTokenizer"),

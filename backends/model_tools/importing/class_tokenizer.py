@@ -105,13 +105,13 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
         return ClassTokenizer(text=text, config=None, types=types)
     if name not in CLASSES:
         raise StartProblem(
-            f"`{folder / CONFIG}`: the class `{name}` is not supported; if `{file}` describes the "
-            f"whole tokenizer, set `tokenizer_class` to `{GENERIC}`"
+            f"`{folder / CONFIG}`: what a `{name}` makes of `{file}` is not computed; if that file "
+            f"says all, write `tokenizer_class: {GENERIC}`"
         )
     try:
         built = _build(_read_given(folder, json.loads(text), fields, own, name), own, name)
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
-        raise StartProblem(f"`{path}`: a `{name}` cannot be built from it: {error}") from None
+        raise StartProblem(f"`{path}`: no `{name}` can be made of it: {error}") from None
     before, after = json.loads(Tokenizer.from_str(text).to_str()), json.loads(built.to_str())
     changed = tuple(part for part in _PARTS if before[part] != after[part])
     kept = {field: value for field, value in fields.items() if field not in _APPLIED}
@@ -150,7 +150,7 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
         """
         found = self.model.get("type") or _guess_kind(self.model)
         if found != kind:
-            raise ValueError(f"it holds a model of kind {found}, but the class takes {kind}")
+            raise ValueError(f"it holds a model of {found}, but the class takes {kind}")
         words = self.model["vocab"]
         return words if isinstance(words, dict) else [(piece, score) for piece, score in words]
 

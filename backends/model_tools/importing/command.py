@@ -28,7 +28,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave this file out.")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
-@click.option("--reload", "reloads", is_flag=True, help="Have a running gateway serve it at once.")
+@click.option("--reload", "reloads", is_flag=True, help="Then have a running gateway serve it.")
 def import_command(
     *,
     source: str,
@@ -59,9 +59,9 @@ def import_command(
     The import refuses files with weights or modules that no answer would use; --ignore leaves one
     out. It leaves out training state and second copies of the weights by itself.
 
-    A running gateway serves the new revision after `sluicegate models reload`. --reload does that
-    at the end, at the address of `SLUICEGATE_ADMIN_URL` or of the instance that runs on the data
-    directory.
+    A gateway that is running serves the new revision after `sluicegate models reload`. With
+    --reload this is done at the end, at the address of `SLUICEGATE_ADMIN_URL` or of the instance
+    that runs on the data directory.
 
     With --precision, a variant of the graph becomes the revision after it if it stays within
     the bounds; else its numbers are printed and the exit code is 1.

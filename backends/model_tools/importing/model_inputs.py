@@ -14,7 +14,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 _IDS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _PREFIX = "sluicegate_"
-# Families whose positions count the tokens that are not padding, from its id on; default ids.
+# Families that count positions by what is not padding, and start after its id; their default ids.
 _COUNTED: Mapping[str, int] = MappingProxyType(
     {
         "roberta": 1,
@@ -35,7 +35,7 @@ _COUNTED: Mapping[str, int] = MappingProxyType(
 def complete_inputs(model: ModelProto, config: Mapping[str, Any]) -> bool:
     """Add the nodes that a graph needs; return whether it needs any.
 
-    The checkpoint's `config` has its family and the id of its padding.
+    `config` is that of the checkpoint: its family and the id of its padding.
     """
     inputs = {value.name: value for value in model.graph.input}
     kind = str(config.get("model_type"))
