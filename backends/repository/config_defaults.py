@@ -132,5 +132,5 @@ def padding_position(config: Mapping[str, Any]) -> int | None:
         return None
     padding = _MPNET_PADDING if kind == "mpnet" else config.get("pad_token_id")
     if not isinstance(padding, int) or padding < 0:
-        raise ValueError(f"`pad_token_id` is `{padding}`, but `{kind}` counts positions from it")
+        raise ValueError(f"`pad_token_id` is `{padding}`, and `{kind}` counts positions from it")
     return padding

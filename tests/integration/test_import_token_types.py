@@ -77,7 +77,7 @@ def test_types_that_a_model_has_no_vectors_of_are_refused(tmp_path: Path, purpos
     result = import_folder(folder, tmp_path / "m")
 
     assert result.exit_code == 2
-    assert "gives a pair the token types 0 to 1, and `type_vocab_size` is 1" in result.output
+    assert "token types 0 to 1, but `type_vocab_size` is 1" in result.output
     assert len(result.output.splitlines()) == 1
     assert list((tmp_path / "m").iterdir()) == []
 
