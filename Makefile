@@ -120,7 +120,7 @@ fuzz-http: install-dev ## Send 1,000,000 valid, unusual and invalid requests to 
 fuzz-dialects: install-dev ## Send 100,000 requests of five tenants to the routes of all dialects, and look for another's answer
 	$(BIN)/python -m loadtests fuzz-dialects $(ARGS)
 
-fuzz-amplification: install-dev ## Send 100,000 requests whose products and answers are as large as allowed, and watch everybody else
+fuzz-amplification: install-dev ## Send 100,000 requests as large as is allowed, and measure what other callers notice
 	$(BIN)/python -m loadtests fuzz-amplification $(ARGS)
 
 check-openapi: install-dev $(TYPESCRIPT)/node_modules/.package-lock.json fuzz-api ## Check both OpenAPI documents, and clients that are made of them in Python and TypeScript (12 minutes)
@@ -188,7 +188,7 @@ check-clients: install-dev $(CLIENTS:%=.venv-clients/%/.installed) ## Call a run
 REDIS_TESTS := $(addprefix tests/integration/test_,stream_lag.py billing_pipeline.py redis_rate_limiter.py idempotency_store.py \
 	cache_claims.py redis_cache_tier.py lost_state.py control_changes.py) tests/contract/test_rate_limiter_contract.py tests/contract/test_cache_contract.py
 
-check-redis: install-dev ## Run the tests of what is kept in Redis on other servers; SERVERS="/usr/bin/redis-server ..." (2 minutes each)
+check-redis: install-dev ## Run the tests of Redis on other servers; SERVERS="/usr/bin/redis-server ..." (2 minutes each)
 	@for server in $(SERVERS); do $$server --version && SLUICEGATE_TEST_REDIS=$$server $(BIN)/python -m pytest -q $(REDIS_TESTS) || exit 1; done
 
 check-scaling: install-dev ## Ask a Prometheus that scrapes loaded backends what KEDA would, and compare by hand (1 minute; kubectl, prometheus)
@@ -272,7 +272,7 @@ clean: ## Remove the output of builds and checks (keeps .venv and data)
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # The virtual environment. A stamp per set of requirements, so that an unchanged set asks pip nothing.
-# It is made anew where PYTHON is given and is another interpreter.
+# It is made again if PYTHON is given and is another interpreter.
 ifneq ($(origin PYTHON),file)
 IDENTITY := -c 'import os, sys; print(os.path.realpath(sys._base_executable), sys.version)'
 OTHER_PYTHON := $(shell [ ! -x $(BIN)/python ] \
@@ -288,7 +288,7 @@ $(BIN)/python: $(if $(OTHER_PYTHON),other-python)
 
 .PHONY: other-python
 other-python:
-	@echo '$(VENV) has another Python than $(PYTHON), and is made anew'
+	@echo '$(VENV) has another Python than $(PYTHON): making it again'
 
 $(VENV)/.installed: requirements/demo.txt pyproject.toml $(OTHER_PYTHON) | $(BIN)/python
 	@echo 'Installing packages into $(VENV) (once, about 200 MB)'

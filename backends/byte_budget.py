@@ -1,8 +1,8 @@
-"""Divides a budget of bytes fairly among keys: who needs memory holds its bytes, or waits for them.
+"""Divides a budget of bytes fairly among keys; a request without room waits for it.
 
-Gateways divide theirs among API keys, backends among the scopes of items. A key may hold eight
-times what is left free (the dynamic threshold of Choudhury and Hahne 1998). A key alone may thus
-hold 8/9 of the budget, and another key finds room at once.
+The keys are API keys in gateways and the scopes of items in backends. A key may hold eight times
+the bytes that are free (the dynamic threshold of Choudhury and Hahne 1998). So a single key can
+hold 8/9 of the budget, and another key still finds room at once.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 LARGE: Final = 256 * 1024
-"""Bytes up to which nothing is held: so little is bounded by the number of requests."""
+"""Requests up to this size hold nothing: their number is bounded elsewhere."""
 _OF_FREE = 8
-"""A key may hold so many times the bytes that are left free."""
+"""A key may hold this many times the free bytes."""
 RETRY_AFTER: Final = 1.0
 """Seconds after which a request that found no room may try again."""
 
@@ -30,9 +30,8 @@ class _Waiting:
 class SharedBytes:
     """Counts the bytes that keys hold of `limit_bytes`. It belongs to one event loop.
 
-    Keys that wait take turns. A key that holds nothing and finds no room has the next turn: until
-    it has its bytes, no other request gets any. `exhausted` makes the error of a request that finds
-    no room.
+    Waiting keys take turns. A key that holds nothing has the next turn: until it has its bytes, no
+    other request gets any. `exhausted` makes the error of a request that finds no room.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class SharedBytes:
         most_waiting_of_key: int = 32,
     ) -> None:
         self.limit_bytes = limit_bytes
-        """May be changed at any time; what is held stays."""
+        """May be changed at any time; bytes that are held stay held."""
         self.used_bytes = 0
         self.exhausted = exhausted
         self._clock = clock
@@ -61,7 +60,7 @@ class SharedBytes:
         return self._held.get(key, 0)
 
     def try_hold(self, key: Hashable, size: int) -> bool:
-        """Hold bytes for a key, and return `True`; return `False` where it has to wait."""
+        """Hold bytes for a key and return `True`, or return `False` if it has to wait."""
         if self._waiting and (key in self._waiting or self._has_turn()):
             return False
         if not self._fits(key, size):
@@ -73,8 +72,8 @@ class SharedBytes:
         """Hold bytes for a key as soon as there is room; `deadline` is a time of the clock.
 
         Raises:
-            Exception: the error of `exhausted`: there is no room until the deadline, or too many
-                requests wait already.
+            Exception: the error of `exhausted`, if there is no room until the deadline or too many
+                requests wait.
         """
         if self.try_hold(key, size):
             return
@@ -120,7 +119,7 @@ class SharedBytes:
             self._held[key] = self._held.get(key, 0) + size
 
     def _has_turn(self) -> bool:
-        """Tell whether a key waits that holds nothing: others have its room."""
+        """Tell whether a waiting key holds nothing, and so has the next turn."""
         return any(key not in self._held for key in self._waiting)
 
     def _grant(self) -> None:

@@ -10,11 +10,10 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many threads that compute this process can keep busy.
+    """Return how many computing threads this process can keep busy.
 
-    A quota of containers (`cpus: 1.5`, `limits.cpu: 1500m`) bounds the processor time of all
-    threads together, and leaves the number of cores as it is. A part of a core counts as a core.
-    `root` is where `/proc` and `/sys` are.
+    A container's quota (`cpus: 1.5`, `limits.cpu: 1500m`) bounds the processor time of all threads
+    together, but not the number of visible cores. It is rounded up. `root` has `/proc` and `/sys`.
     """
     cores = len(os.sched_getaffinity(0))
     quota = min(_quotas(root), default=math.inf)
@@ -49,13 +48,13 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _folders(point: Path, mounted: str, path: str) -> Iterator[Path]:
-    """Yield the folders of the cgroup `path` and of those around it, as far as they are shown.
+    """Yield the folders of the cgroup `path` and of its parents, as far as they are visible.
 
-    A container may see its cgroup as the root, or see its path on the host while only its own
-    cgroup is mounted.
+    A container may see its cgroup as the root. It may also see the path on the host, while only its
+    own cgroup is mounted.
     """
     inner = PurePosixPath(path)
-    if ".." in inner.parts:  # it was moved out of what its namespace shows
+    if ".." in inner.parts:  # the process was moved out of its namespace's root
         inner = PurePosixPath("/")
     elif inner.is_relative_to(mounted):
         inner = PurePosixPath("/") / inner.relative_to(mounted)
@@ -70,7 +69,7 @@ def _quota_of_version_2(folder: Path) -> float | None:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
-        return None  # the root has none
+        return None  # the root cgroup has no such file
 
 
 def _quota_of_version_1(folder: Path) -> float | None:

@@ -1,13 +1,13 @@
-"""Says how extras of this package are installed, which is in no package index."""
+"""Says how to install extras of this package, which is in no package index."""
 
 import importlib.metadata
 
 
 def install_command(extras: str) -> str:
-    """Return what to type for `extras`, names with commas between: in a clone, or with a wheel."""
+    """Return the commands that install `extras`, names with commas between, from wheel or clone."""
     try:
         version = importlib.metadata.version("sluicegate")
-    except importlib.metadata.PackageNotFoundError:  # the sources alone
+    except importlib.metadata.PackageNotFoundError:  # run from sources, without an installation
         version = "0.1.0"
     wheel = f"sluicegate-{version}-py3-none-any.whl"
     return f"`pip install '{wheel}[{extras}]'`, or in a clone `pip install '.[{extras}]'`"

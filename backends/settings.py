@@ -15,7 +15,7 @@ from backends.otlp_variables import is_push_wanted, is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
-# A supervisor's, which hands its whole environment on.
+# Settings of `sluicegate up`, which passes its whole environment on.
 _OF_GATEWAYS = (f"{PREFIX}MEMORY_LIMIT_BYTES",)
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -158,14 +158,14 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each variable that is spelled as a setting of backends and is none."""
+    """Yield a warning for each variable that begins like a setting of backends and is none."""
     known = [PREFIX + field.name.upper() for field in msgspec.structs.fields(BackendSettings)]
     for variable in sorted(environment):
         if not variable.startswith(PREFIX) or variable in (*known, *_OF_GATEWAYS):
             continue
         nearest = difflib.get_close_matches(variable, known, n=1)
         hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
-        yield f"`{variable}` is no setting, and is ignored{hint}"
+        yield f"`{variable}` is not a setting and is ignored{hint}"
 
 
 def _convert(field: msgspec.structs.FieldInfo, text: str) -> object:

@@ -19,8 +19,8 @@ def main() -> None:
         if package in _OWN:
             raise
         sys.exit(
-            f"Error: the package `{package}` is not installed; all that a bulk job needs is brought"
-            f" by {install_command('backend-cpu,bulk')}"
+            f"Error: the package `{package}` is not installed; run"
+            f" {install_command('backend-cpu,bulk')}"
         )
     command(prog_name="sluicegate bulk")
 

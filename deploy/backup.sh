@@ -3,10 +3,10 @@
 #
 #   deploy/backup.sh FOLDER
 #
-# The primary of the state Redis is asked of the first of SLUICEGATE_SENTINELS. Without `ha` there is
-# one server, and SLUICEGATE_SENTINELS is empty: `SLUICEGATE_SENTINELS= deploy/backup.sh FOLDER`.
-# SLUICEGATE_EXEC is what runs a command in a service, whose name is put after SLUICEGATE_PREFIX:
-# `podman exec -i` and `sluicegate_` for example.
+# The first of SLUICEGATE_SENTINELS names the primary of the state Redis. Without `ha` there is no
+# Sentinel: run `SLUICEGATE_SENTINELS= deploy/backup.sh FOLDER`.
+# SLUICEGATE_EXEC runs a command in a service; SLUICEGATE_PREFIX comes before the service's name. For
+# example `podman exec -i` and `sluicegate_`.
 set -eu
 umask 077
 folder=${1:?usage: deploy/backup.sh FOLDER}

@@ -6,8 +6,9 @@
 #   deploy/restore.sh FOLDER
 #   docker compose up --wait
 #
-# Without `ha` there are neither Sentinels nor second ones: `SLUICEGATE_SENTINELS= deploy/restore.sh`.
-# The ledger comes last, in one transaction: where anything fails, it is as it was.
+# Without `ha` leave out the services that only `ha` has, and run
+# `SLUICEGATE_SENTINELS= deploy/restore.sh FOLDER`.
+# The ledger comes last, in one transaction: if anything fails, it is unchanged.
 # SLUICEGATE_EXEC and SLUICEGATE_PREFIX as for `deploy/backup.sh`; SLUICEGATE_SETTLE are the seconds
 # in which each Sentinel learns of roles.
 set -eu

@@ -193,7 +193,7 @@ class InvalidItem(ClientError):
 
 
 class ExpansionTooLarge(ClientError):
-    """The inputs expand to more than is allowed, or would have a larger answer."""
+    """The inputs expand to more than is allowed, or could have a larger answer than is allowed."""
 
     status = 422
     code = "expansion_too_large"

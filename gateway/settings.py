@@ -20,7 +20,7 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 PREFIX = "SLUICEGATE_"
 _SENT = ("admin_key", "metrics_key", "second_admin_key", "second_metrics_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
-# What commands, clients and `compose.yaml` read beside the settings.
+# Variables that commands, clients and `compose.yaml` read, and that are not settings.
 _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
@@ -62,9 +62,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_key: str = ""
     """The key by which Prometheus reads metrics of the operators' listener, and nothing else."""
     second_admin_key: str = ""
-    """Accepted as the admin key, too, while that is rotated."""
+    """A second admin key, accepted during a rotation."""
     second_metrics_key: str = ""
-    """The same for the metrics key."""
+    """A second metrics key, accepted during a rotation."""
     oidc_issuer: str = ""
     """The identity provider whose tokens operators may use: its `iss`; empty: none."""
     oidc_audience: str = ""
@@ -267,9 +267,9 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each variable that is spelled as a setting and is none.
+    """Yield a warning for each `SLUICEGATE_` variable that is not a setting.
 
-    Those that begin as the settings of backends do are left to them.
+    Backends check the variables that begin with `SLUICEGATE_BACKEND_`.
     """
     known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
     for variable in sorted(environ):
@@ -278,7 +278,7 @@ def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
         if variable.startswith(PREFIX):
             nearest = difflib.get_close_matches(variable, known, n=1)
             hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
-            yield f"`{variable}` is no setting, and is ignored{hint}"
+            yield f"`{variable}` is not a setting and is ignored{hint}"
 
 
 def _check(settings: Settings) -> None:

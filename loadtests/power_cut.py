@@ -1,4 +1,4 @@
-"""Cuts the power of a gateway machine under load: what its disk was not given is gone.
+"""Cuts the power of a gateway machine under load: everything that is not on its disk is lost.
 
 The data directory is an ext4 file system in a file, on a loop device: the file has what the kernel
 has written, and nothing else. So the gateway is killed, the file is copied at once, and the gateway
@@ -67,7 +67,7 @@ class Disk:
         _run("mount", "-o", "loop", str(self._image), str(self._place))
 
     def cut(self) -> None:
-        """Leave of it what had been written to the file, as a power cut does."""
+        """Keep only what was written to the file, as a power cut does."""
         shutil.copyfile(self._image, self._after)
         self.unmount()
         self._after.replace(self._image)
@@ -108,7 +108,7 @@ def cut_power(*, seconds: float, callers: int, is_redis_away: bool) -> PowerCut:
             cache_url=cache.url,
             state_url=state.url,
             ledger_url=f"sqlite:///{folder / 'ledger.db'}",
-            events_keep=0.0,  # a log that is billed goes, which tells when all is
+            events_keep=0.0,  # a billed log is deleted, so no log is left once all is billed
         )
         with Ledger.create(gateway.settings.ledger) as ledger:
             ledger.accounts.create_tenant("acme")

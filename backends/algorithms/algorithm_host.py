@@ -270,7 +270,7 @@ class AlgorithmHost:
         self._check_again(item, _CANCELLATION, self._on_not_cancelled, self._clock(item))
 
     def _clock(self, item: HostedItem) -> Clock:
-        """Return how long its code could have run, and how much of that there was no core."""
+        """Return how long an item's code could have run, and how long it waited for a core."""
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
@@ -319,8 +319,8 @@ class AlgorithmHost:
         )
         if clock.is_starved(time):
             error = Overloaded(
-                f"the algorithm had no core for {clock.delay:.1f} of {clock.elapsed:.1f} s; other"
-                " processes of the machine have them",
+                f"the algorithm waited {clock.delay:.1f} of {clock.elapsed:.1f} s for a core, since"
+                " the machine is busy; try again",
                 retry_after=time,
             )
         item.outcome.set_exception(error)
@@ -381,7 +381,7 @@ class AlgorithmHost:
     def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
         """Kill the process; refuse the item that is to blame, run the others again.
 
-        Nothing is remembered where it is not `is_blamed`: the item's outcome is set already.
+        Without `is_blamed` the item is not refused later; its outcome is set already.
         """
         loop, marks = asyncio.get_running_loop(), self._live().marks
         running = list(self._running.values())

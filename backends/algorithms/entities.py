@@ -56,9 +56,9 @@ class Entities(Algorithm):
 
 
 def without_overlaps(entities: list[TextEntity]) -> list[TextEntity]:
-    """Return entities that share no character; an earlier one keeps what it would share.
+    """Return entities that share no character; the earlier one keeps a shared character.
 
-    Pieces overlap where a tokenizer makes several of one character, as those of bytes do.
+    Tokenizers that split characters into bytes make tokens that share a character.
     """
     apart: list[TextEntity] = []
     reached = 0

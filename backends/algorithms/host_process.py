@@ -70,7 +70,7 @@ class HostProcess:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
 
     def delay(self) -> float:
-        """Return how many seconds its threads were ready to run so far, and had no core."""
+        """Return how many seconds its threads have waited for a core so far."""
         return self.delays.read(has_threads=not self.marks.are_exact)
 
     def usage(self) -> HostUsage | None:
@@ -133,8 +133,8 @@ def start_host(
 ) -> HostProcess:
     """Start a host and have it import the code.
 
-    One that takes the place of a lost one leaves the processor to others from its imports on, which
-    take the most of a start. The first one is waited for.
+    A successor of a lost process leaves the processor to others already during its imports, which
+    take most of a start. The first process does not, since callers wait for it.
 
     `fork` runs what it is given in a thread that lives on: with that, the host would end.
 

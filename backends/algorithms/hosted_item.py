@@ -59,7 +59,7 @@ class HostedItem:
         self.busy_before = 0.0
         """What other items of the host had used when it was started."""
         self.delay_before = 0.0
-        """How long the host had waited for a core by then."""
+        """Seconds that the host had waited for a core when the item began."""
         self._asks_since = 0.0
         self._asked_for = 0.0
 
@@ -94,7 +94,7 @@ class HostedItem:
 
     @property
     def asked_for(self) -> float:
-        """The seconds in which models that were asked had not answered yet."""
+        """Seconds in which the item waited for models that it asked."""
         if not self._questions:
             return self._asked_for
         return self._asked_for + asyncio.get_running_loop().time() - self._asks_since

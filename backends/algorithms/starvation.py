@@ -1,4 +1,4 @@
-"""Tells a process that takes long from one that has no core."""
+"""Tells a slow process from one that gets no core."""
 
 from pathlib import Path
 from time import monotonic
@@ -10,30 +10,30 @@ _SECOND = 1e9
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the seconds that went by for a process, and in how many it waited for a core.
+    """Holds the seconds that have passed for a process, and how many of them it waited for a core.
 
-    A wait for a core is no use of the time that a process is allowed. It ends all the same after
-    ten times as long, since others wait, too; then the process is starved.
+    Waits for a core do not count as use of the time that a process is allowed. After ten times the
+    allowed time it is starved, and has to end: others wait for it.
     """
 
     elapsed: float
     delay: float
 
     def since(self, before: "Clock") -> "Clock":
-        """Return what went by since `before`."""
+        """Return the seconds since `before`."""
         return Clock(elapsed=self.elapsed - before.elapsed, delay=self.delay - before.delay)
 
     def left(self, allowed: float) -> float:
-        """Return how long the process may at least go on, negative after that."""
+        """Return for how many seconds the process may go on at least; negative: no longer."""
         return min(allowed - self.elapsed + self.delay, _LONGEST * allowed - self.elapsed)
 
     def is_starved(self, allowed: float) -> bool:
-        """Return whether the process had less than it is allowed."""
+        """Return whether the process had a core for less than its allowed time."""
         return self.elapsed - self.delay < allowed
 
 
 class CoreDelays:
-    """Reads for how long the threads of a process were ready to run, and others had the cores.
+    """Reads how long the threads of a process waited for a core.
 
     The kernel counts a wait when it ends. One that goes on began after the thread was last seen to
     have run, and is counted from the reading before that: a little too long, until it ends.
@@ -44,21 +44,21 @@ class CoreDelays:
         self._ran = 0
         self._read_at = self._since = monotonic()
         self.known = 0.0
-        """The waits that had ended when it was read last."""
+        """Seconds of the waits that had ended at the last reading."""
 
     def read(self, *, has_threads: bool) -> float:
-        """Return the seconds so far, of a process that has ended the last ones known.
+        """Return the seconds so far; once the process has ended, those of the last reading.
 
-        Without `has_threads` it has only the first one.
+        Without `has_threads` the process has only its first thread.
         """
         now, ran, waited, is_ready = monotonic(), 0, 0, False
         try:
             for thread in self._folder.glob("task/*") if has_threads else (self._folder,):
-                # Nanoseconds on a core, nanoseconds of waits for one, turns (proc(5)).
+                # Nanoseconds on a core, nanoseconds of waits for one, number of turns (proc(5)).
                 times = (thread / "schedstat").read_bytes().split()
                 ran, waited = ran + int(times[0]), waited + int(times[1])
                 is_ready |= b") R " in (thread / "stat").read_bytes()
-        except (OSError, IndexError):  # it has ended, or this kernel does not tell
+        except (OSError, IndexError):  # the process has ended, or this kernel has no schedstat
             return self.known
         if ran != self._ran:
             self._ran, self._since = ran, self._read_at

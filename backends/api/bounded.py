@@ -29,7 +29,7 @@ class ConnectionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 120.0
     """From the opening to a first request; between two it is uvicorn's to end them."""
     unread: float = 60.0
-    """While the caller reads none of what waits for it."""
+    """Seconds for which a caller may read nothing while bytes wait for it."""
 
 
 class _TooLarge(Exception):

@@ -65,7 +65,7 @@ _START: Message = {
 
 
 class CallAuthenticator:
-    """Authenticates callers by one of the shared tokens and a client certificate, where required.
+    """Authenticates callers by a shared token and, if required, a client certificate.
 
     An authenticated caller is trusted with the tenants of its items. Where neither is required,
     only this machine can connect: see `backends.app.check_trust`.

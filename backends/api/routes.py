@@ -143,16 +143,16 @@ class Routes:
         await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
 
     async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """`GET /health/ready`: whether calls are answered.
+        """`GET /health/ready`: whether the backend answers calls.
 
-        Authenticated callers also learn who answers them, on what, and what is missing.
+        Authenticated callers also get its name, its hardware, and what is missing.
         """
         state = self._core.state()
         shown: dict[str, object] = {"ready": state.ready}
         try:
             self._authenticator.check(scope)
         except Unauthorized:
-            pass  # a probe, which needs no more
+            pass  # a probe without a token needs no more
         else:
             shown |= {
                 "backend_id": state.backend_id,

@@ -1,4 +1,4 @@
-"""Fills in the fields that a `config.json` leaves out, as the class of its model does.
+"""Adds the fields that a `config.json` leaves out, with the defaults of its model's class.
 
 `transformers` gives a field that the file lacks the default of the configuration's class. The
 values are those of `transformers` 5.23.0, `src/transformers/models/*/configuration_*.py`
@@ -102,7 +102,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-# Other names that a class knows its fields by.
+# Other names of fields, by class.
 _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "distilbert": {

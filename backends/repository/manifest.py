@@ -132,7 +132,7 @@ GraphManifest = EncoderManifest | ClassifierManifest
 Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
 FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
-# What `save_pretrained` writes, of whatever model.
+# Files that `save_pretrained` writes for every model.
 _AS_SAVED = ("config.json", "adapter_config.json", "modules.json", "model.safetensors")
 
 
@@ -171,7 +171,7 @@ def _missing(folder: Path, path: Path, graph: str) -> str:
     """Return why a folder without a manifest and without a graph is no revision."""
     if is_as_saved(folder):
         return as_saved(folder)
-    return f"{path}: the file is missing, and there is no `{graph}`"
+    return f"{path}: the folder has neither this file nor `{graph}`"
 
 
 def is_as_saved(folder: Path) -> bool:
@@ -180,10 +180,10 @@ def is_as_saved(folder: Path) -> bool:
 
 
 def as_saved(folder: Path) -> str:
-    """Return the problem of such a folder in a repository."""
+    """Return the problem of a folder in a repository that `save_pretrained` wrote."""
     return (
-        f"{folder}: it is a Hugging Face folder as it was saved, which is no revision; move it "
-        "elsewhere, and make a revision of it with `sluicegate models import`"
+        f"{folder}: this is a Hugging Face folder and not a revision; move it out of the "
+        "repository, and import it with `sluicegate models import`"
     )
 
 

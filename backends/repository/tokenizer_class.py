@@ -1,4 +1,4 @@
-"""Tells which class of tokenizer `transformers` loads for a folder, and what that class sends.
+"""Tells which tokenizer class `transformers` loads for a folder, and which inputs it sends.
 
 The rules are those of `AutoTokenizer` in `transformers` 5.23.0 (Apache-2.0): the class that
 `tokenizer_config.json` names, else that of `config.json`, else the one of the model's type.
@@ -48,14 +48,14 @@ _OF_TYPE: Mapping[str, str] = MappingProxyType(
         "modernbert": GENERIC,
     }
 )
-# Whatever class its files name, it gets the generic one.
+# The family that gets the generic class, whatever class its files name.
 _ALWAYS_GENERIC = "modernbert"
 
 
 def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> str | None:
     """Return the class of a folder's tokenizer, which may be none of `CLASSES`.
 
-    `None` where neither file tells it.
+    `None` if neither file names it.
     """
     kind = config.get("model_type")
     named = tokenizer_config.get("tokenizer_class") or config.get("tokenizer_class")
@@ -66,7 +66,7 @@ def find_class(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -
 
 
 def sends_types(config: Mapping[str, Any], tokenizer_config: Mapping[str, Any]) -> bool | None:
-    """Return whether a folder's tokenizer sends token types; `None` where nothing tells it."""
+    """Return whether a folder's tokenizer sends token types; `None` if no file says it."""
     names = tokenizer_config.get("model_input_names")
     if isinstance(names, list):
         return "token_type_ids" in names

@@ -1,4 +1,4 @@
-"""Refuses a `tokenizer_config.json` that asks for what `tokenizer.json` alone does not do.
+"""Refuses a `tokenizer_config.json` with options that `tokenizer.json` does not have.
 
 An import applies such options; here are the folders that were put into a repository as they are.
 """
@@ -14,7 +14,7 @@ from backends.repository.sentence_modules import Files, read_object
 from backends.repository.tokenizer_class import GENERIC
 
 CONFIG = "tokenizer_config.json"
-# Options of BERT's normalizer, by the fields that classes of tokenizers know them by.
+# Options of BERT's normalizer, by the names of their fields in tokenizer classes.
 _NORMALIZES: Mapping[str, str] = MappingProxyType(
     {
         "do_lower_case": "lowercase",
@@ -47,7 +47,7 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
 
 
 def check_tokenizer(files: Files, name: str, *, kind: str | None, truncates: bool) -> None:
-    """Compare both files of a tokenizer, whose class is `kind`, if anything tells that.
+    """Compare both files of a tokenizer of the class `kind`; `None` if the class is unknown.
 
     Raises:
         ModelProblem: they disagree, or one cannot be read.
@@ -67,7 +67,7 @@ def check_tokenizer(files: Files, name: str, *, kind: str | None, truncates: boo
             "`truncate: false` in `model.yaml`, which refuses texts that are too long"
         )
     if kind == GENERIC:
-        return  # it takes the file as it is
+        return  # this class takes `tokenizer.json` as it is
     for field, does in tokenizer.options():
         asked = config.get(field)
         if asked is not None and bool(asked) is not bool(does):

@@ -162,7 +162,7 @@ class ServingCore:
         expanded_bytes: int,
     ) -> None:
         self.memory = open_memory(expanded_bytes, clock)
-        """What large items hold while they are answered, divided among scopes."""
+        """The memory of large items in progress, divided among scopes."""
         self._backend_id, self._region = backend_id, region
         self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}

@@ -1,7 +1,7 @@
-"""Says what memory an item takes while it is answered, beyond that of its rows in the queue.
+"""Computes how much memory an item takes while it is answered, besides its rows in the queue.
 
-A gateway bounds requests; a backend checks for itself what its algorithms would make of an item.
-The sizes are upper bounds in bytes, of the item and the parameters as they were decoded.
+A gateway bounds requests, but a backend does not rely on that. The sizes are upper bounds in bytes,
+computed from the decoded item and its parameters.
 """
 
 from typing import Any, Final
@@ -10,7 +10,7 @@ from backends.byte_budget import LARGE, RETRY_AFTER, SharedBytes
 from backends.errors import ItemRefused, Overloaded
 from backends.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotParameters
 
-# A token of a row: its number, twice, as the row's key has it, too.
+# Bytes of a token: a row has its number twice, since the row's key has it, too.
 _ROW_TOKEN: Final = 16
 # Bytes for each byte of a text whose tokens are shown, or have a vector each.
 _TOKENS: Final = {Task.TOKENIZE: 64, Task.DETOKENIZE: 64, Task.ENTITIES: 64}
@@ -18,15 +18,15 @@ _MOST_WAITING: Final = 8192
 
 
 def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
-    """Return the budget of a backend, from which items hold what they take."""
+    """Return the budget of a backend, from which large items hold memory."""
 
     def exhausted() -> Overloaded:
         return Overloaded(
-            "large items take all the memory set aside for them; try again later",
+            "other large items use all the memory for large items; try again later",
             retry_after=RETRY_AFTER,
         )
 
-    # All items of a call may wait, which was admitted.
+    # All items of an admitted call may wait.
     return SharedBytes(
         limit_bytes,
         exhausted=exhausted,
@@ -37,9 +37,9 @@ def open_memory(limit_bytes: int, clock: Any) -> SharedBytes:
 
 
 def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_tokens: int) -> int:
-    """Return what an item of `length` bytes takes of memory; 0 where that is little.
+    """Return how many bytes of memory an item of `length` bytes takes; 0 if they are few.
 
-    A row has `max_tokens` at most.
+    A row has at most `max_tokens` tokens.
     """
     if isinstance(parameters, ZeroShotParameters):
         labels = parameters.labels
@@ -57,14 +57,14 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
 
 
 def check_fits(memory: SharedBytes, size: int) -> None:
-    """Refuse an item that takes more than the backend has for all of them.
+    """Check that the backend can ever have room for an item.
 
     Raises:
-        ItemRefused: it does.
+        ItemRefused: it cannot.
     """
     if size > memory.largest():
         raise ItemRefused(
             "input_too_long",
-            f"the item, with its labels or choices, takes {size:,} bytes; at most"
-            f" {memory.largest():,} are set aside; send shorter ones, or fewer",
+            f"the item with its labels or choices takes {size:,} bytes of memory; at most"
+            f" {memory.largest():,} are allowed; send fewer or shorter ones",
         )

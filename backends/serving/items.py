@@ -103,7 +103,7 @@ class ItemAnswerer:
 
     @contextlib.asynccontextmanager
     async def _memory_of(self, body: Any, item: CallItem, caller: RowCaller) -> AsyncIterator[None]:
-        """Hold what a large item takes of memory; wait for it until the item's deadline."""
+        """Hold the memory of a large item; wait for room until the item's deadline."""
         size = item_bytes(
             self.call.task,
             body,

@@ -8,7 +8,7 @@ import msgspec
 from gateway.runtime.control import Control
 
 LARGEST_SKEW: Final = 2.0
-"""Seconds that a clock may be away; the alert `ClockSkewed` has the same bound."""
+"""Seconds by which a clock may differ; the alert `ClockSkewed` has the same bound."""
 Json = dict[str, Any]  # Any: what workers report of themselves is passed on as it is
 
 
@@ -60,9 +60,9 @@ def merge_reports(reports: Mapping[str, bytes]) -> dict[str, BackendView]:
 
 
 def clock_problems(reports: Mapping[str, bytes]) -> list[str]:
-    """Return a line for each worker's clock that is away from that of a server."""
+    """Return a line for each worker whose clock differs from a server's."""
     return [
-        f"clock: that of {worker} is {skew:.1f} s away from {server}"
+        f"clock: {worker} and {server} differ by {skew:.1f} s"
         for worker in sorted(reports)
         for server, skew in msgspec.json.decode(reports[worker], type=_Report).clock.items()
         if skew > LARGEST_SKEW

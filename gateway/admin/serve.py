@@ -126,8 +126,8 @@ def _check_keys(settings: Settings) -> None:
     of_metrics = {settings.metrics_key, settings.second_metrics_key}
     if of_admin & of_metrics - {""}:
         raise ConfigurationError(
-            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` is the admin key, which"
-            " may do everything; choose another"
+            "`SLUICEGATE_METRICS_KEY` or `SLUICEGATE_SECOND_METRICS_KEY` is an admin key, which may"
+            " do everything; choose another value"
         )
 
 

@@ -23,7 +23,7 @@ _MAX_LARGE_BODIES: Final = 16
 
 
 def hold_body(budget: ByteBudget, runtime: Runtime, key: KeyId) -> HeldBytes:
-    """Return what a key's body holds: large ones have room for 16 of the document's largest."""
+    """Return what a key's body holds. The budget has room for 16 of the largest bodies."""
     budget.limit_bytes = _MAX_LARGE_BODIES * runtime.document.request.max_body_bytes
     return HeldBytes(budget, key)
 

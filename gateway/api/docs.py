@@ -43,7 +43,7 @@ async def docs_page() -> Response[bytes]:
 
 @get("/docs/scalar.js", opt={"public": True}, include_in_schema=False, sync_to_thread=True)
 def docs_script(request: Request[Any, Any, Any]) -> Response[bytes]:
-    """Return the bundled viewer, Scalar 1.76.0; it is stored compressed, as browsers take it."""
+    """Return the bundled viewer, Scalar 1.76.0, which is stored compressed."""
     script = _STATIC.joinpath("scalar.js.gz").read_bytes()
     headers = {"Cache-Control": "public, max-age=86400", "Vary": "Accept-Encoding"}
     accepted = request.headers.get("accept-encoding", "").encode("latin-1")

@@ -120,7 +120,7 @@ async def respond(send: Send, reply: HttpReply) -> None:
     while len(left) > _PIECE_BYTES:
         piece, left = bytes(left[:_PIECE_BYTES]), left[_PIECE_BYTES:]
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await asyncio.sleep(0)  # else the server does not know yet whether the peer reads
+        await asyncio.sleep(0)  # lets the server find out whether the peer reads
     await send({"type": "http.response.body", "body": bytes(left), "more_body": False})
 
 

@@ -36,7 +36,7 @@ class InferenceHandler:
     def __init__(self, *, processor: RequestProcessor) -> None:
         self._processor = processor
         self._body_timeouts = BodyTimeouts()
-        # Bodies do not wait for room: nobody asks for the time.
+        # Bodies never wait for room.
         self.body_budget = ByteBudget(0, what="Large bodies", clock=time.monotonic)
 
     async def handle(

@@ -93,7 +93,7 @@ class InferenceRoute:
     reads_models = False
     """The served models decide what a body means: equal bodies are decoded anew."""
     answer_growth = 1.0
-    """How many times as long as native answers its own may be."""
+    """How many times as long as a native answer the route's answer may be."""
     takes_json = True
     """Bodies are JSON, so that lines of batches may have them."""
 
@@ -132,7 +132,7 @@ class InferenceRoute:
         """Return the answer to `body`, which `decode` returned; no item of `answer` failed.
 
         A memory hit is rendered once: later hits are sent the same bytes, with other headers. Large
-        answers are encoded in a thread. A call that holds the GIL holds the event loop, too: encode
+        answers are encoded in a thread. A call that holds the GIL stops the event loop, too: encode
         item by item.
         """
         raise NotImplementedError

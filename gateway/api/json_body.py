@@ -1,4 +1,4 @@
-"""Reads the JSON bodies of requests to routes that are no inference routes."""
+"""Reads the JSON bodies of requests to all routes but inference."""
 
 import asyncio
 from typing import Any, TypeVar
@@ -50,7 +50,7 @@ class JsonRequest(Request[Any, Any, Any]):
 
     @override
     async def json(self) -> Any:
-        """Return the values of the body without nulls that stand for fields left out.
+        """Return the values of the body without the nulls of optional fields.
 
         Raises:
             InvalidRequest: it has a field that the handler does not know.
@@ -68,5 +68,5 @@ def _checked(values: Any, kind: Any) -> Any:
     except UnknownField as error:
         raise misfit(error) from error
     except msgspec.ValidationError:
-        pass  # Litestar finds it, too, and says which parameter it is
+        pass  # Litestar finds the error, too, and names the parameter
     return without_nulls(values, kind)

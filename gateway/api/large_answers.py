@@ -12,7 +12,7 @@ from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.types import Answer
 
 _ITEM_BYTES: Final = 128
-"""What an item adds to an answer, and its encoding costs, in bytes that would cost as much."""
+"""Bytes that cost as much to encode as an item does besides its result."""
 
 
 def estimated_bytes(state: RequestState, answer: Answer) -> int:
@@ -26,18 +26,18 @@ def estimated_bytes(state: RequestState, answer: Answer) -> int:
 
 
 class LargeAnswers:
-    """Answers that are encoded in a thread, one at a time: the event loop shares the GIL."""
+    """Encodes large answers in a thread, one at a time, since the thread shares the GIL."""
 
     def __init__(self, unsent: UnsentAnswers) -> None:
         self._unsent = unsent
         self._lock = asyncio.Lock()
 
     async def encode(self, state: RequestState, answer: Answer) -> None:
-        """Encode an answer that is large, no other and no failure; `release` has to follow.
+        """Encode a large answer that is no failure; `release` has to follow in any case.
 
         Raises:
             Overloaded: there is no room for it until the deadline.
-            DeadlineExceeded: others are encoded until then.
+            DeadlineExceeded: the thread encodes other answers until the deadline.
         """
         size = estimated_bytes(state, answer)
         caller, parsed = state.caller_and_body()
@@ -46,7 +46,7 @@ class LargeAnswers:
         continues = parsed.request.continue_on_error
         if first_failure(answer, continue_on_error=continues) is not None:
             return
-        # Both the results and what is made of them.
+        # Room for the results and for the encoded answer.
         state.held_bytes = await self._unsent.hold(caller.key, 2 * size, state.deadline)
         usage = count_usage(answer.outcomes)
         try:
@@ -58,9 +58,9 @@ class LargeAnswers:
             raise DeadlineExceeded.during("the encoding of the answer") from error
 
     async def finish(self, state: RequestState, reply: HttpReply) -> HttpReply:
-        """Return an answer as it is to be sent, compressed where that is asked for.
+        """Return an answer as it will be sent, compressed if the caller asks for that.
 
-        Of a large one no more is held than its own bytes.
+        From now on a large answer holds only its own bytes.
         """
         reply = await compressed(reply, state.coding)
         if state.held_bytes:
@@ -69,7 +69,7 @@ class LargeAnswers:
         return reply
 
     def release(self, state: RequestState) -> None:
-        """Return what is held for an answer that is sent, or will not be."""
+        """Release the bytes of an answer that was sent, or will not be."""
         if state.held_bytes:
             self._release(state, state.held_bytes)
 

@@ -201,7 +201,7 @@ class MemoryHits:
         if entry.status != _OK or entry.truncated_from or entry.arm:
             return None
         if len(entry.payload) > LARGE_BYTES:
-            return None  # it is encoded in a thread
+            return None  # a thread encodes it
         if not plan.is_valid(entry, now, state.options.directives.max_age):
             return None
         _, parsed = state.caller_and_body()

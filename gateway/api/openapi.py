@@ -122,7 +122,7 @@ def described_by_litestar(
 
 
 def _unsent(parameter: Json) -> Json:
-    """Return a parameter; the documentation page does not send the example of an optional one."""
+    """Return a parameter. The API page does not send the example of an optional one."""
     if parameter["required"] or "example" not in parameter:
         return parameter
     shown = {name: value for name, value in parameter.items() if name != "example"}

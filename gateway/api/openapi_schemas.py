@@ -40,7 +40,7 @@ BOUNDS: dict[str, dict[str, Json]] = {
     "Problem": {"status": {"minimum": 400, "maximum": 599}},
 }
 """Bounds of fields that their types do not express."""
-# What is said of a field, and not of its type.
+# Keywords that describe a field, and not its type.
 _ABOUT = ("default", "description")
 # A request has at least one item.
 _ITEMS = ("input", "inputs", "documents")
@@ -100,7 +100,7 @@ def _note_presence(struct: type[msgspec.Struct], schema: Json) -> None:
         required = schema.get("required", ())
         fields |= {name: _or_null(fields[name]) for name in fields if name not in required}
     elif not config.omit_defaults:
-        # It is only sent, and then as a whole but for what may be unset.
+        # An answer always has all fields, except those that may be unset.
         unset = {
             field.encode_name
             for field in msgspec.structs.fields(struct)

@@ -229,7 +229,7 @@ class RequestProcessor:
     def reply(self, state: RequestState, answer: Answer) -> HttpReply | None:
         """Return the whole answer to a request that was computed.
 
-        `None` where `reply_later` has to go on.
+        `None` if `reply_later` has to go on.
         """
         self._phases.end("wait", state.phase_began, state.phase_weight)
         try:

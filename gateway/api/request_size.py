@@ -1,8 +1,8 @@
-"""Bounds what a request expands to, and the largest answer it can have, before any work is done.
+"""Bounds what a request expands to, and its largest possible answer, before any work is done.
 
-Inputs are bounded one by one; their products are not: labels are put into a template for each
+Each input has a bound, but products of inputs do not: labels are put into a template for each
 input, a query is read with each document, and each label returns in each answer. The sizes are
-upper bounds in bytes. They are computed of the decoded body and of what its model says of itself.
+upper bounds in bytes, computed from the decoded body and the description of its model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,18 +26,18 @@ from gateway.http.byte_budget import LARGE
 from gateway.types import InferenceRequest
 
 SMALL_BYTES: Final = 1024
-"""A body up to this size that has one item, and no labels, cannot become large."""
+"""A body up to this size with one item and no labels cannot become large."""
 _CHARGED_BYTES: Final = 64 * 1024
-"""So many bytes count as an item of a limit, at least."""
-# Bytes of JSON, at most: what surrounds an item's answer, a label with its score, a number.
+"""Limits on items charge one item for this many bytes."""
+# Upper bounds in bytes of JSON: around an item's answer, around a label, a score, a number.
 _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
-# An entity beside its text, of which words of one letter have one for each second byte.
+# An entity without its text, and the least bytes of text that have an entity.
 _ENTITY, _ENTITY_TEXT = 96, 2
-# A token: its number, its text where a byte stands as `<0xE2>`, and its place without the digits.
+# A token: its number, its text (a byte may be written as `<0xE2>`), and its place without digits.
 _TOKEN = 21
-# Bytes that the number of a token becomes, for each byte of msgpack that it has.
+# Bytes of text for each byte of msgpack of a token's number.
 _TEXT_OF_ID = 64
-# What a model owner's algorithm answers nobody knows before; more is a frame too long at last.
+# An estimate: nobody knows the answer of a model owner's algorithm. Frames bound it in the end.
 _OWN_ANSWER = 32 * 1024
 # More choices than a backend takes are refused before they are read.
 _MOST_CHOICES = 256
@@ -51,12 +51,12 @@ class RequestSize(NamedTuple):
 
     @property
     def held_bytes(self) -> int:
-        """What the request holds of its worker's memory while it is answered."""
+        """The bytes of its worker's memory that the request holds while it is answered."""
         total = self.expanded_bytes + self.answer_bytes
         return total if total > LARGE else 0
 
     def charged_items(self, items: int) -> int:
-        """Return how many items limits are charged: one for each 64 KiB, where that is more."""
+        """Return how many items limits charge: `items`, or one for each 64 KiB if that is more."""
         return max(items, (self.expanded_bytes + self.answer_bytes) // _CHARGED_BYTES)
 
 
@@ -72,7 +72,7 @@ class _Product(NamedTuple):
     expanded: int
     answer: int
     what: str
-    """The product, in words."""
+    """The product in words."""
 
 
 def size_of(
@@ -83,16 +83,16 @@ def size_of(
     length: int,
     growth: float,
 ) -> RequestSize:
-    """Return the size of a request whose body has `length` bytes, for a model that is served.
+    """Return the size of a request whose body has `length` bytes; `info` describes its model.
 
     The route's answers are `growth` times as long as native ones.
 
     Raises:
-        ExpansionTooLarge: it is beyond what the document allows, or its template or a label is.
+        ExpansionTooLarge: the request, its template or a label exceeds a bound of the document.
     """
     texts = sum(map(len, request.items))
     product = _PRODUCTS[request.task](_Asked(request, info, texts, bounds))
-    # Of what was sent an answer may repeat all: documents, words, names.
+    # An answer may repeat everything that was sent: documents, words, names.
     answer = int(product.answer * growth) + len(request.items) * _ITEM + length
     size = RequestSize(texts + product.expanded, answer)
     if size.expanded_bytes > bounds.max_expanded_bytes:
@@ -102,7 +102,7 @@ def size_of(
         )
     if answer > bounds.max_answer_bytes:
         raise _too_large(
-            f"{product.what} may have an answer of {answer:,} bytes",
+            f"{product.what} could have an answer of {answer:,} bytes",
             ("max_answer_bytes", bounds.max_answer_bytes),
         )
     return size
@@ -111,7 +111,7 @@ def size_of(
 def _too_large(what: str, bound: tuple[str, int]) -> ExpansionTooLarge:
     name, most = bound
     return ExpansionTooLarge(
-        f"{what}; at most {most:,} are allowed (`request.{name}`): send less in each request."
+        f"{what}; at most {most:,} are allowed (`request.{name}`). Send less in each request."
     )
 
 

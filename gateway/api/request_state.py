@@ -92,7 +92,7 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     length: int = 0
     """The bytes of the body."""
     held_bytes: int = 0
-    """What it holds of the worker's memory while it is answered; 0: it is not large."""
+    """Bytes of the worker's memory that the request holds; 0: it is not large."""
     failed: Usage
     """The usage to report where the request fails as a whole."""
     prepared: PreparedRequest | None = None
@@ -150,7 +150,7 @@ class RequestState:
     """How many requests its phases are counted for; 0: those of another one stand for them."""
     is_body_due = True
     held_body: HeldBytes | None = None
-    """What a large body takes of the room for all of them."""
+    """The room that a large body holds."""
     span = NO_SPAN
     """Of the whole request."""
     parsed: ParsedBody | None = None
@@ -180,7 +180,7 @@ class RequestState:
     answer_length = 0
     """The bytes of the answer's body."""
     answer: Answer | None = None
-    """What is to be encoded in a thread."""
+    """An answer that a thread will encode."""
     rendered: Rendered | None = None
     """The answer, where it was encoded in a thread."""
     held_bytes = 0
@@ -210,7 +210,7 @@ class RequestState:
         """When it and its present phase began, on a finer clock than the loop's."""
 
     def release_body(self) -> None:
-        """Return what the body takes of the room for large ones."""
+        """Release the room that the body holds."""
         if self.held_body is not None:
             self.held_body.release()
 
@@ -249,11 +249,11 @@ class RequestState:
 
     @property
     def holder(self) -> KeyId | None:
-        """The key that holds bytes of the budget for the answer, if one does."""
+        """The key that holds bytes of the budget for the answer, if any."""
         return self.principal.key if self.principal is not None and self.held_bytes else None
 
     def forget_body(self) -> None:
-        """Let the memory of the body and of results go, once the answer is encoded."""
+        """Drop the body and the results, once the answer is encoded."""
         self.parsed = self.prepared = self.outcomes = self.rendered = None
 
     def name(self, client_id: str) -> None:

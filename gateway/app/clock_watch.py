@@ -1,4 +1,4 @@
-"""Measures how far the clock of this machine is from those of the state Redis and the ledger."""
+"""Compares the clock of this machine with the clocks of the state Redis and the ledger."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ Raises:
 
 
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that the clock is at least away from each server's."""
+    """Seconds by which the clock differs from each server's, at least."""
 
     state_redis: float = 0.0
     ledger: float = 0.0
@@ -29,9 +29,9 @@ class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
 class ClockWatch:
     """Asks each server for its time, every ten seconds while it is entered.
 
-    A server read its clock while the question was under way: at its middle, give or take half of
-    the round trip. A skew is what remains beyond that half, so that a slow server has none. A
-    server that does not answer keeps its last one.
+    A server reads its clock at some time of the round trip. So the time it returns is compared with
+    the middle of the round trip, and half of the round trip is subtracted from the difference: a
+    slow server has no skew. A server that does not answer keeps its last skew.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ClockWatch:
         await self._measuring.__aexit__(*exc_info)
 
     def statistics(self) -> ClockSkews:
-        """Return what was measured last."""
+        """Return the last skews."""
         return self._skews
 
     async def measure(self) -> None:

@@ -22,7 +22,7 @@ _SET_BACK = 1_000_000_000
 _OVERDUE = 2.0
 """Seconds after which a read that has not ended is taken for one of a store that is away."""
 _NEVER_CHANGED = AccountsVersion()
-_NEW = "the ledger is new and has no keys: restore the former one, or create keys"
+_NEW = "the ledger is new and has no keys: restore the former ledger, or create keys"
 _Found = tuple[str, Principal]
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class PrincipalsFollower:
         self._is_loaded = False
         self._reached = True
         self.emptiness = ""
-        """Why the store has no keys that could be read, though it is reached; else nothing."""
+        """Why a store that is reached has no keys to read; else empty."""
         self._lock = asyncio.Lock()
         self._polling = PeriodicTask(
             self.refresh, interval=poll, failure="keys were not read; the last ones stay in force"
@@ -101,7 +101,7 @@ class PrincipalsFollower:
 
         Raises:
             DependencyUnavailable: the store is down.
-            LedgerEmpty: it has nothing, or is a new one beside keys that are known here.
+            LedgerEmpty: the store has no ledger, or a new one, although keys are known here.
         """
         async with self._lock:
             self._began = self._monotonic()

@@ -103,8 +103,8 @@ class OwnKeys:
 class WorkerReadiness:
     """Computes readiness: keys were loaded, a backend is ready, and events can be stored.
 
-    Without the ledger, or with an empty one, it is degraded, not unready, once keys were loaded:
-    they stay in force.
+    Once keys were loaded they stay in force: without the ledger, or with an empty one, the worker
+    is degraded and still ready.
 
     A worker that drains is not ready. `refusal_reason` says why events cannot be stored, nothing
     where they can; `redis` by role whether each Redis is reached: a worker serves without.
@@ -126,7 +126,7 @@ class WorkerReadiness:
         self._redis = redis
 
     def readiness(self) -> Readiness:
-        """Return what is missing and what is degraded, for strangers: no name of a backend."""
+        """Return what is missing and what is degraded, for strangers: without names of backends."""
         statistics = self._fleet.statistics()
         missing = [DRAINING] if self._draining.is_announced else []
         if not self._principals.is_loaded:

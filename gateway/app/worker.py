@@ -267,7 +267,7 @@ class Worker:
         stop: asyncio.Event,
         edge: ListenerEdge | None = None,
     ) -> AbstractAsyncContextManager[None]:
-        """Return what listens for gRPC until `stop` is set, to be entered once `app` is there."""
+        """Return a context that listens for gRPC until `stop` is set; enter it with `app` ready."""
         return open_rpc_listener(
             app,
             self._settings,

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class Webhook(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a tenant's webhooks go; `secret` is `whsec_` and 24 to 64 bytes in base64.
 
-    A webhook is signed with `second_secret`, too, while the secret is rotated.
+    During a rotation a webhook is signed with `second_secret`, too.
     """
 
     url: str
@@ -63,7 +63,7 @@ def _key_of(secret: str) -> bytes:
     except binascii.Error as error:
         raise ValueError("the secret is not base64") from error
     if len(key) not in _KEY_BYTES:
-        raise ValueError("the secret does not have 24 to 64 bytes")
+        raise ValueError("the secret must have 24 to 64 bytes")
     return key
 
 
@@ -225,7 +225,7 @@ async def _pinned(webhook: Webhook) -> tuple[str, dict[str, Any], str]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = [ipaddress.ip_address(str(address[0])) for *_, address in found]
     if not webhook.allow_private and not all(map(is_public, addresses)):
-        raise Forbidden("its URL leads to an address that is not of the public Internet")
+        raise Forbidden("its URL leads to an address outside the public Internet")
     address = addresses[0]
     name = f"[{address}]" if address.version == 6 else str(address)  # noqa: PLR2004
     path = parts.path or "/"

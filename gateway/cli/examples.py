@@ -37,6 +37,7 @@ EXAMPLES = MappingProxyType(
         "operators whoami": "sluicegate operators whoami",
         "ledger init": "sluicegate ledger init",
         "ledger backup": "sluicegate ledger backup ./ledger-of-today.db",
+        "ledger init": "SLUICEGATE_DATA_DIR=/var/lib/sluicegate sluicegate ledger init",
         "models reload": "sluicegate models reload",
         "models rollback": "sluicegate models rollback sentiment",
         "models shadow": "sluicegate models shadow sentiment 2 --share 10",

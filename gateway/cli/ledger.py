@@ -19,17 +19,18 @@ def ledger() -> None:
 @click.option(
     "--anew",
     is_flag=True,
-    help="Create it although the state Redis knows the deployment, whose keys are then gone.",
+    help="Create one although the deployment has served before; its keys and usage are lost.",
 )
 def init(*, anew: bool) -> None:
-    """Create the ledger where there is none; one that exists is brought up to date.
+    """Create the ledger of a new deployment, or bring an older one up to date.
 
-    Run it once before anything else of a deployment: no other process creates a ledger. It waits a
-    minute for the database and the state Redis. Where the ledger is empty, but the state Redis has
-    served the deployment, it refuses: the ledger was lost, and is to be restored.
+    Run it once before the first gateway of a deployment: no other process creates a ledger. It
+    waits up to a minute for the database and the state Redis. If the ledger is empty, but the state
+    Redis has served this deployment, then the ledger was lost: the command refuses, so that you can
+    restore a backup.
 
-    The environment names the ledger, SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL, and the state
-    Redis, SLUICEGATE_STATE_URL.
+    SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger, SLUICEGATE_STATE_URL the state
+    Redis.
     """
     from gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - as below
 
@@ -38,7 +39,7 @@ def init(*, anew: bool) -> None:
             is_new = create_ledger(load_settings(), anew=anew)
         except DependencyUnavailable as error:
             raise Failure(error.detail, ExitCode.FAILED) from error
-    click.echo("the ledger is created" if is_new else "the ledger exists, and is up to date")
+    click.echo("the ledger was created" if is_new else "the ledger exists and is up to date")
 
 
 @ledger.command()

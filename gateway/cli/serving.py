@@ -60,8 +60,8 @@ def _default_config() -> Path:
     "--grpc-port",
     type=click.IntRange(0, 65_535),
     envvar="SLUICEGATE_GRPC_PORT",
-    help="For clients of Triton; 0 is none."
-    "  [default: 8001, if that is free and gRPC is installed]",
+    help="Port for gRPC clients (Open Inference Protocol); 0 turns gRPC off."
+    "  [default: 8001, if it is free and gRPC is installed]",
 )
 @click.option("--host", envvar="SLUICEGATE_HOST", default="127.0.0.1", show_default=True)
 @click.option(
@@ -74,7 +74,7 @@ def _default_config() -> Path:
     callback=_regions,
     default="eu",
     show_default=True,
-    help="One backend each; the first is the preferred one. `eu,us` shows how work fails over.",
+    help="Names of regions, each with one backend; the first is preferred.",
 )
 @click.option(
     "--data-dir",

@@ -56,7 +56,7 @@ def init(folder: Path) -> None:
 
 
 def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield what to type next, as it works here."""
+    """Yield the next commands, as they work in this environment."""
     program = sys.argv[0] if Path(sys.argv[0]).name == _PROGRAM else _PROGRAM
     if shutil.which(_PROGRAM) is not None:
         program = _PROGRAM
@@ -64,7 +64,7 @@ def _next_commands(folder: Path) -> Iterator[tuple[str, ...]]:
     up: tuple[str, ...] = (program, "up", "--config", str(folder))
     try:
         importlib.metadata.version(_DEMO_WEIGHTS)
-    except importlib.metadata.PackageNotFoundError:  # of a wheel, which has no demo models
+    except importlib.metadata.PackageNotFoundError:  # a wheel has no demo models
         yield (program, "models", "import", "CHECKPOINT", "--models", "models")
         up = (*up, "--models", "models")
     yield up

@@ -104,7 +104,7 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_template_bytes: int = 4096
     max_label_bytes: int = 4096
     max_expanded_bytes: int = 64 * 1024 * 1024
-    """What models read for a request: of `zero-shot` each label in the template for each input."""
+    """The most that models read for a request: in `zero-shot`, each label for each input."""
     max_answer_bytes: int = 96 * 1024 * 1024
     """The largest answer that a request can have, by its inputs and its model."""
 

@@ -11,7 +11,7 @@ _LEAST = 0.7
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that is most like `name`; `None` where none is alike."""
+    """Return the one of `known` that is most similar to `name`; `None` if none is similar."""
     if len(name) > _LONGEST:
         return None
     names = [each for each in known if len(each) <= _LONGEST]

@@ -76,7 +76,7 @@ class Console:
 
 @get("/", opt=PUBLIC, include_in_schema=False)
 async def to_console() -> Redirect:
-    """Lead from the address of the operators' listener to the console."""
+    """Redirect the operators' listener's own address to the console."""
     return Redirect(ROOT)
 
 

@@ -108,7 +108,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def share(self) -> float | None:
-        """The share of its speed that is used; `None` where it is drained or never ready."""
+        """The share of traffic for its speed; `None` if it is drained or was never ready."""
         return None if self.drained else min((each.share for each in self._ready), default=None)
 
     @property

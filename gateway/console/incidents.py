@@ -228,7 +228,7 @@ _RULES = (
     _Rule(
         metric="sluicegate_clock_skew_seconds",
         applies=lambda value: value > LARGEST_SKEW,
-        text="The clock of this machine is {value} away from that of {dependency}.",
+        text="The clocks of this machine and of {dependency} differ by {value}.",
         is_bad=True,
         shown=seconds,
     ),

@@ -19,9 +19,9 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     revisions: dict[str, int]
-    """Backends in use by the revision that they serve, the most common one first."""
+    """The backends in use, by the revision that they serve; the most common one first."""
     unserved: str = ""
-    """Why no backend in use serves it; empty where one does."""
+    """Why no backend in use serves the model; empty if one does."""
     numbers: list[str]
     """Revisions that backends serve by number."""
     problems: dict[str, int]

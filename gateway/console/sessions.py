@@ -20,7 +20,7 @@ LIFETIME = 12 * 3600
 """Seconds after which an operator logs in again."""
 _MOST_SESSIONS = 1000
 _MOST_OF_ONE = 20
-"""Sessions of an operator: nobody's logins end the sessions of others."""
+"""Sessions of one operator, so that logins of one never end the sessions of another."""
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """Opens, finds and closes sessions; the operator's oldest one makes room for one too many.
+    """Opens, finds and closes sessions; one too many closes the operator's oldest.
 
     `clock` returns seconds, monotonically.
     """
@@ -69,8 +69,8 @@ class Sessions:
             return None
         if not operator.may(Role.VIEWER):
             raise PermissionDenied(
-                f"`{operator.name}` may read metrics only; log in as an operator with the role"
-                f" `{Role.VIEWER}` or another one."
+                f"`{operator.name}` may only read metrics. Log in as an operator with another role,"
+                f" such as `{Role.VIEWER}`."
             )
         own = [digest for digest, one in self._open.items() if one.operator == operator.name]
         for digest in own[: max(0, len(own) + 1 - self._most_of_one)]:

@@ -225,7 +225,7 @@ class CohereEmbedRoute(InferenceRoute):
     path = "/v2/embed"
     task = Task.EMBED
     errors = COHERE_ERRORS
-    answer_growth = 2.0  # vectors may be asked for in all types at once
+    answer_growth = 2.0  # a caller may ask for vectors in all types at once
     _decode = BodyDecoder(CohereEmbedBody)
 
     @override
@@ -286,7 +286,7 @@ class CohereClassifyRoute(NativeRoute):
     No native body has that field.
     """
 
-    answer_growth = 2.0  # the best label stands beside the scores of all
+    answer_growth = 2.0  # the best label is listed besides the scores of all
     _decode_inputs = BodyDecoder(_HasInputs)
     _decode_cohere = BodyDecoder(CohereClassifyBody)
 

@@ -109,7 +109,7 @@ def score_in(result: bytes) -> float:
 def encoded_list(values: Iterable[Any]) -> bytes:
     """Return values as a JSON list; each is encoded alone, and need not be kept.
 
-    To encode all of a large answer in one call would hold the GIL, and with it the event loop.
+    Encoding a large answer in one call would hold the GIL, and so the event loop.
     """
     return b"[%b]" % b",".join(map(_encode, values))
 

@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the events that a log has recorded and refused since it was opened.
 
-    `unsynced` is how long, in seconds, its oldest event waits for the device.
+    `unsynced` is for how many seconds its oldest event has waited for a sync.
     """
 
     published: int
@@ -53,7 +53,7 @@ class EventLog:
     Belongs to one thread. The shipper takes over the folder of a process that died; `close` marks
     the log as finished. `allocate` reserves a file's blocks in advance, because on a full disk a
     write to mapped memory kills the process. While the disk is full, events are refused.
-    `sync` brings them to the device soon; without it, the kernel does at some time.
+    `sync` writes them to the disk soon; without it, the kernel does at some time.
 
     Raises:
         EventLogUnavailable: the log cannot be created, for another reason than a full disk.

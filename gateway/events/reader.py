@@ -121,16 +121,16 @@ class LogReader:
         self.sequence = batch.last
 
     def destroyed_up_to(self) -> int:
-        """Return up to which number a log that has ended had records, as far as that is known.
+        """Return the estimated number of the last record of an ended log; 0 if none was lost.
 
-        That is more than what was read where a crash of the machine destroyed the last ones: then
-        it is about the number that could have been written since the last sync. Else 0.
+        After a crash of the machine, which destroys unsynced records, it is higher than the number
+        of the last record that was read.
         """
         if not self.ended or self._is_finished:
             return 0
         mark = read_mark(self._directory)
         if mark is None or not mark.boot or mark.boot == self._boot():
-            return 0  # the kernel is still there that has what the process wrote
+            return 0  # the machine has not restarted: the kernel has all records
         return mark.expected
 
     def unread_bytes(self) -> int:

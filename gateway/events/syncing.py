@@ -1,9 +1,9 @@
-"""Syncs an event log to the device, in a thread of its own: a power cut loses what is not synced.
+"""Syncs an event log to the disk in a thread, since a power cut loses unsynced records.
 
-The last moment's records are gone then, and with them how many there were. So before each sync the
-thread notes in `synced.mark` up to which number records may follow before the next one: as many as
-came since the last one. After a crash of the machine, which another boot id tells from the end of a
-process, the shipper reports what is missing up to that number as a gap.
+It also loses their number. So before each sync the thread estimates the last number that records
+may reach before the next sync, from the number of records since the last one, and writes it to
+`synced.mark`. A new boot id tells a crash of the machine from the end of a process: after a crash,
+the shipper reports the missing records up to that number as a gap.
 """
 
 import contextlib
@@ -20,30 +20,30 @@ import msgspec
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _MOST_FILES: Final = 64
-"""Segments that wait for the device; of more, the oldest are left to the kernel."""
+"""Segments that may wait for a sync; beyond that, the oldest are left to the kernel."""
 _MARK_BYTES: Final = 128
 _LAST_SYNC: Final = 2.0
-"""Seconds that the end of a process waits for the device."""
+"""Seconds for which the end of a process waits for the last sync."""
 _log = logging.getLogger(__name__)
 _encode: Final = msgspec.json.encode
 
 
 class SyncStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts syncs that failed; `unsynced` is how long the oldest record waits for the device."""
+    """Counts failed syncs; `unsynced` is how many seconds the oldest record has waited for one."""
 
     failures: int = 0
     unsynced: float = 0.0
 
 
 class SyncedMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Says up to which number a log may have had records, and in which boot it was written."""
+    """Holds the last number that records of a log may have reached, and the boot of that time."""
 
     expected: int
     boot: str
 
 
 def boot_id() -> str:
-    """Return what is another one after each start of the machine; empty where nobody knows."""
+    """Return an id that changes with each start of the machine; empty if it is unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -51,7 +51,7 @@ def boot_id() -> str:
 
 
 def read_mark(directory: Path) -> SyncedMark | None:
-    """Return the mark of the log in `directory`, `None` where there is none that can be read."""
+    """Return the mark of the log in `directory`; `None` if it cannot be read."""
     try:
         return msgspec.json.decode((directory / MARK_NAME).read_bytes(), type=SyncedMark)
     except (OSError, msgspec.DecodeError):
@@ -59,10 +59,10 @@ def read_mark(directory: Path) -> SyncedMark | None:
 
 
 class LogSync:
-    """Syncs the files of one log at most every `interval` seconds, while there is anything new.
+    """Syncs the files of one log every `interval` seconds, if there are new records.
 
-    `follow`, `add` and `close` belong to the log's thread, which never waits for the device but in
-    `close`, for two seconds at most.
+    `follow`, `add` and `close` belong to the log's thread. Only `close` waits for the disk, for at
+    most two seconds.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class LogSync:
         """Open segments, the present one last."""
         self._directory: Path | None = None
         self._folders: tuple[Path, ...] = ()
-        """Those that have a new entry."""
+        """Folders with a new entry."""
         self._mark = -1
         self._noted = -1
         self._synced = 0
@@ -94,11 +94,11 @@ class LogSync:
         self._thread = threading.Thread(target=self._run, name="event-log-sync", daemon=True)
 
     def follow(self, sequence: Callable[[], int]) -> None:
-        """Sync up to the record whose number `sequence` returns."""
+        """Have `sequence` return the number of the last record."""
         self._sequence = sequence
 
     def add(self, file: int, directory: Path) -> None:
-        """Sync the segment of a descriptor, which is closed here, from now on."""
+        """Sync the segment of a descriptor from now on; the descriptor is closed here."""
         with self._adding:
             self._files.append(file)
             self._directory = directory
@@ -109,7 +109,7 @@ class LogSync:
             self._thread.start()
 
     def close(self) -> None:
-        """Sync what is left, and end the thread; where the device hangs, it ends by itself."""
+        """Sync the rest and end the thread. If the disk hangs, the thread ends later."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_LAST_SYNC)
@@ -131,7 +131,7 @@ class LogSync:
             os.close(file)
 
     def run_once(self, *, is_last: bool = False) -> None:
-        """Sync what was written since the last time; never raises."""
+        """Sync the records since the last sync; never raises."""
         sequence = self._sequence()
         came = sequence - self._synced
         expected = sequence if is_last else sequence + came
@@ -147,7 +147,7 @@ class LogSync:
         self._synced, self._noted, self._waits_since = sequence, expected, None
         if self._is_failing:
             self._is_failing = False
-            _log.warning("the event log is synced to the device again")
+            _log.warning("the event log is synced to the disk again")
 
     def _sync_all(self, expected: int) -> None:
         with self._adding:
@@ -169,7 +169,7 @@ class LogSync:
                     os.close(file)
 
     def _note(self, directory: Path, expected: int) -> None:
-        """Write how far records may go, and have it synced before them."""
+        """Write and sync the mark, before the records."""
         if self._mark < 0:
             self._mark = os.open(directory / MARK_NAME, os.O_CREAT | os.O_WRONLY, 0o600)
         text = _encode(SyncedMark(expected=expected, boot=self._boot))
@@ -181,8 +181,8 @@ class LogSync:
         if not self._is_failing:
             self._is_failing = True
             _log.error(
-                "the event log is not synced: a power cut would lose what the kernel has not"
-                " written; check its disk",
+                "the event log is not synced: a power cut would lose the events since the last"
+                " sync; check the disk",
                 extra={"reason": error.strerror},
             )
 
@@ -190,7 +190,7 @@ class LogSync:
 def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # file systems of some networks sync no folder
+        with contextlib.suppress(OSError):  # some network file systems cannot sync a folder
             sync(file)
     finally:
         os.close(file)

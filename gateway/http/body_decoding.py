@@ -1,6 +1,6 @@
-"""Decodes JSON bodies, and forgives what clients write for nothing: a null, a byte-order mark.
+"""Decodes JSON bodies; a null of an optional field and a byte-order mark are ignored.
 
-A body that fits is decoded once, as fast as msgspec can. Only one that does not is looked at again.
+A body that fits is decoded once, at the speed of msgspec. Only a body that does not is read again.
 """
 
 import re
@@ -24,7 +24,7 @@ _LISTS = inspect.ListType | inspect.VarTupleType
 class BodyDecoder(Generic[T]):
     """Decodes bodies of one kind.
 
-    A null stands for a field that is left out, wherever the field may be left out.
+    A null of an optional field means that the field is left out.
     """
 
     def __init__(self, kind: type[T]) -> None:
@@ -59,7 +59,7 @@ class BodyDecoder(Generic[T]):
 
 
 class UnknownField(msgspec.ValidationError):
-    """Reports a field that a body may not have; `known` is the name that was likely meant."""
+    """Reports an unknown field; `known` is the name that was likely meant."""
 
     def __init__(self, reason: str, known: str | None) -> None:
         super().__init__(reason)
@@ -122,7 +122,7 @@ def _object_without_nulls(value: dict[str, Any], kind: inspect.Type) -> dict[str
 
 
 def _explained(reason: str, kind: Any) -> msgspec.ValidationError:
-    """Return the error of a body that does not fit; of an unknown field, with the known one."""
+    """Return the error of a body that does not fit; for an unknown field, with the likely name."""
     found = _UNKNOWN.search(reason)
     if found is None:
         return msgspec.ValidationError(reason)
@@ -134,7 +134,7 @@ def _explained(reason: str, kind: Any) -> msgspec.ValidationError:
 
 
 def _below(kind: inspect.Type, step: str) -> Iterator[inspect.Type]:
-    """Yield the structs that a field of a struct, or without a name an element, may hold."""
+    """Yield the structs that a field may hold; without a name, those of an element."""
     for each in _alternatives(kind):
         if step and isinstance(each, inspect.StructType):
             if step in (fields := _fields(each)):

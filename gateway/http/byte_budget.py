@@ -1,4 +1,4 @@
-"""Divides the memory of a gateway process fairly among keys; who finds no room is to retry."""
+"""Divides memory of a gateway process fairly among keys; a request without room may retry."""
 
 from collections.abc import Callable, Hashable
 from typing import Final
@@ -8,19 +8,19 @@ from backends.byte_budget import RETRY_AFTER, SharedBytes
 from gateway.errors import Overloaded
 
 LARGE: Final = byte_budget.LARGE
-"""Bytes up to which a request holds none."""
+"""Bytes up to which a request holds nothing."""
 
 
 class ByteBudget(SharedBytes):
-    """Counts the bytes that API keys hold; `what` names in errors what fills the budget.
+    """Counts the bytes that API keys hold; errors name `what` fills the budget.
 
-    `hold` raises `Overloaded` where there is no room until the deadline.
+    `hold` raises `Overloaded` if there is no room until the deadline.
     """
 
     def __init__(self, limit_bytes: int, *, what: str, clock: Callable[[], float]) -> None:
         def exhausted() -> Overloaded:
             return Overloaded(
-                f"{what} take all the memory set aside for them; try again, or send fewer items"
+                f"{what} use all the memory set aside for them. Try again, or send fewer items"
                 " in each request.",
                 retry_after=RETRY_AFTER,
             )
@@ -29,7 +29,7 @@ class ByteBudget(SharedBytes):
 
 
 class HeldBytes:
-    """The bytes that one request holds of a budget: they may grow, and go back together."""
+    """The bytes of a budget that one request holds; they may grow, and are released together."""
 
     def __init__(self, budget: ByteBudget, key: Hashable) -> None:
         self._budget = budget
@@ -49,7 +49,7 @@ class HeldBytes:
         self.size = size
 
     def release(self) -> None:
-        """Return all of them."""
+        """Release all of them."""
         if self.size:
             self._budget.release(self._key, self.size)
             self.size = 0

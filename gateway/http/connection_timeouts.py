@@ -31,7 +31,7 @@ HAS_CERTIFICATE: Final = "has_certificate"
 _CHECK_INTERVAL = 1.0
 # Connections above the limit that get a 503 at a time; more are aborted without a response.
 _MAX_REJECTED = 256
-# Where Linux's `tcp_info` has the bytes that the peer has confirmed.
+# The offset in Linux's `tcp_info` of the number of bytes that the peer has confirmed.
 _CONFIRMED_AT, _CONFIRMED_SIZE = 120, 8
 
 
@@ -155,9 +155,9 @@ class TimedProtocol(StrictHttpProtocol):
             self.transport.abort()
 
     def reader(self, now: float) -> ReadingPeer | None:
-        """Return what the peer has not read, `None` where no bytes for it wait in this process.
+        """Return a peer with unread bytes in this process, else `None`.
 
-        To be called about once a second: the rate is measured between the calls.
+        Call it about once a second: the rate is measured between the calls.
         """
         unsent = self.transport.get_write_buffer_size()
         if not unsent or self.transport.get_extra_info("socket") is None:
@@ -167,7 +167,7 @@ class TimedProtocol(StrictHttpProtocol):
         return progress.observe(now, confirmed_by_peer(self.transport), unsent, self._holder())
 
     def begin_progress(self, now: float) -> ReadProgress:
-        """Measure how fast the peer reads from now on, unless that is measured already."""
+        """Begin to measure how fast the peer reads, unless that has begun."""
         if self._progress is None:
             self._progress = ReadProgress(now, confirmed_by_peer(self.transport))
         return self._progress
@@ -177,7 +177,7 @@ class TimedProtocol(StrictHttpProtocol):
         return self.transport.get_write_buffer_size()
 
     def give_up(self) -> None:
-        """Close the connection at once, whatever is unsent."""
+        """Close the connection at once; unsent bytes are lost."""
         self.transport.abort()
 
     def close_if_timed_out(self, now: float) -> None:

@@ -43,8 +43,8 @@ class ListenerEdge:
     def of_calls(self) -> "ListenerEdge":
         """Return the edge of the gRPC listener beside this one.
 
-        An address has its connections over both together. Balancers of gRPC send no header of the
-        PROXY protocol.
+        Connections of an address over both listeners count together. Balancers of gRPC send no
+        header of the PROXY protocol.
         """
         tls = None if self.tls is None else self.tls.speaking(HTTP_2)
         found = ListenerEdge(tls=tls, trusted=self._trusted, metrics=self.metrics)

@@ -60,7 +60,7 @@ class ListenerTls:
         return self._client_ca is not None
 
     def speaking(self, protocols: Sequence[str]) -> "ListenerTls":
-        """Return another of the same files, for a listener of other protocols.
+        """Return TLS from the same files for a listener of other protocols.
 
         Raises:
             ConfigurationError: the files cannot be used any more.

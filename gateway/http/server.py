@@ -131,7 +131,8 @@ async def serve(
 
     Requests in flight get up to `drain` seconds. `timeouts` bounds the connections. Connections in
     the accept queues of `siblings`, the sockets of other workers, are accepted too where those
-    workers do not accept them in time. `edge` is what comes before HTTP. `unsent` bounds answers.
+    workers do not accept them in time. `edge` handles what comes before HTTP. `unsent` bounds
+    answers.
 
     The listener is bound by the caller and starts to listen here.
     """

@@ -12,13 +12,13 @@ from typing import Final
 import msgspec
 
 WINDOW: Final = 30.0
-"""Seconds over which the least rate holds: a shorter pause of a peer does no harm."""
+"""Seconds over which a peer's rate is measured; a shorter pause does no harm."""
 LEAST_RATE: Final = 8 * 1024.0
 """Bytes a second that a peer must read over the window: half of what a bad mobile line carries."""
 _STEP: Final = 5.0
-"""Seconds between two marks, and before a peer is judged at all."""
+"""Seconds between two marks, and before a peer may be closed as slow."""
 _RATE_WHERE_FULL: Final = 64 * 1024.0
-"""Bytes a second below which a peer is closed where others wait for the memory of its answer."""
+"""Bytes a second below which a peer is closed if others wait for the memory of its answer."""
 
 
 class Reason(StrEnum):
@@ -29,7 +29,7 @@ class Reason(StrEnum):
     WANTED = "wanted"
     """Its peer is slow, and other requests wait for memory."""
     FULL = "full"
-    """Unsent answers exceeded their bound: the slowest are closed."""
+    """Unsent answers exceeded their bound, and its peer is among the slowest."""
 
 
 class ReadingPeer(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,9 +37,9 @@ class ReadingPeer(msgspec.Struct, frozen=True, kw_only=True):
 
     unsent_bytes: int
     holder: Hashable = None
-    """The key that holds bytes of the budget for its answer, if one does."""
+    """The key that holds bytes of the budget for its answer, if any."""
     since: float
-    """When it began to have some."""
+    """When it began to have unread bytes."""
     seconds: float
     """How long `rate` was measured, up to a little more than the window."""
     rate: float
@@ -57,7 +57,7 @@ class ReadProgress:
     def observe(
         self, now: float, total: int, unsent_bytes: int, holder: Hashable = None
     ) -> ReadingPeer:
-        """Return what is known of the peer now."""
+        """Return the peer with its present rates."""
         marks = self._marks
         if now - marks[-1][0] >= _STEP:
             marks.append((now, total))
@@ -82,10 +82,10 @@ def choose_to_close(
 ) -> dict[int, Reason]:
     """Return which of `readers` to close, by their places.
 
-    `excess_bytes` is by how much unsent answers exceed their bound. Requests wait for
-    `wanted_bytes`, which only `largest_holder` has to give up. The slowest are closed first, and of
-    equally slow ones the oldest. Peers that were watched for less than five seconds come after all
-    others, the oldest first.
+    `excess_bytes` is how far unsent answers exceed their bound. Requests wait for `wanted_bytes`;
+    only connections of the key `largest_holder` are closed for these. The slowest connection is
+    closed first; of equally slow ones, the oldest. Peers that were watched for less than five
+    seconds come last, the oldest first.
     """
     chosen = {
         place: Reason.SLOW
@@ -119,7 +119,7 @@ def _rate(mark: tuple[float, int], now: float, total: int) -> float:
 def _slowest_first(readers: Sequence[ReadingPeer]) -> Iterable[int]:
     def order(place: int) -> tuple[bool, float, float]:
         one = readers[place]
-        is_new = one.seconds < _STEP  # its rate is what the buffers of the system took
+        is_new = one.seconds < _STEP  # so far its rate shows only the system's buffers
         return is_new, 0.0 if is_new else one.recent_rate, one.since
 
     return sorted(range(len(readers)), key=order)

@@ -10,28 +10,28 @@ from gateway.http.byte_budget import ByteBudget
 from gateway.http.slow_readers import ReadingPeer, choose_to_close
 
 _SHARE_OF_MEMORY: Final = 4
-"""Of the memory that a process may take, one part in so many is for unsent answers."""
+"""Unsent answers may take one part in this many of a process's memory limit."""
 LIMIT_BYTES: Final = 256 * 1024 * 1024
-"""The bound of a process without a bound on its memory."""
+"""The bound in a process without a memory limit."""
 LARGE_BYTES: Final = 128 * 1024
-"""Bytes above which an answer is encoded in a thread, held by the budget, and sent in pieces.
+"""Bytes above which an answer is encoded in a thread, counted by the budget, and sent in pieces.
 
-To encode so many takes 10 ms at most, and fewer connections than are allowed can have as many
-unsent before the next check.
+Encoding fewer takes at most 10 ms. Smaller answers cannot exceed the bound before the next check,
+since the number of connections is bounded, too.
 """
 WATCHED_BYTES: Final = 64 * 1024
 """Bytes above which a write is counted at once; others are counted once a second."""
 _SHARE_AFTER_CHECK: Final = 7 / 8
-"""The share of the bound that a check leaves, so that not every write has to check again."""
+"""A check frees memory down to this share of the bound, so that the next write needs none."""
 
 
 def unsent_limit(memory_limit_bytes: int) -> int:
-    """Return the bound of a process that may take so much memory; 0: any amount."""
+    """Return the bound for a process with this memory limit; 0: it has none."""
     return memory_limit_bytes // _SHARE_OF_MEMORY or LIMIT_BYTES
 
 
 class UnsentStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """How many bytes answers take that are encoded or not yet sent."""
+    """The bytes of answers that are being encoded or are not yet sent."""
 
     unsent_bytes: int
 
@@ -41,7 +41,7 @@ class WatchedConnection(Protocol):
     """A connection whose peer may read slowly."""
 
     def reader(self, now: float) -> ReadingPeer | None:
-        """Return what its peer has not read, `None` where it has read all."""
+        """Return a peer that has not read everything, else `None`."""
         ...
 
     def own_unsent_bytes(self) -> int:
@@ -67,9 +67,9 @@ class UnsentAnswers:
         self._watched: list[tuple[Collection[object], Callable[[str], None]]] = []
         self._waiting_bytes = 0
         self._small_bytes = 0
-        """Of answers that the budget does not count, at the last check."""
+        """Unsent bytes that the budget does not count, at the last check."""
         self._written_bytes = 0
-        """Written since then, in writes that are counted at once."""
+        """Bytes written since the last check, in writes that are counted at once."""
 
     def watch(self, connections: Collection[object], on_close: Callable[[str], None]) -> None:
         """Close slow ones among `connections`, too, which may change, and tell why."""
@@ -82,10 +82,10 @@ class UnsentAnswers:
     async def hold(self, key: Hashable, size: int, deadline: float) -> int:
         """Wait for room for an answer, and return the bytes that are held for it.
 
-        An answer of more than the room for one key waits for all of it.
+        An answer larger than a key's share holds the whole share.
 
         Raises:
-            Overloaded: there is none until `deadline`.
+            Overloaded: there is no room until `deadline`.
         """
         size = min(size, self._budget.largest())
         if not self._budget.try_hold(key, size):
@@ -97,11 +97,11 @@ class UnsentAnswers:
         return size
 
     def release(self, key: Hashable, size: int) -> None:
-        """Return held bytes."""
+        """Release held bytes."""
         self._budget.release(key, size)
 
     def wrote(self, size: int) -> None:
-        """Count a large write that the budget does not count; check where there may be too many."""
+        """Count a large write outside the budget; check connections if the bound is exceeded."""
         self._written_bytes += size
         if self._count() > self._budget.limit_bytes:
             self.check(self._clock())

@@ -21,7 +21,7 @@ CLOSE = b"connection: close\r\n"
 # For so long the peer may still send, and read the answer: closing at once would reset the
 # connection, and the answer would be lost with it.
 _LINGER = 1.0
-# A transport that has more than this unsent pauses its writer: each piece is sent, or the last one.
+# A transport with more unsent bytes than this pauses its writer.
 _PIECE_BYTES = 256 * 1024
 
 
@@ -69,7 +69,7 @@ class WriteCoalescingTransport(asyncio.Transport):
         self.is_body_due = False
         """Whether the peer is sending a body: what comes of it is read for a while at the end."""
         self.unwritten_bytes = 0
-        """Of an answer that is sent in pieces."""
+        """The rest of an answer that is sent in pieces."""
         self.holder: Hashable = None
         """The key that holds bytes for that answer."""
 
@@ -103,7 +103,7 @@ class WriteCoalescingTransport(asyncio.Transport):
                 if flow.write_paused:
                     await flow.drain()
                 else:
-                    await asyncio.sleep(0)  # others have their turn
+                    await asyncio.sleep(0)  # give other tasks a turn
         finally:
             self.unwritten_bytes = 0
             self.holder = None
@@ -285,7 +285,7 @@ class BufferedHttpExtension:
 
 
 def _begin(cycle: RequestResponseCycle, status: int, lines: bytes, length: int) -> bytes:
-    """Return the head of an answer, which is to be written now."""
+    """Return the head of an answer that is written now."""
     cycle.response_started = True
     cycle.waiting_for_100_continue = False
     close = b"" if cycle.keep_alive else CLOSE

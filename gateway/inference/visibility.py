@@ -1,4 +1,4 @@
-"""Tells which models a caller may know of, and names the one that a misspelt name may mean."""
+"""Tells which models a caller may know of, and which one a misspelt name may mean."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def is_visible(model: ServedModel, document: Document, principal: Principal) -> 
     """Tell whether a key may know of a model."""
     name = model.info.name
     allowed = principal.models is None or name in principal.models
-    # An encoder without tasks is there for what builds on it, and answers nobody.
+    # An encoder without tasks serves only the models that build on it.
     return allowed and bool(model.info.tasks) and document.models.get(name, _DEFAULT_ENTRY).enabled
 
 
@@ -29,7 +29,7 @@ def visible_models(
 def model_not_found(
     name: str, visible: Iterable[ServedModel], *, listed_by: str = _LIST
 ) -> ModelNotFound:
-    """Return the error of a model that is not served; it may suggest one of those `visible`."""
+    """Return the error of a model that is not served; it may suggest one of `visible`."""
     meant = closest(name, [model.info.name for model in visible])
     hint = f"Did you mean `{meant}`? " if meant else ""
     return ModelNotFound(

@@ -67,7 +67,7 @@ class Ledger:
     def create(
         cls, url: str, *, clock: Callable[[], int] = time.time_ns, timeout: float = 10.0
     ) -> Self:
-        """Return the ledger at `url`, which is a new one where there was none; blocks.
+        """Return the ledger at `url`; create it if there is none; blocks.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or a restore of it is unfinished.
@@ -75,7 +75,7 @@ class Ledger:
         ledger = cls(url, clock=clock, timeout=timeout)
         try:
             ledger._store.create()
-        except BaseException:  # whatever it is, nobody else would close it
+        except BaseException:  # nobody else would close the ledger
             ledger.close()
             raise
         return ledger

@@ -86,7 +86,7 @@ MIGRATIONS: Final = (
 )
 VERSION: Final = MIGRATIONS[-1].version
 EMPTY: Final = (
-    "the ledger is empty: restore it from a backup, or begin a new one with"
+    "the ledger is empty: restore it from a backup, or create a new one with"
     " `sluicegate ledger init`"
 )
 
@@ -168,7 +168,7 @@ def _empty(tables: set[str]) -> DependencyUnavailable:
     if not tables:
         return LedgerEmpty(EMPTY)
     return LedgerEmpty(
-        "the ledger has tables without a version: wait for the end of its restore, or repeat it"
+        "the ledger has tables without a version: wait until its restore ends, or restore it again"
     )
 
 

@@ -33,7 +33,7 @@ _SESSION: Final = {
     "tcp_keepalives_count": "2",
 }
 CONNECTIONS: Final = 5
-"""Connections of a process at most; what needs one more waits. docs/sizing.md adds them up."""
+"""The most connections of a process; one more has to wait. docs/sizing.md adds them up."""
 _TIMER: Final = "sluicegate_timer"
 _BEYOND_STATEMENT: Final = 2.0
 _LONGEST_CHECK: Final = 3.0

@@ -33,7 +33,7 @@ _NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CAN
 # The number of the advisory lock of PostgreSQL under which tables are created and migrated.
 _CREATION: Final = int.from_bytes(b"sg:ledge")
 _FILE_MISSING: Final = (
-    "the ledger's file is missing: restore it from a backup, or begin a new one with"
+    "the ledger's file is missing: restore it from a backup, or create a new one with"
     " `sluicegate ledger init`"
 )
 # What PostgreSQL and SQLite say of a table or a column that is not there.
@@ -44,8 +44,8 @@ _MISSING_IN_SQLITE: Final = ("no such table", "no such column", "has no column n
 class Store:
     """Opens transactions; migrates older tables before the first one. Safe in several threads.
 
-    Only `create` makes tables where there are none. Everything else raises `LedgerEmpty` then, also
-    when the tables, or the file of SQLite, disappear while they are used.
+    Only `create` makes the tables of a new ledger. Everything else raises `LedgerEmpty` if there
+    are no tables, also when tables or the SQLite file disappear while they are in use.
 
     `clock` returns nanoseconds since the epoch. `timeout` is the seconds that a transaction waits
     for others.
@@ -68,7 +68,7 @@ class Store:
         self.clock = clock
 
     def create(self) -> None:
-        """Create the ledger where there is none; blocks.
+        """Create the ledger if there is none; blocks.
 
         Raises:
             DependencyUnavailable: the database cannot be reached, or a restore of it is unfinished.
@@ -247,7 +247,7 @@ class Store:
         try:
             yield
         except exc.IntegrityError:
-            # Caused by the values, not by the database.
+            # The values are wrong, not the database.
             raise
         except (OverflowError, exc.DataError) as error:
             raise InvalidRequest(
@@ -257,7 +257,7 @@ class Store:
         except (exc.DBAPIError, exc.TimeoutError, OSError, exc.InvalidRequestError) as error:
             reason = getattr(error, "orig", None) or error
             if _lacks_something(reason):
-                # The ledger was emptied, or replaced by an older one: the next call looks.
+                # The ledger was emptied, or replaced by an older one: the next call checks.
                 self._ready.clear()
                 raise LedgerEmpty(migrations.EMPTY, retry_after=1.0) from error
             raise DependencyUnavailable(_unavailable(reason), retry_after=1.0) from error
@@ -363,7 +363,7 @@ def _remember_file(path: Path, _: object, entry: ConnectionPoolEntry) -> None:
 
 
 def _check_file(path: Path, _: object, entry: ConnectionPoolEntry, __: object) -> None:
-    """Have the pool open the file anew where another lies at `path`, or none."""
+    """Have the pool open the file again if another file, or none, is at `path`."""
     if entry.info.get(_FILE) != _identity(path):
         raise exc.InvalidatePoolError
 

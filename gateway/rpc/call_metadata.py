@@ -42,9 +42,9 @@ def request_headers(
 
 
 def key_headers(metadata: Sequence[tuple[str, str | bytes]]) -> Headers:
-    """Return the header with the key that a call came with, if there is one, and no other."""
+    """Return the header with the call's key, if the call has exactly one."""
     own = [value for name, value in metadata if name == "authorization"]
-    # Of several none is read: which one was meant?
+    # With several keys it is unclear which one was meant.
     headers = [(_AUTHORIZATION, _encoded(value)) for value in own]
     if not own:
         others = [value for name, value in metadata if name == "x-api-key"]

@@ -1,8 +1,8 @@
-"""Bounds the frames of HTTP/2 that a client sends, before grpcio sees them.
+"""Bounds the HTTP/2 frames (RFC 9113) of a client before grpcio sees them.
 
-grpcio bounds neither the bytes of a head nor its time: while one arrives, its threads hold the
-worker. The limit on metadata applies to what has been decoded already.
-RFC 9113 says what frames are. A head is not decoded: its fields are counted.
+grpcio bounds neither the bytes nor the time of a head, and its threads hold the worker while one
+arrives. It applies its limit on metadata only after decoding. Here a head is not decoded; its
+fields are counted.
 """
 
 from collections.abc import Iterator
@@ -16,10 +16,10 @@ _DATA, _HEADERS, _GOAWAY, _CONTINUATION = 0, 1, 7, 9
 _OF_HEADS: Final = frozenset({_HEADERS, _CONTINUATION})
 _END_HEADERS, _PADDED, _PRIORITY = 4, 8, 32
 _MOST_FIELDS: Final = 2 * MAX_FIELDS
-"""Fields of a head that grpcio sees. It takes milliseconds for thousands of them, in every thread.
-A call with more than `MAX_FIELDS` is refused by itself, beyond this bound with its connection."""
-# Credit is spent on frames and comes back with time: what a client may do in a second is bounded,
-# and so is what it may do at once. A frame costs this listener about a microsecond, grpcio more.
+"""The most fields of a head that reaches grpcio, which takes milliseconds for thousands of them.
+A call with more than `MAX_FIELDS` is refused; with more than this, its connection is closed."""
+# Frames cost credit, which comes back with time: this bounds a client's frames in a second and at
+# once. A frame costs this listener about a microsecond, and grpcio more.
 _MOST_CREDIT: Final = 4_000
 _CREDIT_PER_SECOND: Final = 100_000
 _DATA_COST: Final = 1
@@ -31,7 +31,7 @@ _OTHER_COST: Final = 50
 
 
 class BadFrames(Exception):
-    """Says why a connection is to be closed: `code` is an error of HTTP/2."""
+    """Says why a connection has to be closed; `code` is an error code of HTTP/2."""
 
     PROTOCOL, CALM = 1, 11
 
@@ -41,7 +41,7 @@ class BadFrames(Exception):
 
 
 class ClientFrames:
-    """Receives what a client sends, in pieces, and returns what may be passed on.
+    """Receives the bytes of a client in pieces, and returns those that may be passed on.
 
     A head is held back until it is whole; everything else passes as it comes. `now` is in seconds
     of one clock.
@@ -50,30 +50,30 @@ class ClientFrames:
     def __init__(self, *, now: float) -> None:
         self._held: bytes | bytearray = b""
         self._at = 0
-        """Where in what is held, or behind it, the next frame begins."""
+        """Where the next frame begins, as an offset into the held bytes or beyond them."""
         self._head = -1
-        """Where in what is held the unfinished head begins; negative: there is none."""
+        """Where the unfinished head begins in the held bytes; negative: there is none."""
         self._is_open = False
         self._credit = float(_MOST_CREDIT)
         self._credited_at = now
         self.waiting_since: float | None = now
-        """Since when the client has owed the rest of its preface, or of a head."""
+        """When the preface or a head began whose rest has not arrived."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the client has said that it speaks HTTP/2."""
+        """Whether the client has sent HTTP/2's preface."""
         return self._is_open
 
     @property
     def pause(self) -> float:
-        """Seconds until more can be received: the client has sent too many frames at once."""
+        """Seconds to wait before reading on, if the client has sent too many frames at once."""
         return 0.0 if self._credit >= 0 else _SHORTEST_PAUSE - self._credit / _CREDIT_PER_SECOND
 
     def receive(self, data: bytes, now: float) -> bytes | bytearray:
-        """Return what may be passed on, of `data` and of what was held.
+        """Return the bytes of `data` and of those held before that may be passed on.
 
         Raises:
-            BadFrames: the connection is to be closed.
+            BadFrames: the connection has to be closed.
         """
         earned = (now - self._credited_at) * _CREDIT_PER_SECOND
         self._credit = min(_MOST_CREDIT, self._credit + earned)
@@ -110,7 +110,7 @@ class ClientFrames:
         return True
 
     def _scan(self, received: bytes | bytearray) -> None:
-        """Move to the first frame that has not arrived, or that the client has no credit for."""
+        """Move to the first frame that has not arrived, or for which the client has no credit."""
         at, size = self._at, len(received)
         while at + _FRAME_HEAD_BYTES <= size and self._credit >= 0:
             length = received[at] << 16 | received[at + 1] << 8 | received[at + 2]
@@ -139,7 +139,7 @@ class ClientFrames:
         if not received[at + 4] & _END_HEADERS:
             self._credit -= _OTHER_COST
             return True
-        # Each field has a byte at least.
+        # Each field has at least one byte.
         if size > _MOST_FIELDS and _has_more_fields(received[self._head : end]):
             raise _TOO_LARGE
         self._credit -= _HEAD_COST + size // _HEAD_BYTES_PER_CREDIT
@@ -148,10 +148,10 @@ class ClientFrames:
 
 
 def _has_more_fields(frames: bytes | bytearray) -> bool:
-    """Tell whether the frames of a head have more fields than are read, or what is no field.
+    """Tell whether a head has more fields than are allowed, or bytes that are no field.
 
-    Each field begins with its index, and with its name and value where it has none (RFC 7541, 6).
-    Values are passed over: neither table nor code is needed to count.
+    A field is an index, or has a name and a value besides (RFC 7541, 6). Names and values are
+    skipped, so that counting needs neither the table nor the Huffman code.
     """
     block = b"".join(_fragments(frames))
     at, fields = 0, 0
@@ -209,7 +209,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 class ServerFrames:
-    """Follows what is sent to a client, in pieces, to know where a frame may be added."""
+    """Follows the bytes sent to a client, to know where a frame may be added."""
 
     def __init__(self) -> None:
         self._left = 0
@@ -234,15 +234,15 @@ class ServerFrames:
 
 
 def goaway(error: BadFrames) -> bytes:
-    """Return the frame that ends a connection; its text is for whoever looks for the reason."""
+    """Return the frame that ends a connection; its text says the reason."""
     text = str(error).encode()
     length = 8 + len(text)
     head = length.to_bytes(3, "big") + bytes([_GOAWAY, 0]) + bytes(4)
-    # That no call was begun may be wrong: none is promised to have been.
+    # The highest number promises nothing about calls: some may have begun.
     return head + (2**31 - 1).to_bytes(4, "big") + error.code.to_bytes(4, "big") + text
 
 
-_DISORDER: Final = BadFrames(BadFrames.PROTOCOL, "A frame came within a head, or without one.")
+_DISORDER: Final = BadFrames(BadFrames.PROTOCOL, "A frame is in the wrong place of a head.")
 _TOO_LARGE: Final = BadFrames(
     BadFrames.CALM,
     f"The metadata of a call may have {MAX_HEAD_BYTES} bytes and {MAX_FIELDS} fields; send fewer.",

@@ -1,7 +1,7 @@
 """Accepts connections of gRPC, bounds them, and passes their bytes to grpcio on a private socket.
 
-A client's connection is bounded in time and in frames before grpcio has it; grpcio's own answers
-pass unchanged. Connections in all, and of an address, are bounded as over HTTP.
+The front bounds the time and the frames of a connection before grpcio sees them; answers of grpcio
+pass unchanged. The number of connections, in all and of an address, is bounded as over HTTP.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _BACKLOG: Final = 2048
 _CHECK_INTERVAL: Final = 1.0
 _POLL_INTERVAL: Final = 0.02
 _LINGER: Final = 1.0
-"""Seconds from the last frame to the close: a reset at once would overtake it."""
+"""Seconds from the last frame to the close; a reset at once would overtake the frame."""
 _MAX_DISCARDED_BYTES: Final = 1024 * 1024
 _LATE: Final = BadFrames(BadFrames.CALM, "The head of a call did not arrive in time.")
 
@@ -43,7 +43,7 @@ def private_address() -> Iterator[tuple[str, str]]:
             path = str(Path(folder) / "rpc")
             yield f"unix:{path}", path
         return
-    # No file: nothing is left where the process is killed.
+    # An abstract name is no file, so nothing is left when the process is killed.
     name = f"sluicegate-{secrets.token_hex(16)}"
     yield f"unix-abstract:{name}", f"\0{name}"
 
@@ -96,17 +96,17 @@ class CallFront:
             await self._close_connections()
 
     async def stop_accepting(self, listener: socket.socket) -> None:
-        """Accept who has connected, and nobody else from now on."""
+        """Accept clients that have connected already, and refuse new ones."""
         refuse_new_connections(listener)
         await wait_until_empty([listener])
         self._acceptor.stop()
         listener.close()
 
     async def _close_connections(self) -> None:
-        """Let those that grpcio has ended send the rest, and end the others."""
+        """Let connections that grpcio has ended send the rest, then abort the others."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + _LINGER
-        # Connections have no event for their common end.
+        # There is no event for the end of all connections.
         while self.connections and clock() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_INTERVAL)
         for connection in list(self.connections):
@@ -122,7 +122,7 @@ class CallFront:
 
 
 class _Client(asyncio.Protocol):
-    """A client's connection. It has one to grpcio once it has said that it speaks HTTP/2."""
+    """A client's connection. It connects to grpcio once the client has sent HTTP/2's preface."""
 
     def __init__(self, front: CallFront, peer: Peer) -> None:
         self._front = front
@@ -198,12 +198,12 @@ class _Client(asyncio.Protocol):
             self._server.pause(paused=False)
 
     def pause(self, *, paused: bool) -> None:
-        """Read nothing more while grpcio does not."""
+        """Stop reading while grpcio does not read."""
         self._is_paused = paused
         self._update_reading()
 
     def check(self, now: float) -> None:
-        """Close the connection where the client lets others wait."""
+        """Close the connection if the client is too slow."""
         timeouts, is_waited_for = self._front.timeouts, not (self._is_refused or self._is_paused)
         since = self._frames.waiting_since if is_waited_for else None
         if since is not None and now - since > timeouts.head:
@@ -232,12 +232,12 @@ class _Client(asyncio.Protocol):
         self.transport.abort()
 
     def finish(self) -> None:
-        """Send what there is, and close: grpcio has ended the connection."""
+        """Send the rest and close, since grpcio has ended the connection."""
         if not self._is_refused:
             self.transport.close()
 
     def _refuse(self, error: BadFrames) -> None:
-        """Say why, where that can be said, and close the connection."""
+        """Send the reason, if the client can read it, and close the connection."""
         self._is_refused = True
         self._front.edge.metrics.refused("frames")
         if self._server is None or self._server.frames.is_between:
@@ -275,7 +275,7 @@ class _Client(asyncio.Protocol):
             self.data_received(b"")
 
     def _update_reading(self) -> None:
-        """Read unless somebody has too much to do. What a refused client sends is thrown away."""
+        """Read unless a side is paused. Bytes of a refused client are thrown away."""
         if self.transport.is_closing():
             return
         if (self._is_paused or self._is_throttled) and not self._is_refused:
@@ -339,7 +339,7 @@ class _Server(asyncio.Protocol):
             self._transport.write_eof()
 
     def pause(self, *, paused: bool) -> None:
-        """Read nothing more while the client does not."""
+        """Stop reading while the client does not read."""
         if self._transport is None or self._transport.is_closing():
             return
         if paused:
@@ -370,7 +370,7 @@ def open_rpc_socket(host: str, port: int, *, shared: bool) -> socket.socket:
     except OSError as error:
         found.close()
         raise ConfigurationError(
-            f"{host}:{port} cannot be listened on ({error.strerror}); choose another"
+            f"gRPC cannot listen on {host}:{port} ({error.strerror}); choose another"
             " `SLUICEGATE_GRPC_PORT`"
         ) from error
     return found

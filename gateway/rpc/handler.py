@@ -52,7 +52,7 @@ _MOST_STREAMS: Final = 64
 _MOST_RECEIVED: Final = 64
 """Messages that are received at a time, beside those of streams: a large one is received whole."""
 _LONGEST_HOLD: Final = 30.0
-"""Seconds that an answer waits for room, where its call has no deadline."""
+"""Seconds for which an answer waits for room if its call has no deadline."""
 _MOST_DETAILS_BYTES: Final = 4096
 _PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
 _STOPPING: Final = "The gateway is stopping; open another stream."
@@ -191,7 +191,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
             self._streams -= 1
 
     def _held_by(self, context: _Context) -> HeldAnswers:
-        """Return what the answers of a call hold until it ends."""
+        """Return the bytes that answers of a call hold until it ends."""
         found = self._keys.find(key_in(context.invocation_metadata()))
         key = None if found is None else found.key
         held = HeldAnswers(self._unsent, key, is_over=context.done)
@@ -232,7 +232,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
     async def _stream_answer(
         self, raw: bytes, context: _Context, held: HeldAnswers
     ) -> tuple[Message, int]:
-        """Return the answer to one request of a stream, and what is held for it.
+        """Return the answer to one request of a stream, and the bytes held for it.
 
         The stream goes on after an error.
         """

@@ -1,4 +1,4 @@
-"""Counts the large answers of a call until the caller has read them, or is gone."""
+"""Counts the large answers of a call until the caller has read them or has gone."""
 
 from collections.abc import Callable, Hashable
 
@@ -6,7 +6,7 @@ from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 
 
 class HeldAnswers:
-    """What the answers of one call hold under the caller's key."""
+    """The bytes that the answers of one call hold under the caller's key."""
 
     def __init__(
         self, unsent: UnsentAnswers, key: Hashable, *, is_over: Callable[[], bool]
@@ -20,11 +20,11 @@ class HeldAnswers:
         """Wait for room for an answer; return the bytes that are held for it.
 
         Raises:
-            Overloaded: there is none until `deadline`.
+            Overloaded: there is no room until `deadline`.
         """
         if size <= LARGE_BYTES:
             return 0
-        # The library has a copy of what it sends.
+        # grpcio copies the bytes that it sends.
         held = await self._unsent.hold(self._key, 2 * size, deadline)
         self._bytes += held
         if self._is_over():
@@ -32,12 +32,12 @@ class HeldAnswers:
         return held
 
     def release(self, held: int) -> None:
-        """Return bytes of an answer that is sent; nothing is left of those of a call that ended."""
+        """Release the bytes of an answer that was sent; a call that has ended holds none."""
         held = min(held, self._bytes)
         if held:
             self._bytes -= held
             self._unsent.release(self._key, held)
 
     def end(self) -> None:
-        """Return all bytes."""
+        """Release all bytes."""
         self.release(self._bytes)

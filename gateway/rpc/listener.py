@@ -46,9 +46,9 @@ async def rpc_listener(
 ) -> AsyncIterator[None]:
     """Listen on `settings.grpc_port` while this is entered, until `stop` is set.
 
-    `edge` is what comes before HTTP/2; `unsent` bounds answers. At the end, calls under way and
-    requests that they left have `settings.drain` seconds, after the delay for load balancers where
-    no supervisor has waited for it.
+    `edge` handles what comes before HTTP/2; `unsent` bounds answers. At the end, calls in progress
+    and the requests that they began have `settings.drain` seconds. Without a supervisor, the delay
+    for load balancers comes first.
 
     Raises:
         ConfigurationError: the port cannot be listened on.
@@ -91,7 +91,7 @@ async def rpc_listener(
                 until = loop.time() + settings.drain
                 await front.stop_accepting(listener)
                 await server.stop(max(0.0, until - loop.time()))
-                # What calls have left goes on.
+                # Requests that calls have begun go on.
                 tasks.drain = max(0.0, until - loop.time())
 
             async with front.listening(listener):
@@ -121,7 +121,7 @@ def _options(settings: Settings, max_message_bytes: int) -> list[tuple[str, int]
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_concurrent_streams", _MOST_STREAMS),
-        # Of what is decoded. Clients are told, and the call is answered where it has more.
+        # Applies to decoded metadata. Clients are told it, and a call with more is refused.
         ("grpc.max_metadata_size", MAX_HEAD_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES),
         ("grpc.server_handshake_timeout_ms", round(settings.head_timeout * 1000)),

@@ -1,4 +1,4 @@
-"""Creates the ledger of a new deployment, and never one beside keys that are known."""
+"""Creates the ledger of a new deployment, and refuses if the deployment has served before."""
 
 import asyncio
 import time
@@ -18,9 +18,9 @@ PATIENCE: Final = 60.0
 _RETRY: Final = 0.25
 _TIMEOUT: Final = 2.0
 _KNOWN: Final = (
-    "the ledger is empty, but its state Redis has served this deployment: restore the ledger from a"
-    " backup. `sluicegate ledger init --anew` begins a new one, without the keys, prices and usage"
-    " of the former one"
+    "the ledger is empty, but the state Redis has served this deployment: restore the ledger from a"
+    " backup. `sluicegate ledger init --anew` creates a new one instead, without the keys, prices"
+    " and usage of the lost one"
 )
 
 
@@ -31,12 +31,12 @@ def create_ledger(
     patience: float = PATIENCE,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Create the ledger where there is none, and return whether there was none; blocks.
+    """Create the ledger if there is none, and return whether it is new; blocks.
 
-    An older ledger is brought up to date. With `anew` nobody asks whether the deployment is known.
+    An older ledger is brought up to date. `anew` skips the check of the state Redis.
 
     Raises:
-        ConfigurationError: there is none, though the state Redis knows the deployment.
+        ConfigurationError: there is no ledger, but the state Redis knows the deployment.
         DependencyUnavailable: the database or the state Redis was not reached in time.
     """
     until = monotonic() + patience
@@ -64,10 +64,10 @@ def _create(settings: Settings, *, anew: bool) -> bool:
 
 
 async def _check_unknown(settings: Settings) -> None:
-    """Make sure that nothing was published, and no account changed, before now.
+    """Check that the state Redis has seen no published document and no changed account.
 
     Raises:
-        ConfigurationError: something was.
+        ConfigurationError: it has.
         DependencyUnavailable: the state Redis cannot be reached.
     """
     keepalive = settings.tcp_keepalive

@@ -1,9 +1,9 @@
-"""Says which addresses belong to the public Internet, whatever the version of Python knows.
+"""Says which addresses belong to the public Internet, independent of Python's version.
 
 The networks are those of IANA's special-purpose registries, as of 2026-11:
 https://www.iana.org/assignments/iana-ipv4-special-registry
 https://www.iana.org/assignments/iana-ipv6-special-registry
-Also those that are reached globally are left out: they belong to protocols, not to hosts.
+None of them is public, even if it is reachable globally: it belongs to a protocol, not to hosts.
 """
 
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
@@ -33,20 +33,20 @@ _SPECIAL_4: Final = tuple(
         ),
     )
 )
-# Of the rest of the registry nothing is in `_UNICAST_6`.
+# The other networks of the registry are outside `_UNICAST_6`.
 _SPECIAL_6: Final = tuple(
     map(
         IPv6Network,
         ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20"),
     )
 )
-# What these lead to is the address of IPv4 in their last bytes. Other forms that have one (6to4,
-# Teredo, the local prefixes of NAT64) lead to it through a relay that nobody here knows.
+# Addresses that lead to the IPv4 address in their last bytes. Other forms with one (6to4, Teredo,
+# local prefixes of NAT64) lead to it through an unknown relay.
 _EMBEDDING: Final = IPv6Network("::ffff:0:0/96"), IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: IPv4Address | IPv6Address) -> bool:
-    """Return whether an address is one of global unicast, and of no special purpose."""
+    """Return whether an address is global unicast and has no special purpose."""
     if isinstance(address, IPv6Address):
         if any(address in network for network in _EMBEDDING):
             return is_public(IPv4Address(int(address) & 0xFFFF_FFFF))

@@ -13,7 +13,7 @@ _TIMEOUT = 10.0
 
 
 async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str, str]:
-    """Return what is wrong with which model, as far as backends tell; never raises."""
+    """Return the problem of each model that a backend cannot serve; never raises."""
     found: dict[str, str] = {}
     for backend in backends:
         address = urlsplit(backend.address or "")
@@ -27,5 +27,5 @@ async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str
             )
             found |= msgspec.msgpack.decode(body, type=ServingState).problems
         except (OSError, *UNREADABLE):
-            continue  # its log says why it does not answer
+            continue  # the backend's log says why it does not answer
     return found

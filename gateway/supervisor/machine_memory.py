@@ -10,9 +10,9 @@ _KIBIBYTE: Final = 1024
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Return the bytes of the machine, or of the control group with the smallest limit; 0: unknown.
+    """Return the machine's bytes, or the smallest limit of a control group; 0: unknown.
 
-    Both versions of control groups are read, of this process and of all groups around it.
+    Reads both versions of control groups, for this process's group and all its parents.
     """
     return min((found for found in _limits(root) if found > 0), default=0)
 
@@ -36,5 +36,5 @@ def _group_limits(folder: Path, path: str, name: str) -> Iterator[int]:
     """Yield the limits from a group up to the root; in a container its own group is the root."""
     own = Path(path.lstrip("/"))
     for group in (own, *own.parents):
-        with suppress(OSError, ValueError):  # "max" is none
+        with suppress(OSError, ValueError):  # "max" is no limit
             yield int((folder / group / name).read_text())

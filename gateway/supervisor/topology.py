@@ -39,7 +39,7 @@ def backend_specs(
 ) -> list[ProcessSpec]:
     """Return one backend for each region, on a free loopback port that it keeps.
 
-    Where the settings do not bound what each may take, they share `memory` bytes; 0: no bound.
+    Without a bound in the settings, the backends share `memory` bytes; 0: no bound.
     """
     bound = settings.backend_memory_limit_bytes
     if bound is None:

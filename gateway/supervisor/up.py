@@ -115,7 +115,7 @@ def _model_names(repository: Path) -> set[str]:
 
 
 def _described(broken: dict[str, str]) -> str:
-    """Return what is to be said of models that are not served, nothing where all are."""
+    """Return the lines about models that are not served; empty if all are."""
     lines = [f"  {name}: {reason}\n" for name, reason in sorted(broken.items())]
     return "".join(["Not served:\n\n", *lines, "\n"]) if lines else ""
 

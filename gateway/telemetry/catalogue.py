@@ -237,7 +237,7 @@ _DEPENDENCIES: Final = (
     _most("breaker_open", "Whether the circuit breaker of `cache_redis` or `state_redis` is not "
           "closed in some worker.", "dependency"),
     _counter("breaker_openings_total", "Times that a breaker opened.", "dependency"),
-    _most("clock_skew_seconds", "Time that the machine's clock is at least away from that of "
+    _most("clock_skew_seconds", "Least difference between the machine's clock and that of "
           "`state_redis` or of the `ledger` in PostgreSQL, in either direction.", "dependency"),
 )  # fmt: skip
 _EVENTS: Final = (
@@ -246,9 +246,9 @@ _EVENTS: Final = (
              "answered 503."),
     _gauge("event_log_segments", "Segments that workers write to or have not closed."),
     _least("event_log_writable", "Whether every worker can write its log."),
-    _counter("event_log_sync_failures_total", "Syncs of an event log to the device that failed."),
-    _most("event_log_unsynced_seconds", "How long the oldest usage event waits for the device: "
-          "what waits is lost by a power cut."),
+    _counter("event_log_sync_failures_total", "Syncs of an event log to the disk that failed."),
+    _most("event_log_unsynced_seconds", "How long the oldest usage event has waited for a sync: a "
+          "power cut loses the events that wait."),
     _gauge("events_unshipped_bytes", "Bytes of event logs that are not in the stream yet.",
            by=_SHIPPER),
     _most("shipper_lag_seconds", "Age of the oldest part of a log that is not in the stream; 0 "

@@ -29,5 +29,5 @@ class EdgeMetrics:
         self._instruments.add("refused_connections_total", (self._listener, reason))
 
     def closed(self, reason: str) -> None:
-        """Count a connection that was closed since its peer did not read, by a `Reason`."""
+        """Count a connection that was closed because its peer read too slowly, by `Reason`."""
         self._instruments.add("closed_readers_total", (self._listener, reason))

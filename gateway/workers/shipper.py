@@ -39,7 +39,7 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     `unconsumed` are blocks in the stream; `full` tells that no more are added. `lost` events were
     destroyed by a power cut or a crash of the machine, as far as is known; `dropped` blocks never
     reached the request log. `lagging` are events that a consumer has not acknowledged, by the
-    average of a block; `lag` is how long the oldest part of a log waits that is not in the stream,
+    average of a block; `lag` is how long the oldest unshipped part of a log has waited,
     `unshipped_bytes` all such parts.
     """
 

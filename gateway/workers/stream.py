@@ -22,7 +22,7 @@ redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
 return 'shipped'
 """
-# By a script, as no command tells the last id without the payload of its entry.
+# A script, since no command returns the last id without the payload of its entry.
 _END: Final = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 return {redis.call('XLEN', KEYS[1]), last and last[1] or '0-0'}
@@ -96,10 +96,10 @@ class EventStream:
     async def _acknowledged(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
         """Return, per group, the id before which it has acknowledged every block, and its lag.
 
-        Redis 7.0 answers `lag` with nothing, or with blocks that were deleted long ago, once it has
-        restarted or was promoted. Then every block counts that may not have been delivered.
+        After a restart or a promotion, the `lag` of Redis 7.0 is missing, or counts deleted blocks.
+        Then the lag is the number of blocks that may not have been delivered.
         """
-        # First: what a group is given meanwhile makes its lag smaller.
+        # Read this first: blocks that a group gets meanwhile make its lag smaller.
         length, last = await self._end(keys=[STREAM])
         try:
             groups = await self._redis.xinfo_groups(STREAM)

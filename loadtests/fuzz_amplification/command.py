@@ -15,7 +15,7 @@ from loadtests.fuzz_amplification.run import fuzz
 @click.option("--requests", default=100_000, show_default=True)
 @click.option("--seed", type=int, help="Do a run again; by default another each time.")
 def fuzz_amplification_command(*, requests: int, seed: int | None) -> None:
-    """Send requests that become as large as they may; find what holds up or grows beyond bounds."""
+    """Send requests as large as is allowed; report held event loops and exceeded bounds."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     with tempfile.TemporaryDirectory() as folder:

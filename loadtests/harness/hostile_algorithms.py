@@ -82,8 +82,8 @@ IMPORTS = {
 }
 KILLED = ["exit", "stop"]
 COMPUTING = ["regex", "loop", "spinning", "mapped", "recursion"]
-"""What ends its process, too, once it has computed for long enough. Where others have the cores,
-it is starved before that, and nobody is to blame."""
+"""Cases that end their process once they have computed for long enough. On a busy machine they are
+starved before that, and no item is to blame."""
 FAILED = {
     "signals": "PermissionError",
     "fork": "PermissionError",

@@ -313,6 +313,7 @@ def test_a_container_is_restricted(manifests: list[Manifest]) -> None:
         assert spec["securityContext"]["runAsUser"] == 10001
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["automountServiceAccountToken"] is False
+        assert spec["enableServiceLinks"] is False
         assert of_container["readOnlyRootFilesystem"] is True
         assert of_container["allowPrivilegeEscalation"] is False
         assert of_container["capabilities"] == {"drop": ["ALL"]}

@@ -146,7 +146,7 @@ def test_the_command_says_what_it_did(tmp_path: Path, database: str, valkey: str
         for _ in range(2)
     ]
 
-    assert said == ["the ledger is created\n", "the ledger exists, and is up to date\n"]
+    assert ["created" in said[0], "exists" in said[1]] == [True, True]
 
 
 async def test_known_keys_stay_while_the_ledger_is_gone_or_new(

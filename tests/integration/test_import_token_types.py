@@ -78,7 +78,7 @@ def test_types_that_a_model_has_no_vectors_of_are_refused(tmp_path: Path, purpos
     result = import_folder(folder, tmp_path / "m")
 
     assert result.exit_code == 2
-    assert "gives a pair the token types 0 to 1, and `type_vocab_size` is 1" in result.output
+    assert "token types 0 to 1, but `type_vocab_size` is 1" in result.output
     assert len(result.output.splitlines()) == 1
     assert list((tmp_path / "m").iterdir()) == []
 
@@ -109,7 +109,7 @@ def test_a_graph_that_fails_on_a_task_is_refused_by_a_trial(tmp_path: Path) -> N
     result = import_folder(folder, tmp_path / "m")
 
     assert result.exit_code == 2
-    assert "it fails on a trial of `classify`" in result.output
+    assert "`classify` failed" in result.output
     assert list((tmp_path / "m").iterdir()) == []
 
 

@@ -73,7 +73,7 @@ def test_what_no_answer_would_use_is_refused_by_name(
     assert len(refused.output.splitlines()) == 1
     assert all(f"`{name}`" in refused.output for name in names)
     assert imported.exit_code == 0, imported.output
-    assert all(f"{name}: as `--ignore` says" in imported.output for name in names)
+    assert all(f"{name}: named by `--ignore`" in imported.output for name in names)
 
 
 LEFT_OUT: dict[str, tuple[Change, list[str]]] = {

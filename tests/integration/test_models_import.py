@@ -80,7 +80,7 @@ def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("config.json", None, "it is no Hugging Face model"),
+        ("config.json", None, "has no `config.json`"),
         ("tokenizer.json", None, "save it with"),
         ("model.safetensors", None, "holds neither `model.onnx` nor `model.safetensors`"),
         ("model.safetensors", b"none", "as safetensors"),
@@ -106,7 +106,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("model_type", "gpt2", "no graph can be built of `gpt2` weights"),
+        ("model_type", "gpt2", "`gpt2` models must be exported"),
         ("hidden_act", "relu", "`hidden_act` must be `gelu`"),
         ("architectures", ["BertForQuestionAnswering"], "a head that no graph computes"),
         ("num_hidden_layers", 3, "is missing"),

@@ -1,4 +1,4 @@
-"""Builds the tokenizer that `transformers` loads, of `tokenizer.json` and the files beside it.
+"""Builds the tokenizer that `transformers` loads from `tokenizer.json` and the files beside it.
 
 Its classes of tokenizers take no more of `tokenizer.json` than the vocabulary and the added tokens:
 normalizer, pre-tokenizer and template follow from the class and from `tokenizer_config.json`. What
@@ -34,7 +34,7 @@ _ROLES = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
 )
 _SPACE = "▁"
-# What a built tokenizer does by itself, and transformers would do again.
+# Fields that the built tokenizer applies; transformers would apply them a second time.
 _APPLIED = {
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents"),
     *("add_prefix_space", "split_by_punct", "trim_offsets", "unk_id", "added_tokens_decoder"),
@@ -42,7 +42,7 @@ _APPLIED = {
 }
 _TYPES = "token_type_ids"
 _INPUTS = ["input_ids", _TYPES, "attention_mask"]
-# The parts of a tokenizer that its tokens depend on.
+# The parts of a tokenizer that decide on its tokens.
 _PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "added_tokens")
 _REMEDY = (
     f'; if that file is right as it is, write `"tokenizer_class": "{GENERIC}"` in `{CONFIG}`, '
@@ -56,8 +56,8 @@ _Written = str | dict[str, Any]
 class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the file of a tokenizer as its class makes it, and the `config` that goes with it.
 
-    `changed` names the parts that `tokenizer.json` has otherwise. With `types` the texts of a pair
-    are told apart; `None` where nothing says so.
+    `changed` names the parts that differ from `tokenizer.json`. `types` says whether token types
+    tell the texts of a pair apart; `None` if no file says it.
     """
 
     text: str
@@ -67,10 +67,10 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...] = ()
 
     def check_types(self, known: int) -> None:
-        """Check that a model which knows so many token types knows those of this tokenizer.
+        """Check that a model which knows `known` token types has those of this tokenizer.
 
         Raises:
-            StartProblem: it does not, or a text alone has others than the first.
+            StartProblem: it does not, or the tokenizer gives a single text other types than 0.
         """
         if not self.types:
             return
@@ -78,12 +78,11 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
         largest = max(tokenizer.encode("0", "0").type_ids, default=0)
         if largest >= known:
             raise StartProblem(
-                f"its tokenizer gives a pair the token types 0 to {largest}, and `type_vocab_size` "
-                f"is {known}, on which transformers fails; leave `{_TYPES}` out of "
-                f"`model_input_names` in `{CONFIG}`"
+                f"its tokenizer gives pairs the token types 0 to {largest}, but `type_vocab_size` "
+                f"is {known}; remove `{_TYPES}` from `model_input_names` in `{CONFIG}`"
             )
         if any(tokenizer.encode("0").type_ids):
-            raise StartProblem("its tokenizer gives a text alone other token types than 0")
+            raise StartProblem("its tokenizer gives a single text token types other than 0")
 
     def load(self) -> Tokenizer:
         """Return the tokenizer, which neither pads nor cuts."""
@@ -97,7 +96,7 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
     """Return the tokenizer of a folder whose `config.json` is given.
 
     Raises:
-        StartProblem: it is of a class, or holds a model, that is not computed.
+        StartProblem: its class, or its kind of model, is not supported.
     """
     path, fields = folder / file, read_object(folder / CONFIG)
     try:
@@ -132,7 +131,7 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
 class _Given(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what the files beside a vocabulary say.
 
-    `tokens` are those with a role, `added` those of the files in the order of their ids.
+    `tokens` have a role, such as padding; `added` are the added tokens in the order of their ids.
     """
 
     model: dict[str, Any]
@@ -160,7 +159,7 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
         """
         found = self.model.get("type") or _guess_kind(self.model)
         if found != kind:
-            raise ValueError(f"it holds a model of {found}, and the class takes {kind}")
+            raise ValueError(f"it holds a model of {found}, but the class takes {kind}")
         words = self.model["vocab"]
         return words if isinstance(words, dict) else [(piece, score) for piece, score in words]
 
@@ -174,7 +173,7 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _guess_kind(model: Mapping[str, Any]) -> str:
-    """Return the kind of a model in a file so old that it does not say."""
+    """Return the kind of a model in an old file that does not name it."""
     if "merges" in model:
         return "BPE"
     return "WordPiece" if isinstance(model["vocab"], dict) else "Unigram"
@@ -254,7 +253,7 @@ def _build(given: _Given, own: Tokenizer, name: str) -> Tokenizer:
 
 
 def _add_tokens(built: Tokenizer, given: _Given) -> None:
-    """Add the tokens of all files, in the order that decides on the ids of new ones."""
+    """Add the tokens of all files, in the order in which new ones get their ids."""
     adding: list[_Token] = list(given.added)
     known = {str(token) for token in built.get_added_tokens_decoder().values()}
     known |= {str(token) for token in adding}

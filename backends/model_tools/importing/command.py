@@ -25,7 +25,7 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--output", "outputs", multiple=True, metavar="KIND=OUTPUT", help="An output's name.")
 @click.option("--labels", help="The labels of the logits, in order, with commas between them.")
 @click.option("--revision", help="Branch, tag or commit, of a name on the hub.")
-@click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Do without a part.")
+@click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave this file out.")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 @click.option("--reload", "reloads", is_flag=True, help="Then have a running gateway serve it.")
@@ -58,8 +58,8 @@ def import_command(
     `token_type_ids` with --input, and which of its outputs `logits`, `pooled` (a vector a text) or
     `tokens` (a vector a token) with --output.
 
-    A file with weights, or a module, that no answer would use is refused by its name; --ignore does
-    without it. Training state and second copies of the weights are left out.
+    The import refuses files with weights or modules that no answer would use; --ignore leaves one
+    out. It leaves out training state and second copies of the weights by itself.
 
     A gateway that is running serves the new revision after `sluicegate models reload`. With
     --reload this is done at the end, at the address of `SLUICEGATE_ADMIN_URL` or of the instance

@@ -73,10 +73,10 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
 
 
 def _check_types(source: CheckpointFolder, graph: Path) -> None:
-    """Refuse a tokenizer that sends token types which the model has no vectors of."""
+    """Refuse a tokenizer that sends token types for which the model has no vectors."""
     known, file = source.config.get("type_vocab_size"), read_graph_file(graph)
     takes = any(value.name == _TYPES for value in file.inputs)
-    # What has vectors, or logits of tokens, is asked for texts alone.
+    # Models that answer vectors, or logits of tokens, never get pairs.
     pairs = any(value.name == _LOGITS and value.rank == _TEXT_RANK for value in file.outputs)
     if takes and pairs and isinstance(known, int) and source.fields.get("token_types", True):
         try:

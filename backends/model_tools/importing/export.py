@@ -31,11 +31,11 @@ def export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
         exporter = importlib.import_module(_EXPORTER)
     except ImportError as error:
         raise StartProblem(
-            f"`{folder}`: no graph can be built of `{kind}` weights without optimum (there is no "
-            f"package `{error.name}`): install it with `pip install optimum-onnx` in an "
-            "environment of its own, as it needs transformers 4, run `optimum-cli export onnx "
-            f"--model {folder} --task {_task(config)} FOLDER` there and import FOLDER; or bring "
-            f"one of {', '.join(FAMILIES)}"
+            f"`{folder}`: `{kind}` models must be exported by optimum (the package `{error.name}` "
+            "is missing): in a separate environment, since it needs transformers 4, run `pip "
+            f"install optimum-onnx` and `optimum-cli export onnx --model {folder} --task "
+            f"{_task(config)} FOLDER`, then import FOLDER; these need no export: "
+            f"{', '.join(FAMILIES)}"
         ) from None
     try:
         exporter.main_export(str(folder), output=target, task=_task(config), do_validation=False)
@@ -43,7 +43,7 @@ def export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise StartProblem(
             f"`{folder}`: optimum cannot export it: {reason[0]}; export it with "
-            "`torch.onnx.export`, with inputs `input_ids` and `attention_mask`, and import that"
+            "`torch.onnx.export` and inputs `input_ids` and `attention_mask`, and import the result"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Says what a folder without `config.json` is, which is no Hugging Face model that is imported."""
+"""Says what a folder without `config.json` holds, to refuse its import in plain words."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,39 +9,39 @@ from backends.repository.sentence_modules import read_modules
 
 ADAPTER = "adapter_config.json"
 _MERGE = (
-    "is an adapter (LoRA or another), which is not computed alone; merge it into its model with "
-    "`merge_and_unload()`, save that and import it"
+    "is an adapter (LoRA or another) and no model; merge it into its model with "
+    "`merge_and_unload()`, save the result and import that"
 )
-_ONNX = "export it to ONNX with inputs of token ids alone, if it can be, and import that"
+_ONNX = "if it needs only token ids, export it to ONNX and import that"
 _KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "gliner_config.json": "is a GLiNER model, whose labels are part of its input, which is not "
-        "computed; an `algorithm` of your own can run it",
+        "gliner_config.json": "is a GLiNER model, which is not supported; an `algorithm` of your "
+        "own can run it",
         "config_setfit.json": "is a SetFit model without its encoder; copy all of its files",
-        "model_index.json": "is a pipeline of diffusers, which makes images and is not served",
-        "open_clip_config.json": "is a model of OpenCLIP, which reads images and is not served",
-        "params.json": "has the weights of a language model in its makers' own form, which is not "
-        "served",
-        "meta.json": "is a pipeline of spaCy, which is not computed; an `algorithm` of yours can "
+        "model_index.json": "is a diffusers pipeline, which makes images and is not supported",
+        "open_clip_config.json": "is an OpenCLIP model, which reads images and is not supported",
+        "params.json": "has the weights of a language model in its makers' own format, which is "
+        "not supported",
+        "meta.json": "is a spaCy pipeline, which is not supported; an `algorithm` of your own can "
         "run it",
-        "flair_config.json": f"is a model of Flair, which is not computed; {_ONNX}",
+        "flair_config.json": f"is a Flair model, which is not supported; {_ONNX}",
         "config_sentence_transformers.json": "is a sentence transformer without `config.json`; "
         "save it again with sentence-transformers, or copy all of its files",
     }
 )
 _PATTERNS: Mapping[str, str] = MappingProxyType(
     {
-        "*.gguf": "holds weights for llama.cpp, which are not read; take the model with "
+        "*.gguf": "holds weights for llama.cpp, which are not supported; import the model's "
         "safetensors or ONNX",
-        "*.ftz": "is a model of fastText, which is not computed",
-        "*.onnx": "holds a graph and no `config.json`, which says what it is: copy that of the "
-        "model that the graph was exported of",
+        "*.ftz": "is a fastText model, which is not supported",
+        "*.onnx": "holds a graph without a `config.json`; copy the `config.json` of the model that "
+        "was exported",
     }
 )
 
 
 def refuse_adapter(folder: Path) -> None:
-    """Refuse a folder that holds an adapter, whether its model lies beside it or not.
+    """Refuse a folder that holds an adapter, with or without its model.
 
     Raises:
         StartProblem: it does.
@@ -63,4 +63,4 @@ def not_a_model(folder: Path) -> StartProblem:
     for pattern, what in _PATTERNS.items():
         if found := sorted(folder.glob(pattern)):
             return StartProblem(f"`{folder}` {what} (it has `{found[0].name}`)")
-    return StartProblem(f"`{folder}` has no `config.json`: it is no Hugging Face model")
+    return StartProblem(f"`{folder}` has no `config.json`, so it is not a Hugging Face model")

@@ -29,7 +29,7 @@ _FILES = (
 
 
 class FoundFolder(NamedTuple):
-    """Holds a folder, and the names of the files of the model, of which the hub keeps some."""
+    """Holds a folder, and the names of all of the model's files; the folder may lack some."""
 
     path: Path
     files: list[str]

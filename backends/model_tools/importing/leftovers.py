@@ -1,4 +1,4 @@
-"""Finds what an import would leave out of a folder, and refuses what would change answers.
+"""Finds the files that an import would leave out, and refuses those that would change answers.
 
 Training state and second copies of the weights change none: they are reported and left out. Other
 files that hold weights or modules are refused by name, unless the operator says to ignore them.
@@ -63,15 +63,15 @@ def check_leftovers(
 ) -> list[str]:
     """Return a line for each file, or folder of files, that is left out.
 
-    `names` are those of all files, and `ignored` of what the operator does without.
+    `names` are the names of all files, and `ignored` those that the operator leaves out.
 
     Raises:
-        StartProblem: a file holds weights or a module that no answer would use, or there is
-            nothing of a name that is `ignored`.
+        StartProblem: a file holds weights or a module that no answer would use, or no file has a
+            name that is `ignored`.
     """
     found = list(names)
     if source.graph is None and not {WEIGHTS, SHARDS}.intersection(found):
-        return []  # what lies there in their place is said where they are read
+        return []  # reading the weights says what is wrong
     unread = dict(_unread(source, found))
     words = _words_alone(source)
     left = [given.rstrip("/") for given in ignored]
@@ -81,23 +81,23 @@ def check_leftovers(
         raise StartProblem(_refusal(source.folder, wrong))
     if words is not None and words not in left:
         raise StartProblem(
-            f"`{source.folder / 'config.json'}` names `{words}`: its head predicts words, which is "
-            "not computed, and nobody trained its encoder to make vectors; import what was trained "
-            f"for a task, or take the mean of its tokens as a vector with `--ignore {words}`"
+            f"`{source.folder / 'config.json'}` names `{words}`, whose head predicts words, which "
+            "is not supported; import a model that was trained for a task, or drop the head with "
+            f"`--ignore {words}`: the mean of the tokens is then the vector of a text"
         )
     return [
-        *(f"{name}: as `--ignore` says" for name in left),
+        *(f"{name}: named by `--ignore`" for name in left),
         *(f"{name}: {why}" for name, why in unread.items() if why and not _is_left(name, left)),
     ]
 
 
 def _check_known(folder: Path, left: Iterable[str], known: Collection[str]) -> None:
-    """Refuse names to be ignored that nothing has."""
+    """Refuse a name of `--ignore` that no file has."""
     for name in left:
         if not any(_is_left(each, [name]) for each in known):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean `{close[0]}`?" if close else ""
-            raise StartProblem(f"`--ignore {name}`: `{folder}` has nothing of that name{hint}")
+            raise StartProblem(f"`--ignore {name}`: `{folder}` has no such file{hint}")
 
 
 def _is_left(name: str, left: Iterable[str]) -> bool:
@@ -110,9 +110,8 @@ def _refusal(folder: Path, names: list[str]) -> str:
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     options = " ".join(f"--ignore {name}" for name in names)
     return (
-        f"`{folder}` has {', '.join(named)}{more}: weights or modules that are not computed here; "
-        "export the whole model to ONNX and import that, or do without them by "
-        f"`{options}`"
+        f"`{folder}` has {', '.join(named)}{more}: weights or modules that would not be used; "
+        f"export the whole model to ONNX and import that, or leave them out with `{options}`"
     )
 
 
@@ -124,7 +123,7 @@ def _meaning(name: str) -> str:
 def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Yield the files with weights and the folders of modules that an import does not read.
 
-    With each comes why it may be left out without a word of the operator, or an empty string.
+    With each comes the reason why it may be left out without `--ignore`, or an empty string.
     """
     listed = module_folders(lambda name: source.folder / name)
     used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
@@ -152,7 +151,7 @@ def _is_training(folder: str) -> bool:
 
 
 def _is_copy(name: PurePosixPath, listed: Collection[str]) -> bool:
-    """Tell whether a file has a name of the same weights in another form, beside them."""
+    """Tell by its name whether a file has the weights beside it in another form."""
     is_beside = name.parent.as_posix() in {".", *listed}
     return is_beside and _COPIES.fullmatch(name.name) is not None
 
@@ -184,7 +183,7 @@ def _graph_files(source: CheckpointFolder) -> set[str]:
 
 
 def _words_alone(source: CheckpointFolder) -> str | None:
-    """Return the class of a folder whose only head predicts words, and that says no other use."""
+    """Return the class of a folder whose only head predicts words, if it says no other use."""
     names = source.config.get("architectures") or [""]
     is_told = source.modules is not None or any(name in source.fields for name in _TOLD)
     if source.graph is not None or is_told or not str(names[0]).endswith(_WORDS):

@@ -1,4 +1,4 @@
-"""Lets a graph of another exporter compute from ids and mask what else it asks for.
+"""Adds nodes to a graph of another exporter that compute its other inputs from ids and mask.
 
 A backend gives every graph ids, a mask and types, and fills rows up with the id 0. A graph with an
 input `position_ids` gets nodes that compute it. A graph whose padding has another id gets nodes
@@ -64,7 +64,7 @@ def _padded(model: ModelProto, ids: str, padding: int, kind: int) -> Iterator[No
 def _positions(
     model: ModelProto, ids: str, padding: int | None, kind: int, wanted: int
 ) -> Iterator[NodeProto]:
-    """Yield nodes that count positions: all from 0, or those that are no padding after its id."""
+    """Yield nodes that count positions: all from 0, or non-padding ones from the padding's id."""
     names = ["one", "axis", "first", "like", "counts", "along", "masked", "positions"]
     one, axis, first, like, counts, along, masked, positions = [_PREFIX + name for name in names]
     _constant(model, axis, 1, TensorProto.INT64)
@@ -89,7 +89,7 @@ def _constant(model: ModelProto, name: str, value: int, kind: int) -> None:
 
 
 def _replace(model: ModelProto, names: Mapping[str, str]) -> None:
-    """Have nodes read other values; subgraphs read the values around them, so theirs, too."""
+    """Have nodes read other values, also nodes of subgraphs, which may read outer values."""
     waiting: list[Sequence[NodeProto]] = [model.graph.node]
     while waiting:
         for node in waiting.pop():

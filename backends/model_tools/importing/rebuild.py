@@ -107,7 +107,7 @@ def make_batch(config: Mapping[str, Any], special: Sequence[int]) -> PaddedBatch
         random.integers(words, size=min(length, longest), dtype=np.int32) for length in _LENGTHS
     ]
     known = np.array([number for number in special if 0 <= number < words], dtype=np.int32)
-    # Between other tokens: what comes after one may depend on it.
+    # Each stands between other tokens, since the following ones may depend on it.
     mixed = np.stack([known, random.integers(words, size=len(known), dtype=np.int32)], axis=1)
     flat = mixed.reshape(-1)
     step = max(1, longest // 2 * 2)

@@ -54,7 +54,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     `modules` is what sentence transformers compute after the encoder, `fields` what the owner
     wrote: in a `model.yaml` beside the checkpoint, or as options of the command. The `tokenizer` is
-    the one that its class makes of the files.
+    the one that its class builds from the files.
     """
 
     folder: Path

@@ -96,10 +96,10 @@ def import_model(
 def _as_it_is(
     source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Return the fields of a graph that is in fp16 already, which is compared as such.
+    """Return the fields of a graph that is in fp16 already, with its precision as the profile.
 
     Raises:
-        StartProblem: it is not, and there are no texts to judge a variant of it by.
+        StartProblem: the graph is not, and there are no texts to judge a variant by.
     """
     if source.graph is None or not is_half(source.graph):
         variant.golden_file()
@@ -109,18 +109,18 @@ def _as_it_is(
 def _convert(
     source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
 ) -> tuple[str, ModelInfo]:
-    """Make a revision, and run it; return what it was made of, and what a backend says of it."""
+    """Make a revision and run it; return its origin, and the model as a backend describes it."""
     entry, folder = staging / name / "1", source.folder
     try:
         origin = convert(folder, entry, given)
         return origin, asyncio.run(_try(staging, name))
     except StartProblem as error:
-        # What is wrong there is wrong in the folder that it was made of.
+        # Name the folder that the operator gave, not the hidden one.
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""
         if source.graph is not None and "profile" not in given and is_half(source.graph):
-            hint = "; it computes in fp16, by whose tolerance `--precision fp16` judges it"
+            hint = "; the graph is in fp16: `--precision fp16` compares it by fp16's tolerance"
         raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 
 
@@ -140,14 +140,14 @@ async def _try(staging: Path, name: str) -> ModelInfo:
 
 
 def _trial_texts(tokenizer: Path) -> list[str]:
-    """Return texts, short ones, one with each special token that a text may hold."""
+    """Return short texts, one with each special token that a text may contain."""
     added = Tokenizer.from_file(str(tokenizer)).get_added_tokens_decoder().values()
     special = [token.content for token in added if token.special][:_MOST_SPECIAL]
     return ["a", "A text, to be read once.", *(f"a {token} b" for token in special)]
 
 
 async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
-    """Answer every text, a pair too where the task takes pairs.
+    """Answer every text, and a pair if the task takes pairs.
 
     Raises:
         StartProblem: the model fails on one.
@@ -165,7 +165,7 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
     elif task is Task.CLASSIFY:
         items += [(text, texts[0]) for text in texts]
     if algorithm is None:
-        return  # its texts are tokenized alone
+        return  # this task only tokenizes
     for item in items:
         caller = RowCaller(scope="import", deadline=time.monotonic() + _DEADLINE)
         ask = AlgorithmContext(entry.model_set.pipelines, caller)
@@ -175,5 +175,5 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
             continue  # too long for a model of so few positions
         except BackendError as error:
             raise StartProblem(
-                f"`{name}` cannot be served: it fails on a trial of `{task}`: {error}"
+                f"`{name}` cannot be served: a trial of its task `{task}` failed: {error}"
             ) from None

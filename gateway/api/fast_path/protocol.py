@@ -293,7 +293,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
         """Send an answer in pieces; `_end` has to follow."""
         if self.transport.is_closing():
             return
-        self._waits_until = math.inf  # a peer that reads too slowly is found by its rate
+        self._waits_until = math.inf  # slow peers are closed by their rate
         is_last = self._is_ending and not self._held
         headers = self.server_state.default_headers
         head = self._fast_path.render_head(reply, headers, is_last=is_last)

@@ -71,7 +71,7 @@ DEPENDENCIES = Group(
             "max by (instance, dependency) (sluicegate_clock_skew_seconds) > 2",
             lasts="1m",
             severity="page",
-            summary="The clock of {{ $labels.instance }} is away from that of"
+            summary="The clock of {{ $labels.instance }} differs from that of"
             " {{ $labels.dependency }}",
             description="Usage is billed in the wrong hour, and keys expire too early or too late.",
             series=f'sluicegate_clock_skew_seconds{{{GATEWAY}, dependency="state_redis"}}',
@@ -118,7 +118,7 @@ DEPENDENCIES = Group(
             ' sum (rate(sluicegate_requests_total{status="401"}[2m])) > 0.2',
             lasts="1m",
             severity="page",
-            summary="More than three requests of ten have a key that is refused",
+            summary="More than three of ten requests have a key that is refused",
             description="A caller has a wrong key, or workers lost keys that were valid.",
             fires=Case(
                 series=(
@@ -258,7 +258,7 @@ EVENTS = Group(
             lasts="1m",
             severity="ticket",
             summary="Usage events of {{ $labels.instance }} do not reach its disk",
-            description="A power cut would lose what was answered since. Answers go on.",
+            description="A power cut would lose the usage since the last sync. Answers go on.",
             series=f"sluicegate_event_log_unsynced_seconds{{{GATEWAY}}}",
             fires="0 30+60x30",
             quiet="0 0 30 0x30",

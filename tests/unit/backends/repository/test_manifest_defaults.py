@@ -141,7 +141,7 @@ def test_a_graph_that_is_none_is_named(tmp_path: Path) -> None:
 def test_an_entry_without_anything_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
 
-    assert "there is no `model.onnx`" in read_catalogue(tmp_path).problems["m"]
+    assert "nor `model.onnx`" in read_catalogue(tmp_path).problems["m"]
 
 
 @pytest.mark.parametrize("place", ["m", "m/1"])

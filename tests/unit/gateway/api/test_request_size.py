@@ -109,7 +109,7 @@ async def test_the_tokens_of_many_texts_are_refused_by_their_answer(
     answer = await client.post("/tei/minilm/tokenize", json={"inputs": texts})
 
     assert answer.status_code == 422
-    assert answer.json()["error"].startswith("the tokens of 8,006,000 bytes of text may have")
+    assert answer.json()["error"].startswith("the tokens of 8,006,000 bytes of text")
     assert api.scene.runner.begun == 0
 
 
@@ -148,8 +148,8 @@ def test_the_answer_of_a_model_with_many_numbers_or_labels_is_bounded() -> None:
     texts = {"input": ["a"] * 2000}
     many = models(dimensions=8192, labels=[f"label {number}" for number in range(2000)])
 
-    assert "2,000 inputs x vectors of 8,192 numbers may have" in refusal(Task.EMBED, texts, many)
-    assert "2,000 inputs x 2,000 labels may have" in refusal(Task.CLASSIFY, texts, many)
+    assert "2,000 inputs x vectors of 8,192 numbers" in refusal(Task.EMBED, texts, many)
+    assert "2,000 inputs x 2,000 labels" in refusal(Task.CLASSIFY, texts, many)
     assert parsed(Task.EMBED, texts | {"dimensions": 256}, many).held_bytes
     assert parsed(Task.CLASSIFY, texts | {"top_k": 5}, many).held_bytes
 
@@ -214,6 +214,6 @@ async def test_a_large_request_waits_for_memory_unless_too_many_do(
 
     assert (refused.status_code, answered.status_code, admitted.status_code) == (503, 200, 200)
     assert refused.json()["code"] == "overloaded"
-    assert "Large requests take all the memory" in refused.json()["detail"]
+    assert "Large requests" in refused.json()["detail"]
     assert refused.headers["retry-after"] == "1"
     assert memory.used_bytes == held[1]

@@ -221,7 +221,7 @@ def test_refused_requests_are_named_by_tenant_with_its_page() -> None:
         ("breaker_open", (("dependency", "cache_redis"),), 1.0, "breaker to cache_redis is open"),
         ("event_log_writable", (), 0.0, "cannot write its event log"),
         ("data_disk_free_bytes", (), 5e6, "has 4.8 MiB left"),
-        ("clock_skew_seconds", (("dependency", "ledger"),), 3600.0, "away from that of ledger"),
+        ("clock_skew_seconds", (("dependency", "ledger"),), 3600.0, "of ledger differ"),
         ("billing_lag_seconds", (("stream", "0"),), 90.0, "Billing is 90 s late"),
         ("dead_letters", (("stream", "usage"),), 2.0, "2 dead letters in the stream usage"),
     ],
