@@ -20,7 +20,7 @@ async def test_the_clocks_of_redis_and_the_ledger_tell(
     valkey: str, database: str, ahead: float
 ) -> None:
     redis = connect(valkey, key=CONTROL_KEYS, timeout=30.0)
-    with Ledger(database) as ledger:
+    with Ledger.create(database) as ledger:
         watch = ClockWatch(
             state_redis=Control(redis).server_time,
             ledger=partial(asyncio.to_thread, ledger.server_time),

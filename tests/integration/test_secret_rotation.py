@@ -102,7 +102,7 @@ def test_a_second_role_of_postgresql_has_what_the_first_made(postgresql: Postgre
             connection.exec_driver_sql(statement)
     engine.dispose()
     former, latter = (
-        Ledger(url.set(username=name).render_as_string(hide_password=False), clock=Clock())
+        Ledger.create(url.set(username=name).render_as_string(hide_password=False), clock=Clock())
         for name in ("ledger_b", "ledger_a")
     )
 
