@@ -23,8 +23,8 @@ def usable_cores(root: Path = Path("/")) -> int:
 def _quotas(root: Path) -> Iterator[float]:
     """Yield the quotas, in cores, of the cgroups that hold this process."""
     try:
-        own = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
+        own = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
+        mounts = (root / "proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return  # no cgroups
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in own)}

@@ -152,9 +152,21 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
             f"`{PREFIX}SERVES` is wrong: it names no model; write `*` for all, or `-` for "
             "none until a gateway assigns some"
         )
+    _check_tokens(settings)
     if not math.isfinite(settings.drain):
         raise StartProblem("a setting is wrong: `drain` must be a finite number of seconds")
     return settings
+
+
+def _check_tokens(settings: BackendSettings) -> None:
+    """Refuse tokens that no header can carry, without showing them."""
+    for name in ("token", "second_token"):
+        value = getattr(settings, name)
+        if value != value.strip() or not value.isprintable():
+            raise StartProblem(
+                f"`{PREFIX}{name.upper()}` cannot be sent in a header: is there a line break in it,"
+                " or a blank at one of its ends?"
+            )
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """Tells a slow process from one that gets no core."""
 
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -37,12 +38,18 @@ class CoreDelays:
 
     The kernel counts a wait when it ends. One that goes on began after the thread was last seen to
     have run, and is counted from the reading before that: a little too long, until it ends.
+
+    Several threads may wait for each other. So together they wait for no longer than none of them
+    ran: a process that computes in many threads uses its time.
     """
 
-    def __init__(self, process: int) -> None:
-        self._folder = Path(f"/proc/{process}")
-        self._ran = 0
-        self._read_at = self._since = monotonic()
+    def __init__(
+        self, process: int, *, root: Path = Path("/proc"), clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._folder = root / str(process)
+        self._clock = clock
+        self._ran, self._waited, self._ran_before = 0, 0, 0
+        self._read_at = self._since = self._counted_at = clock()
         self.known = 0.0
         """Seconds of the waits that had ended at the last reading."""
 
@@ -51,7 +58,7 @@ class CoreDelays:
 
         Without `has_threads` the process has only its first thread.
         """
-        now, ran, waited, is_ready = monotonic(), 0, 0, False
+        now, ran, waited, is_ready = self._clock(), 0, 0, False
         try:
             for thread in self._folder.glob("task/*") if has_threads else (self._folder,):
                 # Nanoseconds on a core, nanoseconds of waits for one, number of turns (proc(5)).
@@ -63,5 +70,11 @@ class CoreDelays:
         if ran != self._ran:
             self._ran, self._since = ran, self._read_at
         self._read_at = now
-        self.known = waited / _SECOND
+        if waited != self._waited or not is_ready:
+            new = (waited - self._waited) / _SECOND
+            if has_threads:
+                none_ran = now - self._counted_at - (ran - self._ran_before) / _SECOND
+                new = min(new, none_ran)
+            self.known += max(0.0, new)
+            self._waited, self._ran_before, self._counted_at = waited, ran, now
         return self.known + (now - self._since if is_ready else 0.0)

@@ -162,9 +162,9 @@ class EventLog:
             return
         self._closed = True
         if self._lock >= 0:
-            self._mark(segment.FINISHED)
             if self._syncing is not None:
                 self._syncing.close()
+            self._mark(segment.FINISHED)  # the shipper may remove the log from now on
             os.close(self._lock)
         self._map.close()
         self._limit = 0

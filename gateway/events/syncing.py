@@ -78,8 +78,9 @@ class LogSync:
         self._sync = sync
         self._boot = boot_id() if boot is None else boot
         self._clock = clock
-        self._files: list[int] = []
-        """Open segments, the present one last."""
+        self._files: dict[int, int] = {}
+        """Open segments, by their number: descriptors are used again. The present one is last."""
+        self._added = 0
         self._directory: Path | None = None
         self._folders: tuple[Path, ...] = ()
         """Folders with a new entry."""
@@ -100,11 +101,12 @@ class LogSync:
     def add(self, file: int, directory: Path) -> None:
         """Sync the segment of a descriptor from now on; the descriptor is closed here."""
         with self._adding:
-            self._files.append(file)
+            self._added += 1
+            self._files[self._added] = file
             self._directory = directory
             self._folders = (directory, directory.parent)
             while len(self._files) > _MOST_FILES:
-                os.close(self._files.pop(0))
+                os.close(self._files.pop(min(self._files)))
         if not self._thread.is_alive() and not self._ending.is_set():
             self._thread.start()
 
@@ -126,8 +128,8 @@ class LogSync:
             self.run_once()
         self.run_once(is_last=True)
         with self._adding:
-            files, self._files = self._files, []
-        for file in (*files, *([self._mark] if self._mark >= 0 else [])):
+            files, self._files = self._files, {}
+        for file in (*files.values(), *([self._mark] if self._mark >= 0 else [])):
             os.close(file)
 
     def run_once(self, *, is_last: bool = False) -> None:
@@ -151,22 +153,23 @@ class LogSync:
 
     def _sync_all(self, expected: int) -> None:
         with self._adding:
-            files, directory, folders = list(self._files), self._directory, self._folders
+            files, directory, folders = dict(self._files), self._directory, self._folders
         if directory is None:
             return
-        self._note(directory, expected)
-        for file in files:
-            self._sync(file)
+        try:
+            self._note(directory, expected)
+        finally:  # a full disk has room for records, which is reserved, but for no mark
+            for file in files.values():
+                self._sync(file)
         for folder in folders:
             _sync_folder(folder, self._sync)
         with self._adding:
-            if files[-1:] == self._files[-1:]:
+            last = max(files)
+            if last == self._added:
                 self._folders = ()
             # What is written later is in the last one, or in segments that came meanwhile.
-            for file in files[:-1]:
-                if file in self._files:
-                    self._files.remove(file)
-                    os.close(file)
+            for number in self._files.keys() & files.keys() - {last}:
+                os.close(self._files.pop(number))
 
     def _note(self, directory: Path, expected: int) -> None:
         """Write and sync the mark, before the records."""

@@ -201,7 +201,6 @@ class Store:
         if self._url.database:
             path = Path(self._url.database)
             event.listen(engine, "do_connect", partial(_without_creating, path))
-            event.listen(engine, "connect", partial(_remember_file, path))
             event.listen(engine, "checkout", partial(_check_file, path))
         event.listen(engine, "begin", _on_begin)
         return engine
@@ -345,21 +344,19 @@ def _unavailable(reason: BaseException) -> str:
 
 
 def _without_creating(
-    path: Path, _: object, __: object, arguments: list[Any], options: dict[str, Any]
+    path: Path, _: object, entry: ConnectionPoolEntry, arguments: list[Any], options: dict[str, Any]
 ) -> None:
     """Have SQLite open the file at `path`, and not create it.
 
     Raises:
         LedgerEmpty: it does not exist.
     """
-    if not path.exists():
+    # Before it is opened: if another takes its place meanwhile, the next use notices.
+    entry.info[_FILE] = _identity(path)
+    if entry.info[_FILE] is None:
         raise LedgerEmpty(_FILE_MISSING, retry_after=1.0)
     arguments[0] = f"{path.absolute().as_uri()}?mode=rw"
     options["uri"] = True
-
-
-def _remember_file(path: Path, _: object, entry: ConnectionPoolEntry) -> None:
-    entry.info[_FILE] = _identity(path)
 
 
 def _check_file(path: Path, _: object, entry: ConnectionPoolEntry, __: object) -> None:
@@ -371,7 +368,7 @@ def _check_file(path: Path, _: object, entry: ConnectionPoolEntry, __: object) -
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
 

@@ -13,8 +13,10 @@ import pytest
 
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import Done, Failed, Task
+from loadtests.harness.hostile_algorithms import HARM, HEAD
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from tests.integration.test_custom_algorithms import write_own
+from tests.support.algorithm_cores import give_a_core
 from tests.support.backend_calls import running_backend
 
 pytestmark = pytest.mark.anyio
@@ -74,6 +76,26 @@ async def test_a_process_without_a_core_is_starved_and_no_item_is_refused(tmp_pa
     assert (first.status, first.code, first.retryable) == (503, "overloaded", True)
     assert "for a core" in first.detail
     assert isinstance(second, Done), second
+
+
+@pytest.mark.parametrize("name", ["regex", "loop"])
+async def test_an_item_that_computes_for_ever_is_refused_where_it_has_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    give_a_core(monkeypatch)
+    models = write_own(
+        write_repository(tmp_path / "models"), HEAD + f"    {HARM[name]}\n", options={"time": TIME}
+    )
+    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
+        outcomes = [
+            outcome
+            for _ in range(2)  # the second one is not even begun
+            for outcome in await backend.ask("own", Task.INFER, ["harm"])
+        ]
+
+    for outcome in outcomes:
+        assert isinstance(outcome, Failed), outcome
+        assert (outcome.status, outcome.code, outcome.retryable) == (422, "algorithm_killed", False)
 
 
 async def test_an_item_has_its_time_although_others_have_the_cores(tmp_path: Path) -> None:

@@ -112,6 +112,17 @@ def test_a_process_without_quotas_has_the_cores_it_may_run_on(machine: Machine) 
     assert (without_files, machine.cores()) == (64, 64)
 
 
+@pytest.mark.usefixtures("many_cores")
+def test_names_of_mounts_and_cgroups_are_any_bytes(machine: Machine) -> None:
+    machine.tell("", "")
+    (machine.root / "proc/self/cgroup").write_bytes(b"0::/pod\xff\n")
+    mounts = b"31 25 0:27 / /mnt/\xe9 rw - ext4 /dev/sda rw\n" + VERSION_2.format("/").encode()
+    (machine.root / "proc/self/mountinfo").write_bytes(mounts)
+    machine.limit("/sys/fs/cgroup/pod\udcff", "200000 100000")
+
+    assert machine.cores() == 2
+
+
 @pytest.fixture
 def half_a_core() -> Iterator[Path]:
     """A cgroup of the kernel that gives half a core, of whichever version is here."""

@@ -43,6 +43,16 @@ def test_a_wrong_value_is_named(name: str, value: str) -> None:
         read_settings({f"SLUICEGATE_BACKEND_{name}": value})
 
 
+@pytest.mark.parametrize("name", ["TOKEN", "SECOND_TOKEN"])
+@pytest.mark.parametrize("value", ["sesame\n", " sesame", " ", "se\nsame"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(name: str, value: str) -> None:
+    """No caller could have it: each call would be refused, in the middle of a rotation."""
+    with pytest.raises(StartProblem, match=f"`SLUICEGATE_BACKEND_{name}` cannot be sent") as caught:
+        read_settings({f"SLUICEGATE_BACKEND_{name}": value})
+
+    assert "same" not in str(caught.value)
+
+
 def test_an_endless_drain_is_refused() -> None:
     with pytest.raises(StartProblem, match="drain"):
         read_settings({}, drain=float("inf"))

@@ -24,14 +24,22 @@ class Device:
     def __init__(self) -> None:
         self.synced: list[str] = []
         self.error: int | None = None
+        self.failing = ""
+        """The name of the only file that fails; empty: all do."""
+        self.hanging = ""
+        """The name of the only file that hangs; empty: all do."""
+        self.asked = threading.Event()
         self.answers = threading.Event()
         self.answers.set()
 
     def sync(self, file: int) -> None:
-        assert self.answers.wait(60)
-        if self.error is not None:
+        name = Path(f"/proc/self/fd/{file}").readlink().name
+        if self.hanging in ("", name):
+            self.asked.set()
+            assert self.answers.wait(60)
+        if self.error is not None and self.failing in ("", name):
             raise OSError(self.error, os.strerror(self.error))
-        self.synced.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        self.synced.append(name)
 
 
 class Written:
@@ -124,6 +132,58 @@ def test_a_device_that_fails_is_named_once_and_counted(
     assert log.sync.statistics().unsynced == 0.0
     assert len(caplog.records) == 2
     assert "is synced" in caplog.records[-1].message
+
+
+def test_a_mark_that_has_no_room_keeps_no_record_from_the_device(
+    log: Written, device: Device
+) -> None:
+    device.error, device.failing = errno.ENOSPC, MARK_NAME
+    log.records = 1
+
+    log.sync.run_once()
+
+    assert "0.log" in device.synced
+    assert log.sync.statistics().failures == 1
+
+
+def test_a_segment_whose_descriptor_was_used_before_is_synced(log: Written, device: Device) -> None:
+    """More segments came while the device hung than are kept open: descriptors are used again."""
+    device.answers.clear()
+    device.hanging = "1.log"
+    log.begin("1.log")
+    log.records = 1
+    hanging = threading.Thread(target=log.sync.run_once)
+    hanging.start()
+    assert device.asked.wait(60)
+    for number in range(2, 66):
+        log.begin(f"{number}.log")
+    device.answers.set()
+    hanging.join()
+    device.synced = []
+    log.records = 2
+
+    log.sync.run_once()
+
+    assert "65.log" in device.synced
+
+
+def test_a_log_that_is_shown_as_finished_has_been_synced(tmp_path: Path) -> None:
+    """From then on the shipper may remove its folder."""
+    ended: list[bool] = []
+
+    def sync(_: int) -> None:
+        reader = LogReader(folder)
+        while (batch := reader.read(100)) is not None:
+            reader.accept(batch)
+        ended.append(reader.ended)
+
+    log = EventLog(tmp_path, name="w0", sync=LogSync(interval=3600.0, sync=sync))
+    folder = tmp_path / log.id
+    log.publish(make_event(1))
+    log.close()
+
+    assert ended
+    assert not any(ended)
 
 
 def test_a_device_that_hangs_holds_up_no_event(tmp_path: Path, device: Device) -> None:

@@ -1,0 +1,23 @@
+"""Gives the processes of algorithms a core of their own, as far as they are told."""
+
+from time import monotonic
+
+import pytest
+
+from backends.algorithms.host_process import HostProcess
+from backends.algorithms.starvation import CoreDelays
+
+
+def give_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count no wait within a step, and all time outside of steps, whatever else this machine does.
+
+    So the step of an item that computes for ever is found as on a machine that has nothing to do.
+    """
+    known = property(lambda _: monotonic(), lambda *_: None)
+    monkeypatch.setattr(CoreDelays, "known", known, raising=False)
+    monkeypatch.setattr(HostProcess, "delay", _waited)
+
+
+def _waited(process: HostProcess) -> float:
+    step = process.marks.step()
+    return monotonic() if step is None else step.began / 1e9
