@@ -147,7 +147,7 @@ def _or_null(schema: Json) -> Json:
     if schema.get("type") == "null" or {"type": "null"} in kinds:
         return schema
     apart = {name: schema[name] for name in _ABOUT if name in schema}
-    if apart.get("default") in ({}, []):
+    if isinstance(apart.get("default"), dict | list):
         del apart["default"]  # generators of clients take only a scalar beside null
     rest = {name: value for name, value in schema.items() if name not in _ABOUT}
     return apart | {"anyOf": [*rest.pop("anyOf", [rest] if rest else []), {"type": "null"}]}

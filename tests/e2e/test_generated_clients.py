@@ -144,7 +144,7 @@ def test_a_generated_client_reads_problems_and_items_that_failed(
     client = opened.enter_context(customer(customers, system))
 
     unknown = classify.sync(client=client, body=models.ClassifyBody(model="x", input_="a"))
-    each = models.ClassifyBodyOnError.CONTINUE
+    each = models.ClassifyBodyOnErrorType0.CONTINUE
     half = models.ClassifyBody(model="sentiment", input_=["a", ""], on_error=each)
     answer = classify.sync(client=client, body=half)
 
