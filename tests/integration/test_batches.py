@@ -178,6 +178,26 @@ async def test_lines_that_cannot_be_run_are_named_in_the_errors_file(scene: Batc
     assert errors["6"]["response"]["body"]["code"] == "model_not_found"
 
 
+async def test_a_line_that_expands_too_far_is_refused_alone(scene: BatchScene) -> None:
+    """1 MB of texts and labels would be half a gigabyte of answer."""
+    labels = [f"{number:03}".rjust(4000) for number in range(256)]
+    texts = [f"t{number}" for number in range(512)]
+    bodies = {
+        "large": {"model": "stub", "input": texts, "labels": labels},
+        "small": {"model": "stub", "input": texts[:2], "labels": ["a", "b"]},
+    }
+    url = "/v1/zero-shot"
+    lines = (request_line(name, [], url=url, body=body) for name, body in bodies.items())
+
+    ended = await scene.ended(await scene.create(*lines, endpoint=url))
+
+    (refused,) = await scene.lines_of(ended.error_file)
+    assert refused["custom_id"] == "large"
+    assert refused["response"]["status_code"] == 422
+    assert refused["response"]["body"]["code"] == "expansion_too_large"
+    assert [line["custom_id"] for line in await scene.lines_of(ended.output_file)] == ["small"]
+
+
 async def test_a_cancelled_batch_keeps_what_is_done(scene: BatchScene, stub: StubBackend) -> None:
     full = refuse("overloaded")
 

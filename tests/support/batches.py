@@ -36,11 +36,11 @@ class BatchScene:
             await upload.write(content)
         return (await self.files.finish(upload, expires_after=None)).id
 
-    async def create(self, *lines: bytes) -> RequestBatch:
+    async def create(self, *lines: bytes, endpoint: str = "/v1/classify") -> RequestBatch:
         """Create a batch of these lines."""
         return await self.batches.create(
             self.caller,
-            endpoint="/v1/classify",
+            endpoint=endpoint,
             input_file=await self.upload(b"".join(lines)),
             window="24h",
             metadata=None,
