@@ -149,6 +149,8 @@ class RequestState:
     phase_weight = 1
     """How many requests its phases are counted for; 0: those of another one stand for them."""
     is_body_due = True
+    unread = b""
+    """A body that is read once it is its turn."""
     held_body: HeldBytes | None = None
     """What a large body takes of the room for all of them."""
     span = NO_SPAN
