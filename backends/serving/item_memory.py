@@ -12,8 +12,10 @@ from backends.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotPara
 
 # Bytes of a token: a row has its number twice, since the row's key has it, too.
 _ROW_TOKEN: Final = 16
-# Bytes for each byte of a text whose tokens are shown, or have a vector each.
-_TOKENS: Final = {Task.TOKENIZE: 64, Task.DETOKENIZE: 64, Task.ENTITIES: 64}
+# Bytes for each byte of a text, which may be a token, while the tokenizer reads it: for the number
+# of its tokens alone, and with their places and what is shown of them.
+_COUNTED: Final = 448
+_TOKENS: Final = {Task.TOKENIZE: 768, Task.DETOKENIZE: 64, Task.ENTITIES: 960}
 _MOST_WAITING: Final = 8192
 
 
@@ -50,7 +52,7 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
     elif isinstance(item, ChooseItem):
         size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
     elif isinstance(parameters, TokenizeParameters) and parameters.counts_only:
-        size = 0
+        size = _COUNTED * length
     else:
         size = _TOKENS.get(task, 0) * length
     return size if size > LARGE else 0

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 from backends.algorithms.base import QueryAlgorithm
 from backends.batching.row import RowWaiter
@@ -15,6 +16,9 @@ from backends.types import Encoding, OutputKind, RowInput
 
 # Items of one call in progress: one call must not fill the queue, and tasks are not free.
 ITEMS_AT_ONCE = 256
+# So many bytes of items are tokenized together, or one item: the rows of the first ones run while
+# the next are read, and little is read in vain where the caller leaves.
+_READ_AT_ONCE = 128 * 1024
 
 
 class _OpenItem(RowWaiter):
@@ -84,11 +88,14 @@ class QueryCall:
         return outcomes
 
     def begin(self) -> None:
-        """Begin as many items as there is room for."""
+        """Begin as many items as there is room for, of long ones some at a time."""
         first, room = self._begun, ITEMS_AT_ONCE - len(self._open)
         if room and first < len(self._items) and self._reading is None:
-            self._begun = min(len(self._items), first + room)
-            self._begin(first, self._items[first : self._begun])
+            items = self._items[first : first + room]
+            reached = accumulate([len(item.body) for item in items])
+            items = items[: max(1, sum([size <= _READ_AT_ONCE for size in reached]))]
+            self._begun += len(items)
+            self._begin(first, items)
 
     def _begin(self, first: int, items: Sequence[CallItem]) -> None:
         """Admit items, tokenize their texts together, and ask for their rows."""
@@ -129,6 +136,7 @@ class QueryCall:
                 span.end()
         if answers:
             self._ask_all(opened, answers)
+        self.begin()
         self._on_ready()  # there may be room for more
 
     def _ask_all(

@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,9 @@ from backends.types import Encoding, IntArray, RowInput, Segment, Text, TokenIds
 _SMALL_CHARACTERS = 2048
 # A text costs as much as so many characters more.
 _TEXT = 32
+# So many characters, or one text, are given to the library at once: while it reads, and until its
+# answer is let go, each character that is a token takes half a kilobyte.
+_PORTION = 32 * 1024
 # So much is read on the loop in one iteration: many small questions must not add up to a stall.
 _MOST_AT_ONCE = 16 * _SMALL_CHARACTERS
 # The kinds of results: rows; tokens alone, without and with their places; how many there are; JSON
@@ -220,9 +223,12 @@ class Tokenizer:
     def _encode_as(self, kind: TextKind, texts: Sequence[Any]) -> Sequence[Any]:
         if kind == "rows":
             return self.encode_now(texts)
-        copy = self._copy(None)
         if kind in {"text", "whole text"}:
             return [self._decode(text.ids, is_whole=kind == "whole text") for text in texts]
+        return [found for portion in _portions(texts) for found in self._read(kind, portion)]
+
+    def _read(self, kind: TextKind, texts: Sequence[Any]) -> Sequence[Any]:
+        copy = self._copy(None)
         if kind in {"shown row", "shown ids"}:
             found = copy.encode_batch(texts, add_special_tokens=kind == "shown row")
             return [_shown(encoding) for encoding in found]
@@ -249,7 +255,7 @@ class Tokenizer:
         return [next(read) if one is None else one for one in found]
 
     def _encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        encodings = self._copy(self._truncate_to).encode_batch_fast(texts)
+        copy = self._copy(self._truncate_to)
         return [
             _encoding(
                 encoding,
@@ -257,7 +263,8 @@ class Tokenizer:
                 truncated_from=self._truncated_from(encoding, text),
                 token_types=self._token_types,
             )
-            for encoding, text in zip(encodings, texts, strict=True)
+            for portion in _portions(texts)
+            for encoding, text in zip(copy.encode_batch_fast(portion), portion, strict=True)
         ]
 
     def _look_up(self, text: RowInput) -> Encoding | None:
@@ -344,6 +351,18 @@ def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
     return number
 
 
+def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield texts, in order, as many together as the library is to read at once."""
+    start = size = 0
+    for place, text in enumerate(texts):
+        length = len(text) if isinstance(text, str) else sum(map(len, text))
+        if size and size + length > _PORTION:
+            yield texts[start:place]
+            start, size = place, 0
+        size += length
+    yield texts[start:]
+
+
 def _count(groups: Sequence[Texts]) -> int:
     """Return what texts cost, in characters; a token costs as much as one."""
     characters = 0
@@ -360,13 +379,13 @@ def _count(groups: Sequence[Texts]) -> int:
 
 
 def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:
-    """Return what `show` does."""
+    """Return what `show` does; of the columns, each of which is large, one exists at a time."""
     masks = encoding.special_tokens_mask
-    offsets = [
-        None if special else place for place, special in zip(encoding.offsets, masks, strict=True)
-    ]
-    columns = {"ids": encoding.ids, "tokens": encoding.tokens, "offsets": offsets}
-    return len(offsets), orjson.dumps(columns)
+    places = orjson.dumps(
+        [None if special else place for place, special in zip(encoding.offsets, masks, strict=True)]
+    )
+    ids, tokens = orjson.dumps(encoding.ids), orjson.dumps(encoding.tokens)
+    return len(masks), b'{"ids":%b,"tokens":%b,"offsets":%b}' % (ids, tokens, places)
 
 
 def _encoding(

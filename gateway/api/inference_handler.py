@@ -22,7 +22,7 @@ from gateway.api.http import (
     respond,
 )
 from gateway.api.inference_route import RouteMatch
-from gateway.api.request_processor import RequestProcessor
+from gateway.api.request_processor import SHORT, RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.write_coalescing import BufferedHttpExtension
@@ -102,6 +102,8 @@ class InferenceHandler:
             # Large ones are read in a thread. A read of the fast path is never as large.
             if len(raw) > LARGE:
                 await self._processor.read_large(state, raw)
+            elif len(raw) > SHORT:
+                await self._processor.wait_for_turn(state)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker

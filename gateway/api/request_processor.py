@@ -9,6 +9,7 @@ Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Final
 
 from gateway.api.answer_summary import sum_up
 from gateway.api.answers import PRIVATE, all_hits, failed_usage, timing_line
@@ -46,6 +47,8 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
 
+SHORT: Final = 8 * 1024
+"""Bytes of a body that is read at once; a longer one waits for its turn."""
 # What the largest requests that the document allows may take of a worker's memory together.
 _LARGEST_REQUESTS = 2
 
@@ -78,6 +81,7 @@ class RequestProcessor:
         self._parse_options = parse_options
         self._now = events.now
         self._bodies = BodyReader(models)
+        self._turn = asyncio.Lock()
         self.memory = ByteBudget(0, what="Large requests", clock=self._now)
         self.large_answers = LargeAnswers(unsent or UnsentAnswers(clock=events.now))
         self._repeated = RepeatedCharges(limiter.repeated_charge)
@@ -145,6 +149,21 @@ class RequestProcessor:
                 state.parsed = await self._bodies.read_large(state, raw)
         except TimeoutError as error:
             raise DeadlineExceeded.during("the reading of the body") from error
+
+    async def wait_for_turn(self, state: RequestState) -> None:
+        """Wait before `reply_now` is given a body that is not short.
+
+        One has its turn in an iteration of the event loop, which many of 2,000 items would hold.
+
+        Raises:
+            DeadlineExceeded: others have theirs until the deadline.
+        """
+        try:
+            async with asyncio.timeout_at(state.deadline):
+                await self._turn.acquire()
+        except TimeoutError as error:
+            raise DeadlineExceeded.during("the reading of the body") from error
+        asyncio.get_running_loop().call_soon(self._turn.release)
 
     def reply_now(self, state: RequestState, raw: bytes) -> HttpReply | None:
         """Return the whole answer, its event published, or `None` where it has to be waited for.
@@ -244,6 +263,12 @@ class RequestProcessor:
         """
         state.phase_weight = 1  # what is waited for is not like the repeats before it
         try:
+            if state.unread:
+                raw, state.unread = state.unread, b""
+                await self.wait_for_turn(state)
+                reply = self.reply_now(state, raw)
+                if reply is not None:
+                    return reply
             async with self._memory_of(state):
                 answer, state.answer = state.answer or await self._infer(state), None
                 await self.large_answers.encode(state, answer)

@@ -149,6 +149,8 @@ class RequestState:
     phase_weight = 1
     """How many requests its phases are counted for; 0: those of another one stand for them."""
     is_body_due = True
+    unread = b""
+    """A body that is read once it is its turn."""
     held_body: HeldBytes | None = None
     """The room that a large body holds."""
     span = NO_SPAN

@@ -1,7 +1,7 @@
 """Reads stored results, which dialects write in other words."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -45,12 +45,18 @@ class _Embedding(msgspec.Struct, frozen=True):
     embedding: list[float]
 
 
-class StoredTokens(msgspec.Struct, frozen=True):
+class StoredTokens(NamedTuple):
     """Holds the tokens of a stored result; one without a place in the text is special."""
 
     ids: list[int]
     tokens: list[str]
     offsets: list[tuple[int, int] | None]
+
+
+class _Columns(msgspec.Struct, frozen=True):
+    ids: msgspec.Raw
+    tokens: msgspec.Raw
+    offsets: msgspec.Raw
 
 
 class _Text(msgspec.Struct, frozen=True):
@@ -66,7 +72,10 @@ _labels = msgspec.json.Decoder(_Labels).decode
 _entities = msgspec.json.Decoder(_Entities).decode
 _embedding = msgspec.json.Decoder(_Embedding).decode
 _choice = msgspec.json.Decoder(StoredChoice).decode
-_tokens = msgspec.json.Decoder(StoredTokens).decode
+_columns = msgspec.json.Decoder(_Columns).decode
+_ids = msgspec.json.Decoder(list[int]).decode
+_token_texts = msgspec.json.Decoder(list[str]).decode
+_places = msgspec.json.Decoder(list[tuple[int, int] | None]).decode
 _text = msgspec.json.Decoder(_Text).decode
 _score = msgspec.json.Decoder(_Score).decode
 
@@ -82,8 +91,12 @@ def entities_in(result: bytes) -> list[StoredEntity]:
 
 
 def tokens_in(result: bytes) -> StoredTokens:
-    """Return the tokens of a result of `tokenize`."""
-    return _tokens(result)
+    """Return the tokens of a result of `tokenize`.
+
+    Each column is decoded alone: many tokens in one call would hold the GIL for long.
+    """
+    columns = _columns(result)
+    return StoredTokens(_ids(columns.ids), _token_texts(columns.tokens), _places(columns.offsets))
 
 
 def text_in(result: bytes) -> str:

@@ -1,7 +1,7 @@
 """Defines what TEI's clients ask of a tokenizer: the tokens of texts, and the texts of tokens."""
 
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, islice
+from typing import Any, Final
 
 import msgspec
 from typing_extensions import override
@@ -11,6 +11,10 @@ from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody, texts_in_tok
 from gateway.dialects.hugging_face_tasks import TaskInputs
 from gateway.dialects.stored_results import encoded_list, text_in, tokens_in
 from gateway.types import Answer
+
+_AT_ONCE: Final = 4096
+"""Tokens that are encoded in one call, which holds the GIL."""
+_encode = msgspec.json.encode
 
 
 class TeiTokenResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +50,11 @@ class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
     @override
     def write(self, answer: Answer) -> bytes:
         texts = zip(self.items(), answer.outcomes, strict=True)
-        return encoded_list(_tokens(text, outcome.result) for text, outcome in texts)
+        written = bytearray(b"[")
+        for text, outcome in texts:
+            _write_tokens(written, text, outcome.result)
+        written[-1:] = b"]"
+        return bytes(written)
 
 
 class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
@@ -72,10 +80,12 @@ class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
         return encoded_list(text_in(outcome.result) for outcome in answer.outcomes)
 
 
-def _tokens(text: str, result: bytes) -> list[TeiTokenResult]:
+def _write_tokens(written: bytearray, text: str, result: bytes) -> None:
+    """Add the tokens of a text, as a JSON list and a comma; only some are objects at a time."""
     found = tokens_in(result)
     places = [*accumulate((len(character.encode()) for character in text), initial=0)]
-    return [
+    columns = zip(found.ids, found.tokens, found.offsets, strict=True)
+    shown = (
         TeiTokenResult(id=number, text=token, special=True, start=None, stop=None)
         if place is None
         else TeiTokenResult(
@@ -85,5 +95,11 @@ def _tokens(text: str, result: bytes) -> list[TeiTokenResult]:
             start=places[place[0]],
             stop=places[place[1]],
         )
-        for number, token, place in zip(found.ids, found.tokens, found.offsets, strict=True)
-    ]
+        for number, token, place in columns
+    )
+    written += b"["
+    while part := [*islice(shown, _AT_ONCE)]:
+        written += _encode(part)[1:-1] + b","
+    if found.ids:
+        written.pop()
+    written += b"],"

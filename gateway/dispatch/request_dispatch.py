@@ -351,8 +351,7 @@ class RequestDispatch:
             spent = context.budget.spend(min(credit, granted), whole=whole)
             granted = (granted if spent else 0) if whole else spent
             context.counters.denied += len(left) - granted
-        for item, failure in left[granted:]:
-            self._settle_failed([item], failure)
+        self._settle([(item.index, _failed(failure)) for item, failure in left[granted:]])
         if endpoint is not None and granted:
             self._count_retried(attempt, granted)
             self._launch(Attempt(endpoint, [item for item, _ in left[:granted]], attempt.tried))
@@ -376,7 +375,7 @@ class RequestDispatch:
         return min(candidates, key=lambda endpoint: tried.index(endpoint.backend))
 
     def _settle_failed(self, items: Iterable[WorkItem], failure: ItemFailure) -> None:
-        outcome = ItemOutcome(source=Source.FAILED, failure=failure)
+        outcome = _failed(failure)
         self._settle([(item.index, outcome) for item in items])
 
     def _settle(self, outcomes: Outcomes) -> None:
@@ -398,3 +397,7 @@ class RequestDispatch:
             explain = self._context.overload.explain
             new = [*explain(new, self._work, self._attempts, self._deadline)]
         self._on_settled(new)
+
+
+def _failed(failure: ItemFailure) -> ItemOutcome:
+    return ItemOutcome(source=Source.FAILED, failure=failure)

@@ -37,8 +37,9 @@ _MAX_PIPELINED = 16
 # body, since chunks may be as small as one byte.
 _MAX_FRAMING_BYTES = 16 * 1024
 _FRAMING_PER_BYTE = 16
-# The bound on the rest of a body whose request is already answered.
-_MAX_DISCARDED_BYTES = 16 * 1024 * 1024
+# The bound on the rest of a body whose request is already answered: most clients read no answer
+# before they have sent all of it, and a reset would take it from them.
+_MAX_DISCARDED_BYTES = 64 * 1024 * 1024
 # Seconds between the end of the response and the close: closing at once while the peer still sends
 # would reset the connection, and the peer would lose the response.
 _LINGER_TIMEOUT = 1.0

@@ -32,8 +32,8 @@ _BETWEEN_HITS = 0.02
 _LINES = 40
 _REQUESTS_A_BATCH = 100
 _REFUSED = 413
-"""The gateway ends a connection whose body it will not read to the end."""
-_LARGEST_BODY = 8 * 1024 * 1024
+_MOST_DISCARDED = 64 * 1024 * 1024
+"""The gateway ends a connection whose body is this much longer than what it reads."""
 _CALM = 5.0
 """Seconds for which hits are measured before anything else is sent."""
 _CALL_SHARE = 4
@@ -105,11 +105,9 @@ class _Run:
             "content-type": "application/json",
             "x-request-timeout": _ALLOWED.decode(),
         }
-        status, received = _REFUSED, 0
+        status, received = 0 if len(asked.body) <= _MOST_DISCARDED else _REFUSED, 0
         try:
             connection.request("POST", asked.path, asked.body, headers)
-            # It may do so before the answer to a longer one was read.
-            status = 0 if len(asked.body) <= _LARGEST_BODY else _REFUSED
             answer = connection.getresponse()
             status, received = answer.status, len(answer.read())
         except (OSError, http.client.HTTPException):

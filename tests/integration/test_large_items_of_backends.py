@@ -85,6 +85,6 @@ def test_what_an_item_takes_is_known_from_its_parts() -> None:
     assert of(Task.ZERO_SHOT, "t" * 5_000, few, 5_000) == 0
     assert of(Task.ZERO_SHOT, "t" * 5_000, LARGE, 5_000) > 16 * 256 * 512
     assert of(Task.CHOOSE, options, None, 5_400) > 16 * 200 * 512
-    assert of(Task.TOKENIZE, "t" * MB, TokenizeParameters(), MB) == 64 * MB
-    assert of(Task.TOKENIZE, "t" * MB, counts, MB) == 0
+    assert of(Task.TOKENIZE, "t" * MB, TokenizeParameters(), MB) == 768 * MB
+    assert of(Task.TOKENIZE, "t" * MB, counts, MB) == 448 * MB
     assert of(Task.EMBED, "t" * MB, None, MB) == 0

@@ -21,7 +21,7 @@ from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import QueryCall
 from backends.telemetry.otel_tracing import OtelTracing
 from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import Tokenizer
+from backends.tokenization.tokenizer import TextKind, Tokenizer
 from loadtests.harness.model_repository import DIMENSIONS, write_repository
 from loadtests.harness.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
@@ -76,6 +76,28 @@ async def test_answers_are_sent_while_the_next_items_are_tokenized(tmp_path: Pat
     *outcomes, _ = (frame for frame in exchange.frames if isinstance(frame, Done | Failed))
     assert len(outcomes) == 299
     assert all(isinstance(outcome, Done) for outcome in outcomes)
+
+
+async def test_long_texts_are_tokenized_some_at_a_time(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    encode_each = Tokenizer.ask_each
+
+    async def noted(self: Tokenizer, groups: list[list[str]], kind: TextKind) -> object:
+        sizes.append(sum(len(text) for group in groups for text in group))
+        return await encode_each(self, groups, kind)
+
+    monkeypatch.setattr(Tokenizer, "ask_each", noted)
+    texts = [f"{word} good{' ' * 2_500}" for word in WORDS[:200]]
+    exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, ["", *texts, *LONG[:20]]))
+    async with asyncio.timeout(WAIT_LIMIT):
+        await exchange.run()
+
+    outcomes = [frame for frame in exchange.frames if isinstance(frame, Done | Failed)]
+    assert sum(isinstance(outcome, Done) for outcome in outcomes) == 220
+    assert len(sizes) > 1
+    assert max(sizes) < 140_000
 
 
 async def test_what_fails_before_it_is_tokenized_is_sent_at_once(backend: Backend) -> None:

@@ -158,10 +158,11 @@ async def test_other_methods_are_refused_and_the_connection_goes_on(
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("length", [100_000, 50_000_000])
 async def test_a_body_that_is_too_large_is_refused_and_the_connection_goes_on(
-    worker: RunningWorker, stub: StubBackend, *, is_chunked: bool
+    worker: RunningWorker, stub: StubBackend, length: int, *, is_chunked: bool
 ) -> None:
-    body = classify("x" * 100_000)
+    body = classify("x" * length)
     request = post(_PATH, body)
     if is_chunked:
         head = post(_PATH, None, headers={"transfer-encoding": "chunked"})

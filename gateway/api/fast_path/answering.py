@@ -11,7 +11,7 @@ from gateway.api.fast_path.head_cache import (
 from gateway.api.http import Headers, HttpReply
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.memory_hits import MEASURED_ONE_OF
-from gateway.api.request_processor import RequestProcessor
+from gateway.api.request_processor import SHORT, RequestProcessor
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
@@ -97,6 +97,9 @@ class FastPath:
         state = self._new_state(head, found.context)
         if refusal is not None:
             return self.processor.failed(state, refusal)
+        if len(body) > SHORT:
+            state.unread = body
+            return state
         reply = self.processor.reply_now(state, body)
         parsed = state.parsed
         if head.is_plain and parsed is not None:

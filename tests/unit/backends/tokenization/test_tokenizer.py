@@ -1,6 +1,8 @@
 """Texts to ids, off the loop and together."""
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -78,6 +80,42 @@ async def test_long_texts_of_many_callers_travel_as_one_job(
 
     assert pool.jobs == 1
     assert len({answer[0].key for answer in answers if isinstance(answer, list)}) == 1
+
+
+@pytest.mark.parametrize("are_pairs", [False, True])
+async def test_texts_that_are_read_a_few_at_a_time_are_answered_in_order(
+    file: Path, pool: RecordingPool, *, are_pairs: bool
+) -> None:
+    tokenizer = Tokenizer(file, pool=pool)
+    texts = ["good-" * 4000 + "bad-" * number for number in range(8)]
+    asked: list[Text] = [("film", text) if are_pairs else text for text in texts]
+
+    answers = await tokenizer.encode(asked)
+    ids = await tokenizer.ids(texts)
+
+    assert [len(one.ids) - len(answers[0].ids) for one in answers] == [*range(0, 16, 2)]
+    assert [len(one) - len(ids[0]) for one in ids] == [*range(0, 16, 2)]
+
+
+def test_texts_of_many_tokens_do_not_take_memory_all_at_once(file: Path) -> None:
+    script = f"""
+from pathlib import Path
+from backends.tokenization.tokenizer import Tokenizer
+
+def peak():
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024
+
+tokenizer = Tokenizer(Path({str(file)!r}), pool=None, truncate_to=64)
+before = peak()
+assert tokenizer.encode_now(["-" * 20_000] * 50)[0].truncated_from == 20_002
+print(peak() - before)
+"""
+
+    grown = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    ).stdout
+
+    assert int(grown) < 128  # MiB; all of them together take 440
 
 
 async def test_a_pair_s_second_text_has_its_own_type(file: Path, pool: RecordingPool) -> None:

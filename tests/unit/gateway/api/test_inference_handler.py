@@ -1,12 +1,15 @@
 """An inference route from its headers to its event, with small stand-ins around it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from backends.protocol import Task
+from gateway.api.body_reader import BodyReader
 from gateway.api.inference_router import InferenceRouter
+from gateway.api.request_state import ParsedBody, RequestState
 from gateway.config.document import RequestConfig
 from gateway.types import ItemFailure, Rule
 from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
@@ -208,3 +211,45 @@ async def test_a_reading_route_names_head_beside_get(api: Api, method: str) -> N
         response = await client.request(method, "/v1/models", headers=AUTHORIZATION)
 
     assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+
+
+async def test_of_long_bodies_that_arrive_together_one_is_read_in_an_iteration(
+    api: Api, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterations = 0
+    read_in: list[int] = []
+    read = BodyReader.read
+
+    async def count() -> None:
+        nonlocal iterations
+        while True:
+            iterations += 1
+            await asyncio.sleep(0)
+
+    def noted(reader: BodyReader, state: RequestState, raw: bytes) -> ParsedBody:
+        read_in.append(iterations)
+        return read(reader, state, raw)
+
+    monkeypatch.setattr(BodyReader, "read", noted)
+    counting = asyncio.create_task(count())
+    texts = [f"{number}{' word' * 2_000}" for number in range(6)]
+    responses = await asyncio.gather(
+        *[client.post("/v1/classify", json=_BODY | {"input": text}) for text in texts]
+    )
+    counting.cancel()
+
+    assert [response.status_code for response in responses] == [200] * 6
+    assert len(set(read_in)) == 6
+
+
+async def test_who_waits_for_a_turn_until_the_deadline_is_told(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    async with api.processor._turn:
+        response = await client.post(
+            "/v1/classify",
+            json=_BODY | {"input": "word " * 2_000},
+            headers={"x-request-timeout": "0.01"},
+        )
+
+    problem(response, 504, "deadline_exceeded")

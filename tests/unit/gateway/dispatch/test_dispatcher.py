@@ -1,7 +1,7 @@
 """How items are settled, with backends that are scripts."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
@@ -9,7 +9,7 @@ from backends.protocol import Call, Done, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.failures import EXPIRED
 from gateway.dispatch.request_dispatch import RequestDispatch
-from gateway.types import Endpoint
+from gateway.types import Endpoint, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.harness.stub_backend import echo
 from loadtests.harness.waiting import until
@@ -334,3 +334,20 @@ async def test_a_backend_is_told_the_time_that_is_left_without_the_way_there_and
 
     assert 400.0 < near <= 500.0
     assert 200.0 < far <= 300.0
+
+
+async def test_items_that_fail_together_are_settled_together() -> None:
+    scene = Scene({"eu-0": failing(Cause.REFUSED, status=503, code="overloaded")}, endpoints=(EU,))
+    settled: list[int] = []
+    collect = scene.outcomes.settle
+
+    def settle(outcomes: Sequence[tuple[int, ItemOutcome]]) -> None:
+        settled.append(len(outcomes))
+        collect(outcomes)
+
+    async with scene.dispatcher:
+        await dispatch(
+            scene.dispatcher, work(500), deadline=scene.loop.time() + 60.0, settle=settle
+        )
+
+    assert settled == [500]

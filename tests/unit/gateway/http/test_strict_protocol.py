@@ -352,7 +352,7 @@ async def test_a_body_without_end_behind_its_answer_ends_the_connection(
     head = _LINE + _HOST + b"transfer-encoding: chunked\r\n\r\n"
     refused = await entry.send(head)
 
-    for data in (b"ffffffff\r\n", *[b"x" * 65_536] * 300):
+    for data in (b"ffffffff\r\n", *[b"x" * 65_536] * 1_100):
         if not entry.transport.is_closing():
             entry.protocol.data_received(data)
 
