@@ -87,11 +87,12 @@ class PrincipalsFollower:
         try:
             await self.read_again()
         except DependencyUnavailable as error:
-            if self._reached:
+            emptiness = error.detail if isinstance(error, LedgerEmpty) else ""
+            if self._reached or emptiness not in ("", self.emptiness):
                 rest = "; the last ones stay in force" if self._is_loaded else ""
                 _log.warning("keys cannot be read" + rest, extra={"reason": error.detail})
             self._reached = False
-            self.emptiness = error.detail if isinstance(error, LedgerEmpty) else ""
+            self.emptiness = emptiness
         else:
             self._reached = True
             self.emptiness = ""

@@ -134,11 +134,15 @@ class DeliveryRunner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Send until `stop`."""
+        is_waiting = False
         while not stop.is_set():
             try:
                 await self.run_once()
+                is_waiting = False
             except DependencyUnavailable as error:
-                _log.warning("webhooks wait", extra={"reason": error.detail})
+                if not is_waiting:
+                    _log.warning("webhooks wait", extra={"reason": error.detail})
+                is_waiting = True
             await pause(stop, _POLL)
 
     async def run_once(self) -> None:

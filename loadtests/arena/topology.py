@@ -211,7 +211,7 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
     yield from ("--name", service.container, "--hostname", service.hostname or service.name)
     yield from ("--read-only", "--read-only-tmpfs=false", "--cap-drop=ALL", "--init")
     yield from ("--security-opt=no-new-privileges", f"--memory={_MEMORY}")
-    yield f"--restart={'on-failure' if service.ends else 'always'}"
+    yield f"--restart={'no' if service.ends else 'always'}"
     yield f"--stop-timeout={service.grace}"
     for network, address in service.networks.items():
         name = PREFIX + network
@@ -256,7 +256,7 @@ def _service(name: str, found: Mapping[str, Any], values: Mapping[str, str]) -> 
         user=str(found.get("user", "")),
         hostname=str(found.get("hostname", "")),
         grace=int(str(found.get("stop_grace_period", "10s")).removesuffix("s")),
-        ends=found.get("restart") == "on-failure",
+        ends=found.get("restart") == "no",
     )
 
 

@@ -61,14 +61,14 @@ class NetworkCut:
     def __init__(self, arena: Arena, network: str) -> None:
         self._arena = arena
         self._network = PREFIX + network
-        self._members = [s for s in arena.services.values() if network in s.networks]
+        self.members = [s for s in _going_on(arena) if network in s.networks]
         self._cut: list[int] = []
 
     def begin(self) -> None:
         """Cut it."""
         (found,) = msgspec.json.decode(run("network", "inspect", self._network))
         self._subnet = found["subnets"][0]["subnet"]
-        self._cut = [inspect(each.container).pid for each in self._members]
+        self._cut = [inspect(each.container).pid for each in self.members]
         for pid in self._cut:
             self._drop("--insert", pid)
 
@@ -76,7 +76,7 @@ class NetworkCut:
         """Mend it."""
         for pid in self._cut:
             self._drop("--delete", pid)
-        self._arena.until_healthy([each.name for each in self._members])
+        self._arena.until_healthy([each.name for each in self.members])
 
     def _drop(self, action: str, pid: int) -> None:
         for chain, side in (("INPUT", "--source"), ("OUTPUT", "--destination")):
@@ -88,14 +88,18 @@ class NetworkCut:
 
 
 def losses(arena: Arena, networks: Iterable[str]) -> Iterator[Loss]:
-    """Yield the loss of each container, and of each network."""
-    for service in arena.services.values():
+    """Yield the loss of each container that does not end by itself, and of each network."""
+    for service in _going_on(arena):
         fault = LoseContainer(arena, service)
         yield Loss(name=service.name, window=window(service), begin=fault.begin, end=fault.end)
     for network in networks:
         cut = NetworkCut(arena, network)
         allowed = _WINDOWS.get(network, _NEVER)
         yield Loss(name=f"network {network}", window=allowed, begin=cut.begin, end=cut.end)
+
+
+def _going_on(arena: Arena) -> list[Service]:
+    return [each for each in arena.services.values() if not each.ends]
 
 
 def window(service: Service) -> Window:

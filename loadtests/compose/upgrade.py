@@ -1,7 +1,7 @@
 """Replaces every container by the next version of its image, one after the other."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -22,8 +22,11 @@ _FIRST = ("billing", "request-log", "gateway-", "backend-")
 _STATE = ("redis-state", "redis-state-replica")
 
 
-def order(names: list[str]) -> list[str]:
-    """Return the order of an upgrade: our own parts, data and what watches, the balancer."""
+def order(services: Mapping[str, Service]) -> list[str]:
+    """Return the order of an upgrade: our own parts, data and what watches, the balancer.
+
+    Those whose command has ended are not replaced.
+    """
 
     def place(name: str) -> int:
         if name == _BALANCER:
@@ -31,7 +34,7 @@ def order(names: list[str]) -> list[str]:
         kinds = (number for number, kind in enumerate(_FIRST) if name.startswith(kind))
         return next(kinds, len(_FIRST))
 
-    return sorted(names, key=place)
+    return sorted((name for name, each in services.items() if not each.ends), key=place)
 
 
 def steps(
@@ -41,7 +44,7 @@ def steps(
 
     `move` leads callers to another port, as an address that moves between balancers does.
     """
-    for name in order(list(arena.services)):
+    for name in order(arena.services):
         service = arena.services[name]
         if name == _BALANCER:
             yield name, partial(_replace_balancer, arena, service, move)

@@ -8,6 +8,7 @@ from gateway.app.principals import PrincipalsFollower
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.errors import DependencyUnavailable
+from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.types import KeyId, Principal, TenantId
 from loadtests.harness.waiting import until
@@ -168,6 +169,21 @@ async def test_a_store_that_is_away_is_logged_once_each_time(
 
     logged = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert logged == ["keys cannot be read; the last ones stay in force"] * 2
+
+
+async def test_what_is_lost_for_another_reason_is_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A database that is dropped is away first, and empty from then on."""
+    ring, accounts = KeyRing(), Accounts(_KEY)
+    troubles = [DependencyUnavailable("away"), LedgerEmpty("empty"), DependencyUnavailable("away")]
+    async with PrincipalsFollower(ring=ring, accounts=accounts, poll=60.0) as follower:
+        for accounts.trouble in troubles:
+            for _ in range(5):
+                await follower.refresh()
+
+    said = [record.__dict__["reason"] for record in caplog.records]
+    assert said == ["away", "empty"]
 
 
 async def test_a_ledger_that_never_had_an_account_takes_no_key_away() -> None:

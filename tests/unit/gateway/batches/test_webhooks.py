@@ -11,6 +11,7 @@ from typing import Self
 import msgspec
 import pytest
 
+from gateway.batches import webhooks
 from gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.batch_types import BatchState, RequestBatch
@@ -213,6 +214,23 @@ async def test_a_file_that_cannot_be_read_uses_up_no_attempts(
         clock.advance(100.0)
 
     assert [each.attempts for each in ledger.deliveries.take(seconds=1.0)] == [1]
+
+
+async def test_a_ledger_that_is_away_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, rounds = asyncio.Event(), []
+
+    async def pause(stop: asyncio.Event, seconds: float) -> None:
+        rounds.append(seconds)
+        if len(rounds) == 5:
+            stop.set()
+
+    monkeypatch.setattr(webhooks, "pause", pause)
+    with Ledger(f"sqlite:///{tmp_path}/none.db") as ledger:
+        await runner(ledger, None).run(stop)
+
+    assert [record.message for record in caplog.records] == ["webhooks wait"]
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_c2hvcnQ=", "whsec_?"])
