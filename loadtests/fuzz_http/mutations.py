@@ -53,7 +53,7 @@ def mutated_json(chance: random.Random, content: bytes) -> bytes:
 
 
 def is_json(content: bytes) -> bool:
-    """Return whether `content` is JSON by RFC 8259, in UTF-8, perhaps after a byte-order mark."""
+    """Return whether `content` is JSON by RFC 8259 in UTF-8; a byte-order mark may precede it."""
     try:
         json.loads(content.decode("utf-8-sig"), parse_constant=_no_number)
     except (ValueError, RecursionError):
