@@ -208,8 +208,10 @@ def test_items_are_compared_where_every_request_was_answered() -> None:
     assert list(found) == ["3 items billed, 2 answered"]
 
 
-def test_every_container_meets_every_fault_that_it_can() -> None:
-    services = topology.services(defaultdict(str))
+def test_every_container_that_goes_on_meets_every_fault_that_it_can() -> None:
+    services = {
+        name: each for name, each in topology.services(defaultdict(str)).items() if not each.ends
+    }
 
     chosen = list(cases(services))
 
