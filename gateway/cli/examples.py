@@ -35,7 +35,6 @@ EXAMPLES = MappingProxyType(
         "operators rotate": "sluicegate operators rotate alice --former-valid-for 600",
         "operators revoke": "sluicegate operators revoke alice",
         "operators whoami": "sluicegate operators whoami",
-        "ledger init": "sluicegate ledger init",
         "ledger backup": "sluicegate ledger backup ./ledger-of-today.db",
         "ledger init": "SLUICEGATE_DATA_DIR=/var/lib/sluicegate sluicegate ledger init",
         "models reload": "sluicegate models reload",

@@ -216,14 +216,13 @@ def test_every_container_that_goes_on_meets_every_fault_that_it_can() -> None:
     chosen = list(cases(services))
 
     assert len({case.name for case in chosen}) == len(chosen)
-    lasting = {name for name, service in services.items() if not service.ends}
-    assert {case.service for case in chosen} == lasting
+    assert {case.service for case in chosen} == set(services)
     faults = {case.fault for case in chosen if case.service == "gateway-1"}
     assert {"kill", "stop", "freeze", "cut-in", "cut-out", "full", "address", "replace"} <= faults
     assert {case.service for case in chosen if case.fault == "full"} == {
         service.name for service in services.values() if service.volumes and service.disk
     }
-    assert {kind_of(name) for name in lasting} == set(BOUNDS)
+    assert {kind_of(name) for name in services} == set(BOUNDS)
 
 
 def test_a_result_is_kept_at_once_and_the_last_of_a_case_counts(tmp_path: Path) -> None:

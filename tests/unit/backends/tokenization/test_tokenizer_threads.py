@@ -202,9 +202,9 @@ class WatchedTokenizer(Tokenizer):
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor, read: list[Text]) -> None:
         super().__init__(path, pool=pool)
-        self._read = read
+        self._seen = read
 
     @override
     def encode_now(self, texts: Sequence[Any]) -> list[Encoding]:
-        self._read += texts
+        self._seen += texts
         return super().encode_now(texts)
