@@ -67,6 +67,6 @@ def check_fits(memory: SharedBytes, size: int) -> None:
     if size > memory.largest():
         raise ItemRefused(
             "input_too_long",
-            f"the item with its labels or choices takes {size:,} bytes of memory; at most"
-            f" {memory.largest():,} are allowed; send fewer or shorter ones",
+            f"the item takes {size:,} bytes of memory with its labels or choices; at most"
+            f" {memory.largest():,} are allowed; send it in parts, or fewer labels or choices",
         )

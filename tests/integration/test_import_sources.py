@@ -140,4 +140,4 @@ def test_without_optimum_it_is_named_as_the_remedy(squeezebert: Path, tmp_path: 
     result = invoke(squeezebert, "--models", tmp_path / "m")
 
     assert result.exit_code == 2
-    assert "install it with `pip install optimum-onnx`" in result.output
+    assert "`pip install optimum-onnx`" in result.output

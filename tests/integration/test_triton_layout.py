@@ -117,7 +117,7 @@ def test_what_lies_beside_the_versions_is_part_of_the_revision(models: Path) -> 
         ('output { label_filename: "none.txt" }\noutput', "line 11: `:` or `{` is missing"),
         ("output: 3", "`output` is no message"),
         ("default_model_filename: 3", "`default_model_filename` is no text"),
-        ('default_model_filename: "m.onnx"', "there is no `m.onnx`"),
+        ('default_model_filename: "m.onnx"', "nor `m.onnx`"),
     ],
 )
 def test_a_configuration_that_cannot_be_served_is_named(
