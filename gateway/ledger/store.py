@@ -65,6 +65,8 @@ class Store:
         self._engine = (
             self._sqlite_engine() if self._is_sqlite else make_engine(self._url, timeout=timeout)
         )
+        self._is_closed = False
+        event.listen(self._engine, "checkin", self._close_returned)
         self.clock = clock
 
     def create(self) -> None:
@@ -188,8 +190,13 @@ class Store:
             return _server_time(connection)
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; one that a thread still uses is closed when it is returned."""
+        self._is_closed = True
         self._engine.dispose()
+
+    def _close_returned(self, _connection: object, entry: ConnectionPoolEntry) -> None:
+        if self._is_closed:
+            entry.close()
 
     def _sqlite_engine(self) -> Engine:
         timeout = self._timeout

@@ -44,6 +44,17 @@ def test_a_process_has_a_bounded_number_of_connections(postgresql: PostgreSQL) -
     engine.dispose()
 
 
+def test_a_connection_that_is_in_use_is_closed_after_the_ledger(postgresql: PostgreSQL) -> None:
+    ledger = Ledger.create(postgresql.database())
+
+    with ledger._store.reading() as connection:
+        own = connection.connection.dbapi_connection
+        ledger.close()
+
+    assert own is not None
+    assert own.closed
+
+
 class Line:
     """What a proxy asks: how long to hold an answer back."""
 
