@@ -10,12 +10,10 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
 import sys
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -25,8 +23,9 @@ import msgspec
 from gateway.auth.keys import hash_key
 from gateway.events.hit_run import ids_from
 from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
+from gateway.settings import Settings
 from loadtests.gateway import Gateway
+from loadtests.harness.billing import billing
 from loadtests.harness.stub_process import stub_process
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import eventually
@@ -98,21 +97,10 @@ def measure(*, requests: int, callers: int) -> None:
             ledger.accounts.create_tenant("acme")
             ledger.accounts.create_key("acme", key_hash=hash_key(_KEY))
         sent = [_request(number) for number in range(requests)]
-        with gateway, _billing(gateway.settings):
+        with gateway, billing(gateway.settings):
             seen, kills = asyncio.run(_run(gateway, state, cache, sent, callers=callers))
             compared = asyncio.run(_compare(gateway.settings, sent, seen))
     _show(sent, seen, kills, compared)
-
-
-@contextlib.contextmanager
-def _billing(settings: Settings) -> Iterator[None]:
-    environ = dict(process_environment()) | environment(settings)
-    child = subprocess.Popen([sys.executable, "-m", "gateway", "run-billing"], env=environ)
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.wait()
 
 
 def _request(number: int) -> KeyedRequest:

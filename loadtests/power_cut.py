@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -23,8 +22,9 @@ import msgspec
 from gateway.auth.keys import hash_key
 from gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
 from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
+from gateway.settings import Settings
 from loadtests.gateway import Gateway
+from loadtests.harness.billing import billing
 from loadtests.harness.stub_process import stub_process
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import wait_until
@@ -134,7 +134,7 @@ def _measure(
     is_redis_away: bool,
 ) -> PowerCut:
     gateway.start()
-    with _billing(gateway.settings):
+    with billing(_elsewhere(gateway.settings)):
         if is_redis_away:
             state.kill()
         began = time.monotonic()
@@ -185,17 +185,9 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def _billing(settings: Settings) -> Iterator[None]:
-    """Bill on another machine, whose data directory is elsewhere."""
-    other = msgspec.structs.replace(settings, data_dir=settings.data_dir.parent / "billing")
-    environ = dict(process_environment()) | environment(other)
-    child = subprocess.Popen([sys.executable, "-m", "gateway", "run-billing"], env=environ)
-    try:
-        yield
-    finally:
-        child.terminate()
-        child.wait()
+def _elsewhere(settings: Settings) -> Settings:
+    """Return the settings of another machine, which has a data directory of its own."""
+    return msgspec.structs.replace(settings, data_dir=settings.data_dir.parent / "billing")
 
 
 def _is_done(settings: Settings) -> bool:
