@@ -37,6 +37,9 @@ _PRESS = """((where, text) => new Promise(resolve => {
 # Goes to another tab, and back.
 _LOOK = """Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}});
 document.dispatchEvent(new Event('visibilitychange'))"""
+# Waits until a table that follows the state has been read again.
+_READ_AGAIN = """new Promise(resolve => document.addEventListener("htmx:afterRequest",
+  event => event.detail.elt.hasAttribute("data-live") && resolve()))"""
 _LOG_IN = """document.querySelector('#key').value = {};
 document.querySelector('form[action="/console/login"]').requestSubmit()"""
 
@@ -172,6 +175,21 @@ async def test_an_operator_drains_a_backend_and_restores_it(system: System, page
     await confirm(page)
     await page.text_with("eu-0 is drained")  # a worker may have it later
     assert await faults(page) == []
+    await press(page, "Restore")
+    await confirm(page)
+
+    await page.text_with("eu-0 is restored")
+
+
+async def test_a_change_is_made_although_the_table_was_read_again_meanwhile(
+    system: System, page: Page
+) -> None:
+    await page.open(f"{system.admin_url}/console/backends")
+
+    await press(page, "Drain")
+    await page.evaluate(_READ_AGAIN)
+    await confirm(page)
+    await page.text_with("eu-0 is drained")
     await press(page, "Restore")
     await confirm(page)
 

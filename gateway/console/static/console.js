@@ -189,6 +189,12 @@
     if (isPaused && event.detail.requestConfig.triggeringEvent?.type !== "click" && event.target.hasAttribute("data-live")) event.preventDefault();
   });
 
+  // A button that is replaced while its dialog asks would send nothing.
+  const isAsked = () => document.getElementById("confirm")?.open;
+  document.addEventListener("htmx:beforeSwap", event => {
+    if (isAsked() && event.detail.requestConfig.elt.hasAttribute("data-live")) event.detail.shouldSwap = false;
+  });
+
   // What an operator does next makes what was said of the last action stale.
   document.addEventListener("htmx:beforeRequest", event => {
     if (event.detail.requestConfig.verb === "post") document.getElementById("notice")?.replaceChildren();
