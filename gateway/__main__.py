@@ -47,6 +47,7 @@ _ROLES = {
 }
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
+_SWITCH = 0.0005
 # They answer nobody: they run at a low priority, once they have started.
 _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log", "run-batches"})
 
@@ -76,6 +77,8 @@ def run_entry(entry: str, settings: Settings) -> None:
     run: _ProcessMain = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
+    # A loop must not wait 5 ms each time for a thread that decodes a large body.
+    sys.setswitchinterval(_SWITCH)
     if entry in _LOW_PRIORITY:
         give_way()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

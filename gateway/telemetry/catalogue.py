@@ -292,7 +292,8 @@ _BATCHES: Final = (
     _counter("batch_files_removed_total", "Files removed because they were old.", by=("batches",)),
 )  # fmt: skip
 _PROCESSES: Final = (
-    _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second.",
+    _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second, "
+               "by role of process. All but `gateway` and `admin` run at a low priority.", "role",
                by=_EVERY),
     _gauge("process_resident_memory_bytes", "Resident memory, by role of process.", "role",
            by=_EVERY),

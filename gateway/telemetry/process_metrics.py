@@ -34,9 +34,9 @@ class ProcessMetrics:
     def publish(self) -> None:
         """Publish lags, memory and processor time."""
         counts, total = self._lags.take()
-        self._instruments.add_durations("event_loop_lag_seconds", (), counts, total)
-        used = os.times()
         labels = (self._role,)
+        self._instruments.add_durations("event_loop_lag_seconds", labels, counts, total)
+        used = os.times()
         self._instruments.set_total("process_cpu_seconds_total", used.user + used.system, labels)
         with contextlib.suppress(OSError):
             resident = int(_STATM.read_bytes().split()[1]) * self._page_bytes

@@ -8,7 +8,7 @@ import msgspec
 MOST_LOOP_DELAY = 0.1
 MOST_HIT_P99 = 0.05
 _LAG = re.compile(
-    r'^sluicegate_event_loop_lag_seconds_bucket\{[^}]*le="([^"]+)"[^}]*\} (\S+)', re.MULTILINE
+    r'^sluicegate_event_loop_lag_seconds_bucket\{le="([^"]+)",role="gateway"\} (\S+)', re.MULTILINE
 )
 _FAULTS = (0, 500, 502)
 

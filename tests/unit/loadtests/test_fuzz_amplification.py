@@ -7,9 +7,10 @@ import msgspec
 from loadtests.fuzz_amplification.judging import Observed, findings, late_timers, p99
 from loadtests.fuzz_amplification.requests import amplified, lines
 
-PAGE = """sluicegate_event_loop_lag_seconds_bucket{worker="0",le="0.05"} %d
-sluicegate_event_loop_lag_seconds_bucket{worker="0",le="0.1"} %d
-sluicegate_event_loop_lag_seconds_bucket{worker="0",le="+Inf"} %d
+PAGE = """sluicegate_event_loop_lag_seconds_bucket{le="0.05",role="gateway"} %d
+sluicegate_event_loop_lag_seconds_bucket{le="0.1",role="gateway"} %d
+sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="gateway"} %d
+sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="billing"} 99
 """
 
 

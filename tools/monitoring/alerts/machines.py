@@ -9,21 +9,27 @@ _DAY = 86_400
 _FREE = "sluicegate_data_disk_free_bytes"
 _WORKERS = 'sluicegate_process_resident_memory_bytes{role="gateway"}'
 _INSTANCE = {"instance": "gateway-1:8081"}
+_OF_WORKERS = 'role="gateway"'
 
 
-def _late(histogram: str) -> str:
+def _late(histogram: str, *where: str) -> str:
     """Return an expression for more than one of a hundred timers that were late."""
+    in_time = ", ".join([*where, 'le="0.1"'])
+    every = f"{{{', '.join(where)}}}" if where else ""
     return (
-        f'1 - sum by (instance) (rate({histogram}_bucket{{le="0.1"}}[5m]))'
-        f" / sum by (instance) (rate({histogram}_count[5m])) > 0.01"
+        f"1 - sum by (instance) (rate({histogram}_bucket{{{in_time}}}[5m]))"
+        f" / sum by (instance) (rate({histogram}_count{every}[5m])) > 0.01"
     )
 
 
-def _lag(histogram: str, *, fast: int, labels: dict[str, str] | None = None) -> Case:
+def _lag(
+    histogram: str, *, fast: int, labels: dict[str, str] | None = None, where: str = ""
+) -> Case:
     """Return a case of a hundred timers a minute, `fast` of them within a tenth of a second."""
+    of = f"{GATEWAY}, {where}" if where else GATEWAY
     counts = (
-        Series(f'{histogram}_bucket{{{GATEWAY}, le="0.1"}}', f"0+{fast}x30"),
-        Series(f"{histogram}_count{{{GATEWAY}}}", "0+100x30"),
+        Series(f'{histogram}_bucket{{{of}, le="0.1"}}', f"0+{fast}x30"),
+        Series(f"{histogram}_count{{{of}}}", "0+100x30"),
     )
     return Case(series=counts, at="20m", labels=labels or {})
 
@@ -134,13 +140,15 @@ MACHINES = Group(
         ),
         Alert(
             name="EventLoopLags",
-            expr=_late("sluicegate_event_loop_lag_seconds"),
+            expr=_late("sluicegate_event_loop_lag_seconds", _OF_WORKERS),
             lasts="5m",
             severity="ticket",
             summary="Event loops of {{ $labels.instance }} are often late by a tenth of a second",
             description="Every request of a late worker waits. Add workers or machines.",
-            fires=_lag("sluicegate_event_loop_lag_seconds", fast=95, labels=_INSTANCE),
-            quiet=_lag("sluicegate_event_loop_lag_seconds", fast=100),
+            fires=_lag(
+                "sluicegate_event_loop_lag_seconds", fast=95, labels=_INSTANCE, where=_OF_WORKERS
+            ),
+            quiet=_lag("sluicegate_event_loop_lag_seconds", fast=0, where='role="billing"'),
         ),
         Alert(
             name="BackendEventLoopLags",

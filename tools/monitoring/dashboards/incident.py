@@ -213,12 +213,17 @@ INCIDENT = Dashboard(
                     description="Customers do not notice; budgets and invoices are late.",
                 ),
                 Panel(
-                    title="Late iterations of event loops, 99th percentile",
+                    title="Late iterations of workers' event loops, 99th percentile",
                     unit="s",
                     width=8,
                     queries=(
                         Query(
-                            quantile(0.99, "sluicegate_event_loop_lag_seconds", "instance"),
+                            quantile(
+                                0.99,
+                                "sluicegate_event_loop_lag_seconds",
+                                "instance",
+                                'role="gateway"',
+                            ),
                             "{{instance}}",
                         ),
                     ),

@@ -124,6 +124,16 @@ def test_values_are_counted_and_not_what_texts_say(number: int) -> None:
         check_json_size(values(1002)[number], max_values=1000)
 
 
+@pytest.mark.parametrize("offset", range(16))
+def test_values_are_counted_wherever_a_body_is_divided(offset: int) -> None:
+    raw = b'["' + b"x" * (128 * 1024 - offset) + rb'\\\"\\","a,\"[{' + b'",1]'
+
+    check_json_size(raw, max_values=4)
+
+    with pytest.raises(PayloadTooLarge, match="more than 3 JSON values"):
+        check_json_size(raw, max_values=3)
+
+
 def test_a_text_may_have_as_many_commas_and_digits_as_it_likes() -> None:
     text = json.dumps({"input": "1,2[{" * 100_000 + "7" * 100_000 + '\\"' * 1000}).encode()
 
