@@ -42,6 +42,13 @@ class Observed(msgspec.Struct, kw_only=True):
         self.largest_answer = max(self.largest_answer, (received, kind))
         self.largest_expansion = max(self.largest_expansion, (received // max(sent, 1), kind))
 
+    def add(self, other: "Observed") -> None:
+        """Count the answers of `other`, too."""
+        for name, number in other.statuses.items():
+            self.statuses[name] = self.statuses.get(name, 0) + number
+        self.largest_answer = max(self.largest_answer, other.largest_answer)
+        self.largest_expansion = max(self.largest_expansion, other.largest_expansion)
+
 
 def findings(observed: Observed) -> Iterator[str]:
     """Yield what is wrong with a run."""

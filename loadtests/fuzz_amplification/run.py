@@ -2,42 +2,30 @@
 
 import contextlib
 import http.client
-import io
 import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any  # Any: JSON
 
-import grpc
 import httpx
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.fuzz_amplification.judging import Observed, late_timers
-from loadtests.fuzz_amplification.requests import AmplifiedRequest, amplified, lines
-from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
+from loadtests.fuzz_amplification.sending import Target, leave_the_session, send_all
 from loadtests.harness.ports import free_port
 from loadtests.harness.system import ADMIN_KEY, System
 from loadtests.soak.sampling import sample
 
-_AT_ONCE = 8
+_SENDERS = 2
 _PATIENCE = 120.0
-_ALLOWED = b"4"
-"""Seconds that a request may take: what a backend cannot do in time is refused."""
 _BETWEEN_HITS = 0.02
-_LINES = 40
-_REQUESTS_A_BATCH = 100
-_REFUSED = 413
-_MOST_DISCARDED = 64 * 1024 * 1024
-"""The gateway ends a connection whose body is this much longer than what it reads."""
 _CALM = 5.0
 """Seconds for which hits are measured before anything else is sent."""
-_CALL_SHARE = 4
-"""Of so many requests of tensors one is sent over gRPC."""
 _GIB = 1024**3
 _BOUNDS = {"gateway": _GIB, "batches": _GIB, "backend": _GIB}
 
@@ -55,15 +43,13 @@ def fuzz(folder: Path, *, seed: int, requests: int) -> Observed:
 
 
 class _Run:
-    """Sends the requests of one customer, from several threads."""
+    """Has processes send the requests of one customer, and watches."""
 
     def __init__(self, system: System, seed: int) -> None:
         self._system = system
         self._seed = seed
         self._keys = [_new_key(system, tenant) for tenant in ("amplifier", "bystander")]
         self._observed = Observed(bounds={name: _BOUNDS[role] for name, role, _ in self._watched()})
-        self._lock = threading.Lock()
-        self._numbers = count()
         self._is_over = threading.Event()
 
     def run(self, requests: int) -> Observed:
@@ -75,9 +61,8 @@ class _Run:
             self._is_over.wait(_CALM)
         calm, before = before, self._metrics()
         self._observed.calm_late_timers = late_timers(calm, before)
-        with _hits(self._system.port, self._keys[1]) as hits, ThreadPoolExecutor(_AT_ONCE) as pool:
-            for sender in [pool.submit(self._send_all, requests) for _ in range(_AT_ONCE)]:
-                sender.result()
+        with _hits(self._system.port, self._keys[1]) as hits:
+            self._send(requests)
         self._observed.hits = hits
         self._is_over.set()
         watching.join()
@@ -86,65 +71,14 @@ class _Run:
         self._observed.late_timers = late_timers(before, self._metrics())
         return self._observed
 
-    def _send_all(self, requests: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._system.port, timeout=_PATIENCE)
-        with grpc.insecure_channel(self._system.grpc_address) as channel:
-            while (number := next(self._numbers)) < requests:
-                asked = amplified(self._seed, number)
-                if number % _REQUESTS_A_BATCH == _REQUESTS_A_BATCH // 2:
-                    self._send_batch(number)
-                elif asked.tensors is not None and number % _CALL_SHARE == 0:
-                    self._call(channel, asked)
-                else:
-                    self._ask(connection, asked)
-        connection.close()
-
-    def _ask(self, connection: http.client.HTTPConnection, asked: AmplifiedRequest) -> None:
-        headers = {
-            "authorization": f"Bearer {self._keys[0]}",
-            "content-type": "application/json",
-            "x-request-timeout": _ALLOWED.decode(),
-        }
-        status, received = 0 if len(asked.body) <= _MOST_DISCARDED else _REFUSED, 0
-        try:
-            connection.request("POST", asked.path, asked.body, headers)
-            answer = connection.getresponse()
-            status, received = answer.status, len(answer.read())
-        except (OSError, http.client.HTTPException):
-            connection.close()
-        self._add(asked.kind, status, len(asked.body), received)
-
-    def _call(self, channel: grpc.Channel, asked: AmplifiedRequest) -> None:
-        if asked.tensors is None:
-            return
-        message = tensor_message(*asked.tensors, "a").SerializeToString()
-        ask = channel.unary_unary(METHOD)
-        metadata = (("authorization", f"Bearer {self._keys[0]}"),)
-        status, received = 200, 0
-        try:
-            received = len(ask(message, metadata=metadata, timeout=float(_ALLOWED)))
-        except grpc.RpcError as error:
-            status = 500 if error.code() is grpc.StatusCode.INTERNAL else 503
-        self._add(f"{asked.kind} over gRPC", status, len(message), received)
-
-    def _send_batch(self, number: int) -> None:
-        """Have lines answered, and count the file of their answers as one."""
-        content = lines(self._seed, count(number), _LINES)
-        headers = {"authorization": f"Bearer {self._keys[0]}"}
-        with httpx.Client(base_url=self._system.url, headers=headers, timeout=_PATIENCE) as client:
-            files = {"file": ("lines.jsonl", io.BytesIO(content))}
-            sent = client.post("/v1/files", data={"purpose": "batch"}, files=files)
-            body = {
-                "input_file_id": sent.json().get("id", ""),
-                "endpoint": "/v1/embed",
-                "completion_window": "24h",
-            }
-            made = client.post("/v1/batches", json=body)
-        self._add("a batch", made.status_code, len(content), len(made.content))
-
-    def _add(self, kind: str, status: int, sent: int, received: int) -> None:
-        with self._lock:
-            self._observed.add_answer(kind, status, sent=sent, received=received)
+    def _send(self, requests: int) -> None:
+        system = self._system
+        target = Target(system.url, system.port, system.grpc_address, self._keys[0])
+        spawning = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(_SENDERS, spawning, leave_the_session) as pool:
+            parts = [range(each, requests, _SENDERS) for each in range(_SENDERS)]
+            for part in [pool.submit(send_all, target, self._seed, part) for part in parts]:
+                self._observed.add(part.result())
 
     def _watched(self) -> Iterator[tuple[str, str, int]]:
         for process in self._system.processes():
@@ -190,6 +124,7 @@ def _hits(port: int, key: str) -> Iterator[list[float]]:
 
 def _ask_for_hits(port: int, key: str, ends: Connection) -> None:
     """Ask for a cached answer until told to end; send the times in seconds."""
+    os.setsid()  # scheduled as a machine of its own, beside the sessions of the system
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
     times: list[float] = []
