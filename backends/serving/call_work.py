@@ -1,5 +1,7 @@
 """Admits the predicted work of a call and reserves queue time for its items."""
 
+from collections.abc import Callable
+
 from backends.batching.admission import QueueReservation
 from backends.batching.batcher import Batcher
 from backends.batching.fair_queue import BULK
@@ -13,7 +15,13 @@ class CallWork:
     """Admits the items of a call: those of one request together, others each by itself."""
 
     def __init__(
-        self, call: Call, info: ModelInfo, *, estimates: WorkEstimates, batcher: Batcher
+        self,
+        call: Call,
+        info: ModelInfo,
+        *,
+        estimates: WorkEstimates,
+        batcher: Batcher,
+        steps: Callable[[], int],
     ) -> None:
         self._call = call
         self._kinds = kinds_of(call)
@@ -23,18 +31,19 @@ class CallWork:
         self._is_atomic = call.atomic or len(call.items) == 1
         self._has_rows = call.task not in TOKEN_TASKS
         self._reservations: list[QueueReservation | None] = [None] * len(call.items)
-        self._batches = batcher.batches
+        self._steps = steps
+        self._seen_steps = steps()
         self.hosted = HostedItems()
 
     def has_progressed(self) -> bool:
-        """Tell whether the call does not hang: its model has run batches since the last time.
+        """Tell whether the call does not hang: its model has worked since the last time.
 
-        Or a bulk pause keeps its rows waiting. Hosts of algorithms bound the time of an item
-        themselves, and end it when it is over.
+        That is, it has read texts or run batches. Or a bulk pause keeps its rows waiting. Hosts of
+        algorithms bound the time of an item themselves, and end it when it is over.
         """
-        batches, self._batches = self._batches, self._batcher.batches
+        seen, self._seen_steps = self._seen_steps, self._steps()
         is_paused = self._call.lane == BULK and self._batcher.submissions.queue.is_paused
-        return batches != self._batches or is_paused or self.hosted.count > 0
+        return seen != self._seen_steps or is_paused or self.hosted.count > 0
 
     def backlog(self) -> float:
         """Return the seconds after which such a call, sent again, would find room."""

@@ -45,6 +45,8 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     rows: SharedRows
     tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
     """Returns the durations of its tokenizer so far."""
+    steps: Callable[[], int] = lambda: 0
+    """Returns how many batches it has run, and portions of text it has read."""
     upstream: RemoteModelServer | None = None
     is_well: Callable[[], bool] = lambda: True
 
@@ -246,7 +248,13 @@ class ServingCore:
             raise NotReady(f"the encoder of `{call.model}` is broken: {running.failure}")
         if running.upstream in self.unready:
             raise NotReady(f"the server that runs `{call.model}` is not ready")
-        work = CallWork(call, served_model.info, estimates=self._estimates, batcher=running.batcher)
+        work = CallWork(
+            call,
+            served_model.info,
+            estimates=self._estimates,
+            batcher=running.batcher,
+            steps=running.steps,
+        )
         return entry, work
 
     def _find(self, variant: Variant) -> tuple[ModelSetEntry, RunningEncoder]:

@@ -85,6 +85,8 @@ class Tokenizer:
         self._row_queue = TextQueue(pool)
         self._token_queue = TextQueue(token_pool or pool)
         self._at_once = 0
+        self.portions = 0
+        """How many portions of text have been read: a sign that it does not hang."""
         self.failure: str | None = None
 
     @property
@@ -225,7 +227,7 @@ class Tokenizer:
             return self.encode_now(texts)
         if kind in {"text", "whole text"}:
             return [self._decode(text.ids, is_whole=kind == "whole text") for text in texts]
-        return [found for portion in _portions(texts) for found in self._read(kind, portion)]
+        return [found for portion in self._portions(texts) for found in self._read(kind, portion)]
 
     def _read(self, kind: TextKind, texts: Sequence[Any]) -> Sequence[Any]:
         copy = self._copy(None)
@@ -263,9 +265,14 @@ class Tokenizer:
                 truncated_from=self._truncated_from(encoding, text),
                 token_types=self._token_types,
             )
-            for portion in _portions(texts)
+            for portion in self._portions(texts)
             for encoding, text in zip(copy.encode_batch_fast(portion), portion, strict=True)
         ]
+
+    def _portions(self, texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        for portion in _portions(texts):
+            yield portion
+            self.portions += 1
 
     def _look_up(self, text: RowInput) -> Encoding | None:
         """Return the encoding of a text whose words are in the table, unless it is to be cut.

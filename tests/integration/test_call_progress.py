@@ -77,6 +77,24 @@ async def test_a_call_that_an_algorithm_works_on_is_not_silent(tmp_path: Path) -
     assert isinstance(done, Done)
 
 
+async def test_a_call_that_waits_while_texts_are_read_is_not_silent(tmp_path: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
+        report_often(backend)
+        exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, ["bad", "film"]))
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: gate.arrived == 1)
+        assert not exchange.frames
+
+        await backend.ask("mood", Task.TOKENIZE, ["a text"])
+        await until(lambda: bool(exchange.frames))
+        gate.open()
+        await running
+
+    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 2
+
+
 async def test_a_bulk_call_that_a_pause_keeps_waiting_is_not_silent(tmp_path: Path) -> None:
     """A gateway would count the backend as one that hangs, and eject it."""
     executor = DummyExecutor(dimensions=DIMENSIONS)
