@@ -13,7 +13,7 @@ _OVERDRAFT_WAIT_WHILE_LATE = 0.008
 """The same while Redis is late; a miss waits twice, and may take 20 ms more."""
 _ON_TIME = 0.02
 """Seconds within which an answer shows that Redis is no longer late."""
-_SHORTEST_WAIT = 0.1
+PATIENCE = 0.1
 """Seconds that callers wait for Redis at least; else `_TIMES` its worst recent answer."""
 _TIMES = 4
 _DECAY = 0.97
@@ -28,8 +28,9 @@ LeaseCall = asyncio.Future[Decision | None]
 class LeaseCalls(dict[str, LeaseCall]):
     """Maps tenants to their call in flight."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, patience: float = PATIENCE) -> None:
         super().__init__()
+        self._patience = patience
         self._began: dict[str, float] = {}
         self._late: set[str] = set()
         # Seconds of the slowest recent answer; long until the first ones have come.
@@ -61,7 +62,7 @@ class LeaseCalls(dict[str, LeaseCall]):
         if can_overdraw:
             wait = _OVERDRAFT_WAIT_WHILE_LATE if self._is_redis_late else _OVERDRAFT_WAIT
         else:
-            wait = max(_SHORTEST_WAIT, _TIMES * self._worst)
+            wait = max(self._patience, _TIMES * self._worst)
         await asyncio.wait((call,), timeout=max(0.0, self._began[tenant] + wait - now))
         was_late = self._is_redis_late if can_overdraw else tenant in self._late
         if not call.done() and not was_late:

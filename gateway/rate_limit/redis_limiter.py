@@ -24,6 +24,7 @@ from gateway.rate_limit.charges import in_region
 from gateway.rate_limit.headers import lines_for
 from gateway.rate_limit.lease import Lease, LeaseHold, Leases
 from gateway.rate_limit.lease_calls import (
+    PATIENCE,
     AwaitedUnits,
     LeaseCall,
     LeaseCalls,
@@ -61,7 +62,8 @@ class RedisRateLimiter:
     Redis is down or silent the lease is spent, then `local_share` of each limit (or one unit).
 
     `wall` is the time since the epoch; the server decides which month it is. `shares` give this
-    region's part of each limit; by default all of it.
+    region's part of each limit; by default all of it. A caller near a limit waits for Redis for
+    `patience` seconds, or four times as long as its slowest recent answer took.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class RedisRateLimiter:
         breaker: CircuitBreaker | None = None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
         shares: RegionalLimits | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self._shares = shares or UndividedLimits()
         self._script = redis.register_script(TAKE)
@@ -85,7 +88,7 @@ class RedisRateLimiter:
         self.local = MemoryRateLimiter(monotonic=monotonic, fraction=local_share, wall=wall)
         """Decides while Redis is down; its fraction may be changed."""
         self._leases = Leases()
-        self._calls = LeaseCalls()
+        self._calls = LeaseCalls(patience=patience)
         self._awaited = AwaitedUnits()
         self._tasks = TaskScope(drain=_DRAIN)
         self._closing = asyncio.Event()

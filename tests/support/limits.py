@@ -101,6 +101,8 @@ class WorkerFleet:
                 breaker=CircuitBreaker(failures=failures),
                 wall=self.clock,
                 shares=shares[number] if shares else None,
+                # However busy the machine is, Redis decides.
+                patience=60.0,
             )
             for number in range(workers)
         ]
