@@ -13,10 +13,14 @@ from gateway.types import RegionName, ServedModel
 
 
 class Variant(NamedTuple):
-    """The revision and profile that two backends must share to give the same answers."""
+    """What two backends must share to give the same answers.
+
+    While backends are upgraded, some may run an older version of a model's algorithm.
+    """
 
     revision: str
     profile: str
+    algorithm_version: int
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +41,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 def variant(info: ModelInfo) -> Variant:
     """Return the variant of `info`."""
-    return Variant(info.revision, info.profile)
+    return Variant(info.revision, info.profile, info.algorithm_version)
 
 
 def tiers(

@@ -4,6 +4,7 @@ from random import Random
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from backends.protocol import Report
 from gateway.config.document import RoutingConfig
@@ -140,6 +141,17 @@ def test_only_backends_of_one_revision_are_candidates(clock: Clock) -> None:
 
     # eu is split, us decides.
     assert model_of(fleet).info.revision == "bbbbbbbbbbbb"
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0"]
+
+
+def test_only_backends_of_one_version_of_the_algorithm_are_candidates(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+    upgraded = replace(stub_model(), algorithm_version=stub_model().algorithm_version + 1)
+
+    fleet.observe(EU[1], state(models=[upgraded]))
+    fleet.observe(US[0], state(models=[upgraded]))
+
+    assert model_of(fleet).info == upgraded
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0"]
 
 
