@@ -13,7 +13,7 @@ from tools.site_text import FOLDERS
 PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 )
-PAST = {"CHANGELOG.md", "docs/performance-history.md"}
+PAST = {"CHANGELOG.md"}
 SECTIONS = ["Security", "Removed", "Deprecated", "Added", "Changed", "Fixed"]
 LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 PATH = re.compile(
