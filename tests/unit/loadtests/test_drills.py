@@ -59,13 +59,10 @@ def test_the_page_is_what_was_recorded() -> None:
     assert page("docs/drills.md") == report(ordered, read_plays())
 
 
-def test_every_picture_of_the_page_is_there_and_small_and_no_other() -> None:
+def test_every_picture_of_the_page_is_there_and_no_other() -> None:
     named = set(re.findall(r"\]\(images/drills/([^)]+)\)", page("docs/drills.md")))
-    sizes = {path.name: path.stat().st_size for path in (ROOT / "docs/images/drills").iterdir()}
 
-    assert named == set(sizes)
-    assert max(sizes.values()) < 120_000
-    assert sum(sizes.values()) < 2_000_000
+    assert named == {path.name for path in (ROOT / "docs/images/drills").iterdir()}
 
 
 def play(named_after: float, *, is_right: bool) -> BlindPlay:
