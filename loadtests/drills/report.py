@@ -15,7 +15,7 @@ For each it records which alerts fire after how many seconds, how the large tena
 what panels show, and with `ARGS=--screenshots` what an operator sees at each step.
 
 - The console is pictured in a real browser, logged in with the key of a
-  [viewer](operations.md#operators).
+  [viewer](operations/operators.md).
 - Panels are drawn from the queries, titles and units of the dashboards in `deploy/grafana`, by
   matplotlib: Grafana has no package that could be tested here. A dashed line is the fault.
 - Traces are what a collector got: of 1 % of requests, and a span of
