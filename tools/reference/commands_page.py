@@ -2,10 +2,10 @@
 
 import inspect
 import re
-from collections.abc import Iterator
 
 import click
 
+from gateway.cli.examples import all_commands
 from gateway.cli.root import main
 from tools.reference.markdown import NOTE, cell, fence, table
 
@@ -17,20 +17,15 @@ For operators and model owners who look for an option. `sluicegate COMMAND --hel
 
 def commands_page() -> str:
     """Return the page: a table of all commands, and a section for each."""
-    found = list(_commands(main, "sluicegate"))
+    found = [
+        click.Context(command, info_name=f"sluicegate {words}")
+        for words, command in all_commands(main)
+    ]
     listed = table(
         ("command", "does"), ((_link(c), c.command.get_short_help_str(200)) for c in found)
     )
     sections = "".join(map(_section, found))
     return f"# Every command\n\n{NOTE}\n{_TEXT}\n{listed}{sections}".rstrip() + "\n"
-
-
-def _commands(group: click.Group, path: str) -> Iterator[click.Context]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from _commands(command, f"{path} {name}")
-        elif not command.hidden:
-            yield click.Context(command, info_name=f"{path} {name}")
 
 
 def _link(context: click.Context) -> str:
