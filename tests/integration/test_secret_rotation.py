@@ -31,7 +31,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def backend_token_steps() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What gateways send, and what backends are told, as docs/operations/rotate-secrets.md has it."""
+    """What gateways send, and what backends are told, by docs/operations/rotate-secrets.md."""
     yield OLD, {"token": OLD}
     yield OLD, {"token": NEW, "second_token": OLD}
     yield NEW, {"token": NEW, "second_token": OLD}
