@@ -23,7 +23,7 @@ _PLAYS = """
 "Cause named" is from blind plays (`make drills ARGS=--blind`): one fault is injected without its
 name, and the operator types the cause. The seconds count from the first alert, and are the
 median of the plays that were right. The operator had the alerts, the console as a
-[viewer](operations.md#operators), the dashboards, the runbooks and the traces, not the logs. All
+[viewer](operations/operators.md), the dashboards, the runbooks and the traces, not the logs. All
 operators were language models, which read faster than a person; some knew the code or had seen a
 fault before. Two plays are left out: one operator saw the name of the fault in a list of
 processes, one was busy elsewhere when the alert fired. `loadtests/results/drills-blind.jsonl` has
