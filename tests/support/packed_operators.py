@@ -23,12 +23,19 @@ def _norm(state: Array, weight: Array, bias: Array, epsilon: float) -> Array:
     return normal.astype(np.float32)
 
 
-def _attend(query: Array, key: Array, value: Array, ends: Array) -> Array:
-    """Attend within each sequence: arrays are `[tokens, heads, width]`."""
+def _attend(
+    query: Array, key: Array, value: Array, ends: Array, added: Array | None = None
+) -> Array:
+    """Attend within each sequence: arrays are `[tokens, heads, width]`.
+
+    `added` `[rows or 1, heads or 1, length, length]` is added to the scores.
+    """
     context = np.zeros_like(query)
-    for start, end in pairwise(ends):
+    for row, (start, end) in enumerate(pairwise(ends)):
         q, k, v = (part[start:end].transpose(1, 0, 2) for part in (query, key, value))
         scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[2])
+        if added is not None:
+            scores = scores + added[row if len(added) > 1 else 0, :, : end - start, : end - start]
         scores = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights = scores / scores.sum(axis=2, keepdims=True)
         context[start:end] = (weights @ v).transpose(1, 0, 2)
@@ -49,9 +56,11 @@ class EmbedLayerNormalization(OpRun):
         weight: Array,
         bias: Array,
         mask: Array,
-        epsilon: float,
+        positions: Array | None = None,
+        epsilon: float = 0.0,
     ) -> tuple[Array, ...]:
-        state = words[ids] + places[: ids.shape[1]] + kinds[types]
+        numbers = np.arange(ids.shape[1]) if positions is None else positions
+        state = words[ids] + places[numbers] + kinds[types]
         return _norm(state, weight, bias, epsilon), mask.sum(axis=1).astype(np.int32)
 
 
@@ -89,18 +98,21 @@ class PackedMultiHeadAttention(OpRun):
         query: Array,
         key: Array | None,
         value: Array | None,
-        bias: Array,
+        bias: Array | None,
         _order: Array,
         ends: Array,
-        num_heads: int,
+        added: Array | None = None,
+        num_heads: int = 0,
     ) -> tuple[Array, ...]:
         if key is None or value is None:
             parts = [query[:, :, part] for part in range(3)]  # [tokens, heads, 3, width]
         else:
             parts = [p.reshape(len(p), num_heads, -1) for p in (query, key, value)]
-        biases = bias.reshape(3, num_heads, -1)
-        query, key, value = (part + b for part, b in zip(parts, biases, strict=True))
-        return (_attend(query, key, value, ends),)
+        if bias is not None:
+            biases = bias.reshape(3, num_heads, -1)
+            parts = [part + b for part, b in zip(parts, biases, strict=True)]
+        query, key, value = parts
+        return (_attend(query, key, value, ends, added),)
 
 
 class PackedAttention(OpRun):
@@ -135,6 +147,42 @@ class BiasGelu(OpRun):
         return ((wide * (1 + erf(wide / math.sqrt(2))) / 2).astype(np.float32),)
 
 
+class FastGelu(OpRun):
+    op_domain = _DOMAIN
+
+    @override
+    def _run(self, state: Array, bias: Array) -> tuple[Array, ...]:
+        wide = state + bias
+        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+        return ((wide * (1 + np.tanh(inner)) / 2).astype(np.float32),)
+
+
+class Gelu(OpRun):
+    op_domain = _DOMAIN
+
+    @override
+    def _run(self, state: Array, **_: str) -> tuple[Array, ...]:
+        erf = np.vectorize(math.erf, otypes=[np.float64])
+        return ((state * (1 + erf(state / math.sqrt(2))) / 2).astype(np.float32),)
+
+
+class RotaryEmbedding(OpRun):
+    op_domain = _DOMAIN
+
+    @override
+    def _run(
+        self, state: Array, positions: Array, cosines: Array, sines: Array, **attributes: int
+    ) -> tuple[Array, ...]:
+        assert not any(attributes.values())
+        rows, length, hidden = state.shape
+        assert positions.shape == (rows, length)
+        heads = state.reshape(rows, length, -1, 2, cosines.shape[1])
+        low, high = heads[..., 0, :], heads[..., 1, :]
+        cosine, sine = (table[positions][:, :, None, :] for table in (cosines, sines))
+        rotated = np.stack([low * cosine - high * sine, high * cosine + low * sine], axis=3)
+        return (rotated.reshape(rows, length, hidden),)
+
+
 OPERATORS = [
     EmbedLayerNormalization,
     RemovePadding,
@@ -143,4 +191,7 @@ OPERATORS = [
     PackedAttention,
     SkipLayerNormalization,
     BiasGelu,
+    FastGelu,
+    Gelu,
+    RotaryEmbedding,
 ]

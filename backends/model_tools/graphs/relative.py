@@ -31,6 +31,31 @@ def add_distances(graph: GraphBuilder, *, positions: int) -> str:
     return graph.plain("Add", ["distance.signed", centre], "distance")
 
 
+def count_places(graph: GraphBuilder) -> str:
+    """Add the number of every place of a row, padding too: int32 `[batch, sequence]`.
+
+    Made of the inputs' values, not of their shapes: shapes are computed on the CPU, and a graph
+    with a part on the CPU is no CUDA graph.
+    """
+    zero = graph.constant("places.zero", np.array(0, dtype=np.int32))
+    one = graph.constant("places.one", np.array(1, dtype=np.int32))
+    axis = graph.constant("places.axis", np.array(1, dtype=np.int64))
+    graph.plain("Mul", ["attention_mask", zero], "places.zeros")
+    graph.plain("Add", ["places.zeros", one], "places.ones")
+    return graph.plain("CumSum", ["places.ones", axis], "places", exclusive=1)
+
+
+def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
+    """Add what `add_distances` does, int32, from the `places` that `count_places` added."""
+    row = graph.constant("distance.row", np.array(0, dtype=np.int64))
+    across = graph.constant("distance.across", np.array([1], dtype=np.int64))
+    centre = graph.constant("distance.centre", np.array(positions - 1, dtype=np.int32))
+    graph.plain("Gather", [places, row], "distance.places", axis=0)
+    graph.plain("Unsqueeze", ["distance.places", across], "distance.rows")
+    graph.plain("Sub", ["distance.places", "distance.rows"], "distance.signed")
+    return graph.plain("Add", ["distance.signed", centre], "distance")
+
+
 def add_relative_bias(graph: GraphBuilder, shape: BertShape) -> str:
     """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`."""
     distances = np.arange(1 - shape.positions, shape.positions)
