@@ -183,6 +183,16 @@ class RotaryEmbedding(OpRun):
         return (rotated.reshape(rows, length, hidden),)
 
 
+class GatherElements(OpRun):
+    """Replaces that of `onnx.reference`, which fails where an axis has more than 64 places."""
+
+    op_domain = ""
+
+    @override
+    def _run(self, values: Array, places: Array, axis: int) -> tuple[Array, ...]:
+        return (np.take_along_axis(values, places, axis),)
+
+
 OPERATORS = [
     EmbedLayerNormalization,
     RemovePadding,
@@ -194,4 +204,5 @@ OPERATORS = [
     FastGelu,
     Gelu,
     RotaryEmbedding,
+    GatherElements,
 ]
