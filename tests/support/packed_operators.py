@@ -24,16 +24,23 @@ def _norm(state: Array, weight: Array, bias: Array, epsilon: float) -> Array:
 
 
 def _attend(
-    query: Array, key: Array, value: Array, ends: Array, added: Array | None = None
+    query: Array,
+    key: Array,
+    value: Array,
+    ends: Array,
+    added: Array | None = None,
+    scale: float = 0.0,
 ) -> Array:
     """Attend within each sequence: arrays are `[tokens, heads, width]`.
 
-    `added` `[rows or 1, heads or 1, length, length]` is added to the scores.
+    `added` `[rows or 1, heads or 1, length, length]` is added to the scores, which a `scale` is
+    multiplied with, by default one over the root of the width.
     """
     context = np.zeros_like(query)
+    scale = scale or 1 / math.sqrt(query.shape[2])
     for row, (start, end) in enumerate(pairwise(ends)):
         q, k, v = (part[start:end].transpose(1, 0, 2) for part in (query, key, value))
-        scores = q @ k.transpose(0, 2, 1) / math.sqrt(q.shape[2])
+        scores = q @ k.transpose(0, 2, 1) * scale
         if added is not None:
             scores = scores + added[row if len(added) > 1 else 0, :, : end - start, : end - start]
         scores = np.exp(scores - scores.max(axis=2, keepdims=True))
@@ -103,6 +110,7 @@ class PackedMultiHeadAttention(OpRun):
         ends: Array,
         added: Array | None = None,
         num_heads: int = 0,
+        scale: float = 0.0,
     ) -> tuple[Array, ...]:
         if key is None or value is None:
             parts = [query[:, :, part] for part in range(3)]  # [tokens, heads, 3, width]
@@ -112,7 +120,7 @@ class PackedMultiHeadAttention(OpRun):
             biases = bias.reshape(3, num_heads, -1)
             parts = [part + b for part, b in zip(parts, biases, strict=True)]
         query, key, value = parts
-        return (_attend(query, key, value, ends, added),)
+        return (_attend(query, key, value, ends, added, scale),)
 
 
 class PackedAttention(OpRun):

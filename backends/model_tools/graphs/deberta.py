@@ -5,8 +5,8 @@ of content with relative position, both ways. What of them depends on weights al
 seen by each layer, is computed while the graph is built.
 
 In the form `gathered` linear layers compute real tokens only, and attention is written out, as in
-`plain`. In `heads` and `ranges` one kernel attends, and adds the products with positions to its
-scores; these forms are in fp32 or fp16. Inputs and outputs are those of
+`plain`. In `heads`, `ranges` and `packed` one kernel attends, and adds the products with positions
+to its scores; these forms are in fp32 or fp16. Inputs and outputs are those of
 `backends.model_tools.graphs.bert`; `token_type_ids` only where the model has them.
 """
 
@@ -29,7 +29,7 @@ from backends.model_tools.graphs.padded import add_padding_scores
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
-_FUSED: tuple[Attention, ...] = ("heads", "ranges")
+_FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
@@ -321,6 +321,7 @@ class _FusedWriter(_DebertaWriter):
             places if shape.position_biased_input else "",
             "token_type_ids" if shape.type_vocab_size > 0 else "",
         )
+        state = self._rows.enter(state)
         positions = self._positions()
         for layer in range(shape.num_hidden_layers):
             prefix, epsilon = f"encoder.layer.{layer}", shape.layer_norm_eps
@@ -337,7 +338,7 @@ class _FusedWriter(_DebertaWriter):
         pairs = subtract_places(graph, places, positions=shape.max_position_embeddings)
         each = np.zeros((1, shape.num_attention_heads, 1, 1), dtype=np.int32)
         axes = graph.constant("distance.axes", np.array([1, 3], dtype=np.int64))
-        rows = graph.plain("Unsqueeze", ["places.zeros", axes], "distance.zeros.rows")
+        rows = graph.plain("Unsqueeze", ["columns.zeros", axes], "distance.zeros.rows")
         zeros = graph.constant("distance.zeros.heads", each)
         zeros = graph.plain("Add", [rows, zeros], "distance.zeros")
         for name, table in self._near_tables().items():
@@ -351,9 +352,9 @@ class _FusedWriter(_DebertaWriter):
         inputs = [graph.linear(f"{prefix}.{name}", state) for name in _PROJECTIONS]
         bias = ""
         if positions is not None:
+            # Every token has products with the positions of a whole row, its padding too.
             query, key = (
-                self._split(f"{prefix}.{name}", rows)
-                for name, rows in zip(_PROJECTIONS[:2], inputs[:2], strict=True)
+                self._split(name, self._rows.pad(name, f"{name}.padded")) for name in inputs[:2]
             )
             for way, near in self._nears(prefix, query, key, positions):
                 bias = graph.plain("Add", [bias, near], f"{prefix}.with_{way}") if bias else near

@@ -43,6 +43,12 @@ class FusedRows:
         outputs = ("rows.packed", *self._masking, "rows.longest")
         return self._graph.fused("RemovePadding", [state, self._lengths], *outputs)
 
+    def pad(self, state: str, output: str) -> str:
+        """Add `state` with its padding: `[batch, sequence, hidden]`."""
+        if not self.is_packed:
+            return state
+        return self._graph.fused("RestorePadding", [state, "rows.places"], output)
+
     def rotations(self, places: str) -> str:
         """Add what `RotaryEmbedding` takes: the first position, or that of each packed token.
 
@@ -92,8 +98,7 @@ class FusedRows:
     def leave(self, state: str, output: Output) -> None:
         """Add the graph's output, in float32: the state of every token or of each row's first."""
         graph = self._graph
-        if self.is_packed:
-            state = graph.fused("RestorePadding", [state, "rows.places"], "rows.restored")
+        state = self.pad(state, "rows.restored")
         if output == FIRST:
             first = graph.constant("rows.first", np.array(0, dtype=np.int64))
             state = graph.plain("Gather", [state, first], "rows.firsts", axis=1)

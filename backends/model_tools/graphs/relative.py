@@ -37,12 +37,12 @@ def count_places(graph: GraphBuilder) -> str:
     Made of the inputs' values, not of their shapes: shapes are computed on the CPU, and a graph
     with a part on the CPU is no CUDA graph.
     """
-    zero = graph.constant("places.zero", np.array(0, dtype=np.int32))
-    one = graph.constant("places.one", np.array(1, dtype=np.int32))
-    axis = graph.constant("places.axis", np.array(1, dtype=np.int64))
-    graph.plain("Mul", ["attention_mask", zero], "places.zeros")
-    graph.plain("Add", ["places.zeros", one], "places.ones")
-    return graph.plain("CumSum", ["places.ones", axis], "places", exclusive=1)
+    zero = graph.constant("columns.zero", np.array(0, dtype=np.int32))
+    one = graph.constant("columns.one", np.array(1, dtype=np.int32))
+    axis = graph.constant("columns.axis", np.array(1, dtype=np.int64))
+    graph.plain("Mul", ["attention_mask", zero], "columns.zeros")
+    graph.plain("Add", ["columns.zeros", one], "columns.ones")
+    return graph.plain("CumSum", ["columns.ones", axis], "columns", exclusive=1)
 
 
 def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
@@ -56,12 +56,18 @@ def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
     return graph.plain("Add", ["distance.signed", centre], "distance")
 
 
-def add_relative_bias(graph: GraphBuilder, shape: BertShape) -> str:
-    """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`."""
+def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: bool) -> str:
+    """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`.
+
+    It is made `from_values` of the inputs or of their shapes, which suit GPUs and compilers.
+    """
     distances = np.arange(1 - shape.positions, shape.positions)
     buckets = bucket_distances(distances, buckets=shape.buckets)
     table = graph.floats("relative.table", graph.weights[RELATIVE_BIAS][buckets].T)
-    pairs = add_distances(graph, positions=shape.positions)
+    if from_values:
+        pairs = subtract_places(graph, count_places(graph), positions=shape.positions)
+    else:
+        pairs = add_distances(graph, positions=shape.positions)
     row = graph.constant("relative.row", np.array([0], dtype=np.int64))
     graph.plain("Gather", [table, pairs], "relative.heads", axis=1)
     return graph.plain("Unsqueeze", ["relative.heads", row], "relative")

@@ -2,7 +2,7 @@
 
 What a CPU has kernels for runs in ONNX Runtime. Packed graphs have none there: they run with their
 operators as documented, in numpy. Still to be seen on a device: that `PackedMultiHeadAttention`
-takes no `bias`, and an `attention_bias` of one row and one head; that `RemovePadding` takes rows of
+takes no `bias`, and an `attention_bias` of one row or one head; that `RemovePadding` takes rows of
 one float; that `RotaryEmbedding` takes up to 65,535 tokens as rows; and which form is quickest.
 """
 
@@ -30,8 +30,9 @@ from tests.support.packed_operators import OPERATORS
 LENGTHS = (3, 44, 1, 29)
 TOLERANCE: dict[Precision, float] = {"fp32": 3e-6, "fp16": 1e-2}
 PADDED: list[Attention] = ["heads", "ranges"]
-PACKED_FAMILIES: list[Family] = [
-    *("bert", "distilbert", "roberta", "electra", "albert", "xlm-roberta", "modernbert")
+FAMILIES: list[Family] = [
+    *("bert", "distilbert", "roberta", "mpnet", "electra", "albert", "xlm-roberta"),
+    *("deberta", "modernbert"),
 ]
 PURPOSES: list[Purpose] = ["text", "tokens", "choice", "embed"]
 Outputs = dict[str, NDArray[Any]]
@@ -93,7 +94,7 @@ def assert_equal(found: Outputs, expected: Outputs, tolerance: float) -> None:
 @pytest.mark.parametrize("precision", TOLERANCE)
 @pytest.mark.parametrize("attention", PADDED)
 @pytest.mark.parametrize("purpose", PURPOSES)
-@pytest.mark.parametrize("family", ["deberta", "modernbert"])
+@pytest.mark.parametrize("family", ["mpnet", "deberta", "modernbert"])
 def test_padded_forms_answer_as_the_graph_for_cpus(
     family: Family, purpose: Purpose, attention: Attention, precision: Precision, tmp_path: Path
 ) -> None:
@@ -109,7 +110,7 @@ def test_padded_forms_answer_as_the_graph_for_cpus(
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
-@pytest.mark.parametrize("family", PACKED_FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_packed_forms_answer_as_the_graph_for_cpus(
     family: Family, purpose: Purpose, tmp_path: Path
 ) -> None:
@@ -119,13 +120,8 @@ def test_packed_forms_answer_as_the_graph_for_cpus(
 
 
 @pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize(
-    ("family", "attention"),
-    [
-        *((family, "packed") for family in PACKED_FAMILIES),
-        *((family, kind) for family in ("deberta", "modernbert") for kind in PADDED),
-    ],
-)
+@pytest.mark.parametrize("attention", [*PADDED, "packed"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_and_types_of_forms_are_inferred_by_onnx_runtime(
     family: Family, attention: Attention, precision: Precision, tmp_path: Path
 ) -> None:
@@ -145,7 +141,7 @@ def test_shapes_and_types_of_forms_are_inferred_by_onnx_runtime(
 @pytest.mark.parametrize(
     ("family", "form"),
     [
-        ("deberta", GraphForm(attention="packed")),
+        ("deberta", GraphForm(attention="packed-qkv")),
         ("deberta", GraphForm(attention="heads", precision="bf16")),
         ("modernbert", GraphForm(attention="fused")),
         ("modernbert", GraphForm(attention="plain", precision="fp16")),
