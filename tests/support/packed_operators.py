@@ -39,6 +39,8 @@ def _attend(
     context = np.zeros_like(query)
     scale = scale or 1 / math.sqrt(query.shape[2])
     for row, (start, end) in enumerate(pairwise(ends)):
+        if start == end:
+            continue  # a row that rounding up has added
         q, k, v = (part[start:end].transpose(1, 0, 2) for part in (query, key, value))
         scores = q @ k.transpose(0, 2, 1) * scale
         if added is not None:
