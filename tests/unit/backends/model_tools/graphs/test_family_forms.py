@@ -35,7 +35,7 @@ FAMILIES: list[Family] = [
     *("bert", "distilbert", "roberta", "mpnet", "electra", "albert", "xlm-roberta"),
     *("deberta", "modernbert"),
 ]
-PURPOSES: list[Purpose] = ["text", "tokens", "choice", "embed"]
+PURPOSES: list[Purpose] = ["text", "tokens", "embed"]
 Outputs = dict[str, NDArray[Any]]
 
 
