@@ -6,16 +6,17 @@ batches of every kind answered there as on a CPU.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ModelProblem
+from backends.errors import BackendError, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
+from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.types import FloatArray
 
@@ -29,21 +30,19 @@ LENGTHS = (3, 15, 40)
 _BATCHES = ((0, 1, 2), (1, 2), (0, 2), (0, 1), (0,), (1,), (2,))
 
 
+RunBatches = Callable[[GraphSource, list[PaddedBatch]], list[FloatArray]]
+
+
 class FallbackTrial(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how far a device's answers are from a CPU's, as a share of the largest value."""
 
     moved: float
 
 
-def check_fallback(
-    source: GraphSource,
-    *,
-    provider: str,
-    profile: str,
-    tolerance: float,
-    open_executor: Callable[[GraphSource], ModelExecutor],
-) -> None:
+def check_fallback(source: GraphSource, *, provider: str, run: RunBatches) -> None:
     """Log that a GPU runs a graph without a form, and try it once per digest and kind of machine.
+
+    `run` answers batches on the device. A graph that no CPU runs has only to answer numbers.
 
     Raises:
         ModelProblem: a trial batch fails on the device, or its answers are not those of a CPU.
@@ -51,48 +50,56 @@ def check_fallback(
     if provider not in _PROVIDERS:
         return
     _log.warning(
-        "a graph has no form for this GPU and runs as it is, which is slower; `sluicegate models "
-        "import` writes forms",
+        "a graph has no form for this device and runs as it is, which may be slow; `sluicegate "
+        "models import` writes forms",
         extra={"graph": str(source.path), "provider": provider},
     )
-    path, key = (
-        source.path.with_name(RECORD),
-        machine_key(_METHOD, source.digest, provider, profile),
-    )
-    found = read_record(path, key, FallbackTrial)
-    if found is None:
-        found = _try(source, provider, open_executor)
-        if not found.moved <= tolerance:
-            raise _problem(
-                source, provider, f"its answers differ from a CPU's by {found.moved:.2g}"
-            )
-        write_record(path, key, found)
+    path = source.path.with_name(RECORD)
+    key = machine_key(_METHOD, source.digest, provider, source.profile)
+    if read_record(path, key, FallbackTrial) is not None:
+        return
+    moved = _try(source, provider, run)
+    if not moved <= TOLERANCES.get(source.profile, TOLERANCES["fp32"]):
+        raise _problem(source, provider, f"its answers differ from a CPU's by {moved:.2g}")
+    write_record(path, key, FallbackTrial(moved=moved))
 
 
-def trial_batches(source: GraphSource) -> Iterator[PaddedBatch]:
-    """Yield batches that leave each class of lengths empty in turn, for each output."""
+def running(open_executor: Callable[[GraphSource], ModelExecutor]) -> RunBatches:
+    """Return a function that runs batches by an executor, in this process."""
+
+    def run(source: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray]:
+        executor = open_executor(source)
+        return [executor.run(batch) for batch in batches]
+
+    return run
+
+
+def trial_batches(source: GraphSource) -> list[PaddedBatch]:
+    """Return batches that leave each class of lengths empty in turn, for each output."""
     longest = source.max_tokens or max(LENGTHS)
     # Small ids, which every model has.
     rows = [1 + np.arange(min(length, longest), dtype=np.int32) for length in LENGTHS]
-    for output in source.outputs:
-        for places in _BATCHES:
-            yield pad([rows[place] for place in places], output)
+    return [
+        pad([rows[place] for place in places], output)
+        for output in source.outputs
+        for places in _BATCHES
+    ]
 
 
-def _try(
-    source: GraphSource, provider: str, open_executor: Callable[[GraphSource], ModelExecutor]
-) -> FallbackTrial:
-    alone = msgspec.structs.replace(source, digest="", profile="fp32")
-    reference = OnnxExecutor(alone, worker_threads=1, wide=False)
+def _try(source: GraphSource, provider: str, run: RunBatches) -> float:
+    """Return how far the device's answers are from a CPU's, as a share of the largest value."""
+    batches = trial_batches(source)
     try:
-        executor = open_executor(source)
-        moved = [
-            _moved(reference.run(batch), executor.run(batch), batch)
-            for batch in trial_batches(source)
-        ]
-    except (BackendError, ModelProblem) as error:
+        found = run(source, batches)
+    except (BackendError, StartProblem) as error:
         raise _problem(source, provider, str(error)) from error
-    return FallbackTrial(moved=max(moved))
+    alone = msgspec.structs.replace(source, digest="", profile="fp32")
+    on_cpu = running(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
+    try:
+        expected = on_cpu(alone, batches)
+    except (BackendError, StartProblem):
+        expected = found
+    return max(map(_moved, expected, found, batches))
 
 
 def _moved(expected: FloatArray, found: FloatArray, batch: PaddedBatch) -> float:

@@ -20,7 +20,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
-from backends.qualification.fallback import check_fallback
+from backends.qualification.fallback import check_fallback, running
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.types import FloatArray, IntArray
@@ -93,20 +93,13 @@ def find_quickest(
     if source.upstream is not None:
         return source.path
     names = find_forms(source.path, provider=provider, profile=profile)
-    tolerance = TOLERANCES.get(profile, TOLERANCES["fp32"])
     if not names:
-        check_fallback(
-            source,
-            provider=provider,
-            profile=profile,
-            tolerance=tolerance,
-            open_executor=open_executor,
-        )
+        check_fallback(source, provider=provider, run=running(open_executor))
         return source.path
     record, key = folder / RECORD, machine_key(source.digest, provider, profile, *names)
     found = read_record(record, key, QuickestForm)
     if found is None:
-        found = _measure(source, names, tolerance, open_executor)
+        found = _measure(source, names, TOLERANCES.get(profile, TOLERANCES["fp32"]), open_executor)
         write_record(record, key, found)
     return folder / found.file
 

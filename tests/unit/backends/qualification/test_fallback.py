@@ -22,6 +22,7 @@ from backends.model_tools.graphs.weights import seeded_weights
 from backends.qualification.fallback import RECORD, trial_batches
 from backends.qualification.forms import find_quickest
 from backends.types import FloatArray, OutputKind
+from tests.support.expanded_graphs import expand
 
 SHAPE = BertShape(layers=1, hidden=32, heads=4, intermediate=64, vocab=50, positions=48)
 
@@ -109,7 +110,7 @@ def test_a_graph_without_a_form_is_logged_at_every_start_and_tried_once(
             assert choose(source, opening, provider) == source.path
         assert len(caplog.records) == start
         assert opening.opened == 1
-    assert all("no form for this GPU" in record.message for record in caplog.records)
+    assert all("no form for this device" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,30 @@ def test_a_device_that_fails_on_an_empty_class_is_not_given_the_graph(
         choose(source, Opening(empty))
 
     assert not source.path.with_name(RECORD).exists()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_graph_that_only_the_device_can_run_has_to_answer_numbers(
+    source: GraphSource, *, fails: bool
+) -> None:
+    """As a packed one, which somebody serves as `model.onnx`."""
+    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphForm(attention="packed"))
+    source.path.write_bytes(graph.SerializeToString())
+    expanded = source.path.with_name("expanded.onnx")
+    expanded.write_bytes(expand(graph).SerializeToString())
+    opening = Opening(no_number if fails else None)
+
+    def open_executor(given: GraphSource) -> ModelExecutor:
+        return opening(msgspec.structs.replace(given, path=expanded))
+
+    def find() -> Path:
+        return find_quickest(source, provider="cuda", profile="fp32", open_executor=open_executor)
+
+    if fails:
+        with pytest.raises(ModelProblem, match="by inf"):
+            find()
+    else:
+        assert find() == source.path
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])
