@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -19,8 +20,7 @@ from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
-from backends.qualification.fallback import RECORD, trial_batches
-from backends.qualification.forms import find_quickest
+from backends.qualification.fallback import RECORD, check_fallback, running, trial_batches
 from backends.types import FloatArray, OutputKind
 from tests.support.expanded_graphs import expand
 
@@ -74,8 +74,8 @@ class Opening:
         return device
 
 
-def choose(source: GraphSource, opening: Opening, provider: str = "cuda") -> Path:
-    return find_quickest(source, provider=provider, profile="fp32", open_executor=opening)
+def check(source: GraphSource, opening: Opening, provider: str = "cuda") -> None:
+    check_fallback(source, provider=provider, run=running(opening))
 
 
 def fail(_: FloatArray) -> FloatArray:
@@ -107,7 +107,7 @@ def test_a_graph_without_a_form_is_logged_at_every_start_and_tried_once(
 
     for start in range(1, 3):
         with caplog.at_level(logging.WARNING):
-            assert choose(source, opening, provider) == source.path
+            check(source, opening, provider)
         assert len(caplog.records) == start
         assert opening.opened == 1
     assert all("no form for this device" in record.message for record in caplog.records)
@@ -120,7 +120,7 @@ def test_a_device_that_fails_on_an_empty_class_is_not_given_the_graph(
     source: GraphSource, empty: Callable[[FloatArray], FloatArray], reason: str
 ) -> None:
     with pytest.raises(ModelProblem, match=rf"no form for `cuda`.*{reason}.*models import"):
-        choose(source, Opening(empty))
+        check(source, Opening(empty))
 
     assert not source.path.with_name(RECORD).exists()
 
@@ -136,17 +136,11 @@ def test_a_graph_that_only_the_device_can_run_has_to_answer_numbers(
     expanded.write_bytes(expand(graph).SerializeToString())
     opening = Opening(no_number if fails else None)
 
-    def open_executor(given: GraphSource) -> ModelExecutor:
-        return opening(msgspec.structs.replace(given, path=expanded))
+    def run(given: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray]:
+        return running(opening)(msgspec.structs.replace(given, path=expanded), batches)
 
-    def find() -> Path:
-        return find_quickest(source, provider="cuda", profile="fp32", open_executor=open_executor)
-
-    if fails:
-        with pytest.raises(ModelProblem, match="by inf"):
-            find()
-    else:
-        assert find() == source.path
+    with pytest.raises(ModelProblem, match="by inf") if fails else nullcontext():
+        check_fallback(source, provider="cuda", run=run)
 
 
 @pytest.mark.parametrize("provider", ["cpu", "openvino"])
@@ -155,6 +149,7 @@ def test_a_device_that_is_a_cpu_runs_its_graph_untried(
 ) -> None:
     opening = Opening(fail)
 
-    assert choose(source, opening, provider) == source.path
+    check(source, opening, provider)
+
     assert opening.opened == 0
     assert not caplog.records
