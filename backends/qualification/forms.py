@@ -20,6 +20,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
+from backends.qualification.fallback import check_fallback, running
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.types import FloatArray, IntArray
@@ -83,10 +84,17 @@ def find_quickest(
     profile: str,
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> Path:
-    """Return the file of the quickest form, measured once per digest and kind of machine."""
+    """Return the file of the quickest form, measured once per digest and kind of machine.
+
+    Raises:
+        ModelProblem: no form, nor the graph itself, answers on this device.
+    """
     folder = source.path.parent
+    if source.upstream is not None:
+        return source.path
     names = find_forms(source.path, provider=provider, profile=profile)
-    if not names or source.upstream is not None:
+    if not names:
+        check_fallback(source, provider=provider, run=running(open_executor))
         return source.path
     record, key = folder / RECORD, machine_key(source.digest, provider, profile, *names)
     found = read_record(record, key, QuickestForm)

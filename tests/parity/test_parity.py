@@ -17,7 +17,7 @@ from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from tests.parity import faults
-from tests.parity.checkpoints import Checkpoint, all_checkpoints
+from tests.parity.checkpoints import Checkpoint, Family, Purpose, all_checkpoints
 from tests.parity.comparison import Difference, compare
 from tests.parity.references import References, read_references, reference_file
 from tests.parity.served import MINILM, Served, serving, write_models
@@ -55,6 +55,27 @@ async def test_answers_are_those_of_the_reference(
 
     assert differences
     assert [line for line in differences if not line.is_equal] == []
+
+
+@pytest.mark.parametrize("form", ["cuda-heads", "any-plain"])
+@pytest.mark.parametrize("family", ["distilbert", "deberta", "modernbert"])
+async def test_forms_for_gpus_answer_as_the_reference(
+    tmp_path: Path, texts: list[str], family: Family, form: str
+) -> None:
+    """Those that a CPU has kernels for, served in the place of the graph for CPUs."""
+    purposes: tuple[Purpose, ...] = ("text", "tokens", "embed")
+    checkpoints = [Checkpoint(family=family, purpose=purpose) for purpose in purposes]
+    models = write_models(tmp_path, checkpoints)
+    for checkpoint in checkpoints:
+        manifest = models / checkpoint.name / "1" / "model.yaml"
+        manifest.write_text(f"truncate: true\ngraph: model.{form}.onnx\n")
+
+    async with serving(models) as running:
+        found = [await running.answer(checkpoint, texts, _FEW) for checkpoint in checkpoints]
+
+    for checkpoint, answers in zip(checkpoints, found, strict=True):
+        expected = read_references(reference_file(checkpoint.name)).take(_FEW)
+        assert [line for line in compare(answers, expected) if not line.is_equal] == []
 
 
 async def test_minilm_embeds_as_sentence_transformers_do(served: Served, texts: list[str]) -> None:

@@ -27,7 +27,14 @@ ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l
 _PACKAGE = Path(__file__).parent
 _MODELS = _PACKAGE / "models"
 _HEADS = _PACKAGE / "heads"
-_GRAPHS = _PACKAGE.parent / "graphs"
+# All that shapes the models, the code that builds them included.
+_SOURCES = (
+    (_MODELS, "**/*"),
+    (_HEADS, "**/*"),
+    (_PACKAGE, "*.py"),
+    (_PACKAGE.parent / "graphs", "*.py"),
+    (_PACKAGE.parent / "importing", "device_forms.py"),
+)
 _STAGING = ".building-"
 _LOCK = ".lock"
 
@@ -154,8 +161,7 @@ def _complete(target: Path, fingerprint: str) -> list[str] | None:
 def _fingerprint() -> str:
     """Digest of all that shapes the models: the weights, the heads, and the code that builds."""
     digest = hashlib.sha256(json.dumps(dict(FILES)).encode())
-    for root in (_MODELS, _HEADS, _PACKAGE, _GRAPHS):
-        pattern = "*.py" if root in {_PACKAGE, _GRAPHS} else "**/*"
+    for root, pattern in _SOURCES:
         for path in sorted(path for path in root.glob(pattern) if path.is_file()):
             content = path.read_bytes()
             digest.update(f"{path.relative_to(root).as_posix()}:{len(content)}:".encode())

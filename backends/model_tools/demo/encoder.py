@@ -1,17 +1,20 @@
-"""Writes the ONNX graph and the tokenizer of the demo encoder from its published weights."""
+"""Writes the ONNX graphs and the tokenizer of the demo encoder from its published weights."""
 
 import json
 from pathlib import Path
+
+from onnx import ModelProto
 
 from backends.model_tools.demo.source import DemoModelsError
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import WeightsError, read_safetensors
+from backends.model_tools.importing.device_forms import write_forms
 
 
 def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:
-    """Write `model.onnx`, `tokenizer.json` and `config.json` of the model in `source`.
+    """Write `model.onnx`, its forms, `tokenizer.json` and `config.json` of the model in `source`.
 
     `layers` is how many of its first layers are kept, by default all.
 
@@ -27,9 +30,15 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
         model = build_bert(shape, weights, GraphForm(attention="gathered"))
     except (WeightsError, ValueError, KeyError) as error:
         raise DemoModelsError(f"`{source}` holds no usable BERT model: {error}") from error
-    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    graph = folder / "model.onnx"
+    graph.write_bytes(model.SerializeToString())
+    write_forms(graph, config, weights, "mean", finish=_leave)
     _write_tokenizer(source / "tokenizer.json", folder / "tokenizer.json")
     (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _leave(_: ModelProto) -> None:
+    """Add nothing after the encoder."""
 
 
 def _write_tokenizer(source: Path, target: Path) -> None:

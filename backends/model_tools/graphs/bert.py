@@ -53,8 +53,6 @@ def build_bert(
     form = form or GraphForm()
     check_weights(shape, weights)
     problem = form.problem()
-    if shape.buckets and form.packed:
-        problem = "relative positions are not computed without padding"
     if problem is not None:
         raise WeightsError(problem)
     is_plain = form.attention == "plain"
@@ -97,7 +95,7 @@ class _BertWriter:
             graph, grid, epsilon=shape.layer_norm_epsilon, padding=shape.padding
         )
         state = self._project(embedded)
-        bias = add_relative_bias(graph, shape) if shape.buckets else ""
+        bias = add_relative_bias(graph, shape, from_values=False) if shape.buckets else ""
         for layer in range(shape.layers):
             prefix = f"encoder.layer.{layer}.attention.self"
             # Nobody reads what the last layer makes of the other tokens then.
@@ -124,15 +122,15 @@ class _BertWriter:
         masking = ["lengths"]
         if self._form.attention == "ranges":
             masking = [add_ranges(self._graph, mask="attention_mask", lengths="lengths")]
-        if self._shape.buckets:
-            # Of `Attention` the input between them is what a decoder has computed before.
-            masking += [""] * (self._form.attention == "fused")
-            masking += [add_relative_bias(self._graph, self._shape)]
         if self._form.packed:
             # The padding is left out: `[real tokens, hidden]` from here on.
             masking = ["places", "ends"]
             outputs = ("packed", *masking, "longest")
             state = self._graph.fused("RemovePadding", [state, "lengths"], *outputs)
+        if self._shape.buckets:
+            # Of `Attention` the input between them is what a decoder has computed before.
+            masking += [""] * (self._form.attention == "fused")
+            masking += [add_relative_bias(self._graph, self._shape, from_values=True)]
         exact = self._form.precision == "fp32" and not self._form.packed
         for layer in range(self._shape.layers):
             last = layer == self._shape.layers - 1

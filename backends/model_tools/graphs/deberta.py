@@ -4,13 +4,14 @@ Attention is disentangled (He et al. 2021, arXiv:2006.03654): to the product of 
 of content with relative position, both ways. What of them depends on weights alone, the positions
 seen by each layer, is computed while the graph is built.
 
-Linear layers compute real tokens only, as in `backends.model_tools.graphs.gathered`, unless the
-form is `plain`. Inputs and outputs are those of `backends.model_tools.graphs.bert`;
-`token_type_ids` only where the model has them. fp32 only.
+In the form `gathered` linear layers compute real tokens only, and attention is written out, as in
+`plain`. In `heads`, `ranges` and `packed` one kernel attends, and adds the products with positions
+to its scores; these forms are in fp32 or fp16. Inputs and outputs are those of
+`backends.model_tools.graphs.bert`; `token_type_ids` only where the model has them.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -20,12 +21,16 @@ from onnx import ModelProto
 
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.form import GraphForm, Output, check_form
+from backends.model_tools.graphs.form import Attention, GraphForm, Output, check_form
+from backends.model_tools.graphs.fused_rows import FusedRows
 from backends.model_tools.graphs.gathered import open_grid
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
 from backends.model_tools.graphs.padded import add_padding_scores
-from backends.model_tools.graphs.relative import add_distances
+from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError
+
+_FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
+_PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
 class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +88,7 @@ def build_deberta(
     Raises:
         WeightsError: a weight is missing, or the configuration asks for what is not computed.
     """
-    check_form(form)
+    check_form(form, attention=("gathered", "plain", *_FUSED))
     (output,) = form.outputs
     try:
         shape = msgspec.convert(config, DebertaShape)
@@ -94,9 +99,13 @@ def build_deberta(
     if shape.embedding_size not in (None, shape.hidden_size):
         raise WeightsError("`embedding_size` must be `hidden_size`")
     weights = strip_prefix(weights, "deberta.")
-    graph = GraphBuilder(weights, plain=form.attention == "plain", stored=stored)
+    is_plain = form.attention == "plain"
+    graph = GraphBuilder(weights, form.precision, plain=is_plain, stored=stored)
     try:
-        _DebertaWriter(shape, graph).write(output)
+        if form.attention in _FUSED:
+            _FusedWriter(shape, graph, form).write(output)
+        else:
+            _GridWriter(shape, graph).write(output)
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (shape.type_vocab_size > 0)
@@ -114,16 +123,102 @@ def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: in
 
 
 class _DebertaWriter:
-    """Writes the nodes of one encoder, in their order."""
+    """Writes the nodes that all forms have."""
 
     def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
         self._shape = shape
         self._graph = graph
         self._width = shape.hidden_size // shape.num_attention_heads
-        self._grid = open_grid(graph, width=self._width)
         # Contents count once, and once more each way that positions are asked for, even in vain.
         ways = sum(way in shape.named for way in ("c2p", "p2c"))
         self._scale = math.sqrt(self._width * (1 + ways))
+
+    def _near_tables(self) -> dict[str, NDArray[np.int64]]:
+        """Return by `c2p` and `p2c` the relative position of each distance."""
+        shape = self._shape
+        reach = shape.max_position_embeddings - 1
+        distances = np.arange(-reach, reach + 1, dtype=np.int64)
+        buckets = distances
+        if shape.position_buckets > 0:
+            buckets = bucket_distances(
+                distances, buckets=shape.position_buckets, farthest=shape.farthest
+            )
+        # A distance is counted from the first of a pair to the second, here the other way.
+        # One more than there are distances: weights packed behind it in a file stay aligned.
+        return {
+            name: np.append(np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1), 0)
+            for name, sign in (("c2p", -1), ("p2c", 1))
+        }
+
+    def _embed_tokens(self, ids: str, places: str, kinds: str) -> str:
+        graph, shape, prefix = self._graph, self._shape, "embeddings"
+        table = graph.weight(f"{prefix}.word_embeddings.weight")
+        state = graph.plain("Gather", [table, ids], "embedded.words")
+        if places:
+            table = graph.weight(f"{prefix}.position_embeddings.weight")
+            graph.plain("Gather", [table, places], "embedded.places")
+            state = graph.plain("Add", [state, "embedded.places"], "embedded.placed")
+        if kinds:
+            table = graph.weight(f"{prefix}.token_type_embeddings.weight")
+            graph.plain("Gather", [table, kinds], "embedded.types")
+            state = graph.plain("Add", [state, "embedded.types"], "embedded.typed")
+        epsilon = shape.layer_norm_eps
+        return graph.layer_norm(f"{prefix}.LayerNorm", state, "embedded", epsilon=epsilon)
+
+    def _positions(self) -> NDArray[np.float32] | None:
+        """Return the vectors of the relative positions: `[2 * span, hidden]`."""
+        if not self._shape.attended:
+            return None
+        weights = self._graph.weights
+        table = weights["encoder.rel_embeddings.weight"][: 2 * self._shape.span]
+        if "layer_norm" in self._shape.norm_rel_ebd.lower():
+            exact = table.astype(np.float64)
+            centred = exact - exact.mean(axis=1, keepdims=True)
+            variance = (centred**2).mean(axis=1, keepdims=True)
+            exact = centred / np.sqrt(variance + self._shape.layer_norm_eps)
+            exact = exact * weights["encoder.LayerNorm.weight"] + weights["encoder.LayerNorm.bias"]
+            table = exact.astype(np.float32)
+        return table
+
+    def _split(self, prefix: str, rows: str) -> str:
+        """Add `rows` `[batch, sequence, hidden]` by heads: `[batch, heads, sequence, width]`."""
+        graph = self._graph
+        split = graph.plain("Reshape", [rows, "heads"], f"{prefix}.split")
+        return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
+
+    def _nears(
+        self, prefix: str, query: str, key: str, positions: NDArray[np.float32] | None
+    ) -> Iterator[tuple[str, str]]:
+        """Add the products of tokens with positions; yield the way of each and its name."""
+        if positions is not None and "c2p" in self._shape.attended:
+            yield "c2p", self._near(prefix, "c2p", query, positions)
+        if positions is not None and "p2c" in self._shape.attended:
+            near = self._near(prefix, "p2c", key, positions)
+            turned = self._graph.plain("Transpose", [near], f"{prefix}.p2c", perm=[0, 1, 3, 2])
+            yield "p2c", turned
+
+    def _near(self, prefix: str, way: str, state: str, positions: NDArray[np.float32]) -> str:
+        """Add the products of `state` with the relative position of each other token."""
+        graph, shape = self._graph, self._shape
+        own = {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}[way]
+        shared = {"c2p": "key_proj", "p2c": "query_proj"}[way]
+        name = f"{prefix}.{shared if shape.share_att_key else own}"
+        seen = positions @ graph.weights[f"{name}.weight"].T + graph.weights[f"{name}.bias"]
+        seen = seen.reshape(-1, shape.num_attention_heads, self._width).transpose(1, 2, 0)
+        scaled = (seen / np.float32(self._scale)).astype(np.float32)
+        table = graph.floats(f"{prefix}.{way}.positions", scaled)
+        graph.plain("MatMul", [state, table], f"{prefix}.{way}.all")
+        return graph.plain(
+            "GatherElements", [f"{prefix}.{way}.all", f"near.{way}"], f"{prefix}.{way}.near", axis=3
+        )
+
+
+class _GridWriter(_DebertaWriter):
+    """Writes a graph of operators that CPUs and compilers have, attention step by step."""
+
+    def __init__(self, shape: DebertaShape, graph: GraphBuilder) -> None:
+        super().__init__(shape, graph)
+        self._grid = open_grid(graph, width=self._width)
 
     def write(self, output: Output) -> None:
         self._write_masks()
@@ -149,58 +244,24 @@ class _DebertaWriter:
     def _write_distances(self) -> None:
         """Add `near.c2p` and `near.p2c`: which relative position each pair of tokens has."""
         graph, shape = self._graph, self._shape
-        reach = shape.max_position_embeddings - 1
-        distances = np.arange(-reach, reach + 1, dtype=np.int64)
-        buckets = distances
-        if shape.position_buckets > 0:
-            buckets = bucket_distances(
-                distances, buckets=shape.position_buckets, farthest=shape.farthest
-            )
         pairs = add_distances(graph, positions=shape.max_position_embeddings)
         rows = graph.plain("Shape", ["input_ids"], "distance.batch", start=0, end=1)
         heads = graph.constant("distance.heads", np.array([shape.num_attention_heads]))
         size = [rows, heads, "distance.length", "distance.length"]
         graph.plain("Concat", size, "distance.size", axis=0)
-        # A distance is counted from the first of a pair to the second, here the other way.
-        for name, sign in (("c2p", -1), ("p2c", 1)):
-            table = np.clip(sign * buckets + shape.span, 0, 2 * shape.span - 1)
-            # One more than there are distances: weights packed behind it in a file stay aligned.
-            table = np.append(table, 0)
+        for name, table in self._near_tables().items():
             graph.constant(f"near.{name}.table", table)
             graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
             graph.plain("Expand", [f"near.{name}.square", "distance.size"], f"near.{name}")
 
     def _embed(self) -> str:
-        graph, shape, prefix = self._graph, self._shape, "embeddings"
-        table = graph.weight(f"{prefix}.word_embeddings.weight")
-        ids = self._grid.take("input_ids", "input_ids.real")
-        state = graph.plain("Gather", [table, ids], "embedded.words")
-        if shape.position_biased_input:
-            table = graph.weight(f"{prefix}.position_embeddings.weight")
-            places = graph.plain("Gather", [table, self._grid.positions()], "embedded.places")
-            state = graph.plain("Add", [state, places], "embedded.placed")
+        grid, shape = self._grid, self._shape
+        ids = grid.take("input_ids", "input_ids.real")
+        places = grid.positions() if shape.position_biased_input else ""
+        kinds = ""
         if shape.type_vocab_size > 0:
-            table = graph.weight(f"{prefix}.token_type_embeddings.weight")
-            kinds = self._grid.take("token_type_ids", "token_type_ids.real")
-            types = graph.plain("Gather", [table, kinds], "embedded.types")
-            state = graph.plain("Add", [state, types], "embedded.typed")
-        epsilon = shape.layer_norm_eps
-        return graph.layer_norm(f"{prefix}.LayerNorm", state, "embedded", epsilon=epsilon)
-
-    def _positions(self) -> NDArray[np.float32] | None:
-        """Return the vectors of the relative positions: `[2 * span, hidden]`."""
-        if not self._shape.attended:
-            return None
-        weights = self._graph.weights
-        table = weights["encoder.rel_embeddings.weight"][: 2 * self._shape.span]
-        if "layer_norm" in self._shape.norm_rel_ebd.lower():
-            exact = table.astype(np.float64)
-            centred = exact - exact.mean(axis=1, keepdims=True)
-            variance = (centred**2).mean(axis=1, keepdims=True)
-            exact = centred / np.sqrt(variance + self._shape.layer_norm_eps)
-            exact = exact * weights["encoder.LayerNorm.weight"] + weights["encoder.LayerNorm.bias"]
-            table = exact.astype(np.float32)
-        return table
+            kinds = grid.take("token_type_ids", "token_type_ids.real")
+        return self._embed_tokens(ids, places, kinds)
 
     def _encode(
         self, layer: int, state: str, positions: NDArray[np.float32] | None, first: str
@@ -222,20 +283,13 @@ class _DebertaWriter:
 
     def _attend(self, prefix: str, state: str, positions: NDArray[np.float32] | None) -> str:
         graph = self._graph
-        query = self._project(f"{prefix}.query_proj", state)
-        key = self._project(f"{prefix}.key_proj", state)
-        value = self._project(f"{prefix}.value_proj", state)
+        query, key, value = (self._project(f"{prefix}.{name}", state) for name in _PROJECTIONS)
         turned = graph.plain("Transpose", [key], f"{prefix}.turned", perm=[0, 1, 3, 2])
         scale = graph.constant(f"{prefix}.scale", np.array(1 / self._scale, dtype=np.float32))
         graph.plain("MatMul", [query, turned], f"{prefix}.products")
         scores = graph.plain("Mul", [f"{prefix}.products", scale], f"{prefix}.contents")
-        if positions is not None and "c2p" in self._shape.attended:
-            near = self._near(prefix, "c2p", query, positions)
-            scores = graph.plain("Add", [scores, near], f"{prefix}.with_c2p")
-        if positions is not None and "p2c" in self._shape.attended:
-            near = self._near(prefix, "p2c", key, positions)
-            near = graph.plain("Transpose", [near], f"{prefix}.p2c", perm=[0, 1, 3, 2])
-            scores = graph.plain("Add", [scores, near], f"{prefix}.with_p2c")
+        for way, near in self._nears(prefix, query, key, positions):
+            scores = graph.plain("Add", [scores, near], f"{prefix}.with_{way}")
         graph.plain("Add", [scores, "padding"], f"{prefix}.scores")
         graph.plain("Softmax", [f"{prefix}.scores"], f"{prefix}.shares", axis=-1)
         graph.plain("MatMul", [f"{prefix}.shares", value], f"{prefix}.heads")
@@ -244,22 +298,64 @@ class _DebertaWriter:
 
     def _project(self, prefix: str, state: str) -> str:
         """Add a product with its bias, split into heads: `[batch, heads, sequence, width]`."""
-        graph = self._graph
-        rows = self._grid.fill(graph.linear(prefix, state), f"{prefix}.grid")
-        split = graph.plain("Reshape", [rows, "heads"], f"{prefix}.split")
-        return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
+        rows = self._grid.fill(self._graph.linear(prefix, state), f"{prefix}.grid")
+        return self._split(prefix, rows)
 
-    def _near(self, prefix: str, way: str, state: str, positions: NDArray[np.float32]) -> str:
-        """Add the products of `state` with the relative position of each other token."""
+
+class _FusedWriter(_DebertaWriter):
+    """Writes a graph for GPUs, with one node for attention."""
+
+    def __init__(self, shape: DebertaShape, graph: GraphBuilder, form: GraphForm) -> None:
+        super().__init__(shape, graph)
+        self._rows = FusedRows(graph, form)
+
+    def write(self, output: Output) -> None:
         graph, shape = self._graph, self._shape
-        own = {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}[way]
-        shared = {"c2p": "key_proj", "p2c": "query_proj"}[way]
-        name = f"{prefix}.{shared if shape.share_att_key else own}"
-        seen = positions @ graph.weights[f"{name}.weight"].T + graph.weights[f"{name}.bias"]
-        seen = seen.reshape(-1, shape.num_attention_heads, self._width).transpose(1, 2, 0)
-        scaled = (seen / np.float32(self._scale)).astype(np.float32)
-        table = graph.floats(f"{prefix}.{way}.positions", scaled)
-        graph.plain("MatMul", [state, table], f"{prefix}.{way}.all")
-        return graph.plain(
-            "GatherElements", [f"{prefix}.{way}.all", f"near.{way}"], f"{prefix}.{way}.near", axis=3
+        places = ""
+        if shape.attended or shape.position_biased_input:
+            places = count_places(graph)
+        if shape.attended:
+            self._write_distances(places)
+        state = self._embed_tokens(
+            "input_ids",
+            places if shape.position_biased_input else "",
+            "token_type_ids" if shape.type_vocab_size > 0 else "",
         )
+        state = self._rows.enter(state)
+        positions = self._positions()
+        for layer in range(shape.num_hidden_layers):
+            prefix, epsilon = f"encoder.layer.{layer}", shape.layer_norm_eps
+            context = self._attend(f"{prefix}.attention.self", state, positions)
+            output_name = f"state.{layer}"
+            state = graph.feed_forward(prefix, context, state, output_name, epsilon=epsilon)
+        self._rows.leave(state, output)
+
+    def _write_distances(self, places: str) -> None:
+        """Add `near.c2p` and `near.p2c`: which relative position each pair of tokens has."""
+        graph, shape = self._graph, self._shape
+        heads = [0, 0, shape.num_attention_heads, self._width]
+        graph.constant("heads", np.array(heads, dtype=np.int64))
+        pairs = subtract_places(graph, places, positions=shape.max_position_embeddings)
+        each = np.zeros((1, shape.num_attention_heads, 1, 1), dtype=np.int32)
+        axes = graph.constant("distance.axes", np.array([1, 3], dtype=np.int64))
+        rows = graph.plain("Unsqueeze", ["columns.zeros", axes], "distance.zeros.rows")
+        zeros = graph.constant("distance.zeros.heads", each)
+        zeros = graph.plain("Add", [rows, zeros], "distance.zeros")
+        for name, table in self._near_tables().items():
+            # int32: it is read in every layer.
+            graph.constant(f"near.{name}.table", table.astype(np.int32))
+            square = graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
+            graph.plain("Add", [zeros, square], f"near.{name}")
+
+    def _attend(self, prefix: str, state: str, positions: NDArray[np.float32] | None) -> str:
+        graph, heads = self._graph, self._shape.num_attention_heads
+        inputs = [graph.linear(f"{prefix}.{name}", state) for name in _PROJECTIONS]
+        bias = ""
+        if positions is not None:
+            # Every token has products with the positions of a whole row, its padding too.
+            query, key = (
+                self._split(name, self._rows.pad(name, f"{name}.padded")) for name in inputs[:2]
+            )
+            for way, near in self._nears(prefix, query, key, positions):
+                bias = graph.plain("Add", [bias, near], f"{prefix}.with_{way}") if bias else near
+        return self._rows.attend(prefix, inputs, heads=heads, bias=bias, scale=1 / self._scale)

@@ -1,5 +1,6 @@
 """Enumerates the forms in which an encoder can be written; measurements choose the fastest."""
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -58,11 +59,14 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
 
-def check_form(form: GraphForm) -> None:
-    """Refuse the forms that the BERT family alone has.
+def check_form(form: GraphForm, *, attention: Collection[Attention]) -> None:
+    """Refuse the forms that a family lacks: other kinds of `attention`, and bf16.
 
     Raises:
-        WeightsError: the form is one of them.
+        WeightsError: the form is one of them, or no family has it.
     """
-    if form.attention not in {"gathered", "plain"} or form.precision != "fp32":
-        raise WeightsError(f"no kernel computes `{form.attention}` attention of this family")
+    problem = form.problem()
+    if form.attention not in attention or form.precision == "bf16":
+        problem = f"no kernel computes `{form.attention}` attention of this family so"
+    if problem is not None:
+        raise WeightsError(problem)

@@ -1,9 +1,9 @@
-"""Builds a ModernBERT encoder as an ONNX graph of real tokens, without torch.
+"""Builds a ModernBERT encoder as an ONNX graph, without torch.
 
 Warner et al. 2024 (arXiv:2412.13663): rotated queries and keys in the place of position embeddings,
 normalisation before each step, gated feed-forward, and in most layers attention to near tokens
-only. Inputs and outputs are those of `backends.model_tools.graphs.bert`, without `token_type_ids`;
-the form is `gathered` or `plain`, in fp32.
+only. Inputs and outputs are those of `backends.model_tools.graphs.bert`, without `token_type_ids`.
+The forms are `gathered` and `plain`, and for GPUs `heads`, `ranges` and `packed` in fp32 or fp16.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,16 @@ from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.form import GraphForm, Output, check_form
+from backends.model_tools.graphs.form import Attention, GraphForm, Output, check_form
+from backends.model_tools.graphs.fused_rows import FusedRows
 from backends.model_tools.graphs.gathered import attend_first, attend_gathered, open_grid
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
-from backends.model_tools.graphs.relative import add_distances
+from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
+_FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
 # Added to the scores of tokens that are too far: their weight is lost in rounding, and no denormal
 # number, with which a CPU is slow.
 _FAR = -80.0
@@ -69,7 +71,7 @@ def build_modernbert(
     Raises:
         WeightsError: a weight is missing, or the configuration asks for what is not computed.
     """
-    check_form(form)
+    check_form(form, attention=("gathered", "plain", *_FUSED))
     (output,) = form.outputs
     try:
         shape = msgspec.convert(config, ModernBertShape)
@@ -79,9 +81,13 @@ def build_modernbert(
         if found and found.get("rope_type", "default") != "default":
             raise WeightsError(f"`rope_type` must be `default`, not `{found['rope_type']}`")
     weights = strip_prefix(weights, "model.")
-    graph = GraphBuilder(weights, plain=form.attention == "plain", stored=stored)
+    is_plain = form.attention == "plain"
+    graph = GraphBuilder(weights, form.precision, plain=is_plain, stored=stored)
     try:
-        _ModernBertWriter(shape, graph).write(output)
+        if form.attention in _FUSED:
+            _FusedWriter(shape, graph, form).write(output)
+        else:
+            _GridWriter(shape, graph).write(output)
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
     rows = ["batch", "sequence"] if output == TOKENS else ["batch"]
@@ -90,122 +96,60 @@ def build_modernbert(
 
 
 class _ModernBertWriter:
-    """Writes the nodes of one encoder, in their order."""
+    """Writes the nodes that all forms have."""
 
     def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
         self._shape = shape
         self._graph = graph
         self._width = shape.hidden_size // shape.num_attention_heads
-        self._grid = open_grid(graph, width=self._width)
+        self._kinds = {shape.attention(layer) for layer in range(shape.num_hidden_layers)}
 
-    def write(self, output: Output) -> None:
-        graph, layers = self._graph, range(self._shape.num_hidden_layers)
-        kinds = {self._shape.attention(layer) for layer in layers}
-        self._write_rotations(kinds)
-        near = self._near() if _LOCAL in kinds else ""
-        ids = self._grid.take("input_ids", "input_ids.real")
-        table = graph.weight("embeddings.tok_embeddings.weight")
-        state = graph.plain("Gather", [table, ids], "embedded.words")
-        state = self._norm("embeddings.norm", state)
-        for layer in layers:
-            prefix = f"layers.{layer}"
-            # Nobody reads what the last layer makes of the other tokens then.
-            only_first = layer == layers[-1] and output == FIRST
-            bias = near if self._shape.attention(layer) == _LOCAL else ""
-            context = self._attend(layer, state, bias, only_first=only_first)
-            if only_first:
-                state = self._grid.first(state, f"{prefix}.first")
-            state = self._add(f"{prefix}.attn.Wo", context, state)
-            inner = self._gated(f"{prefix}.mlp.Wi", self._norm(f"{prefix}.mlp_norm", state))
-            state = self._add(f"{prefix}.mlp.Wo", inner, state)
-        if output == FIRST:
-            self._norm("final_norm", state, FIRST)
-        else:
-            self._grid.fill(self._norm("final_norm", state), TOKENS)
-
-    def _attend(self, layer: int, state: str, bias: str, *, only_first: bool) -> str:
-        graph, prefix, shape = self._graph, f"layers.{layer}.attn", self._shape
-        # The first layer's input is normalised already.
-        normed = self._norm(f"layers.{layer}.attn_norm", state) if layer else state
-        read = self._grid.first(normed, f"{prefix}.first") if only_first else normed
-        query, key, value = (
-            self._part(f"{prefix}.Wqkv", tokens, part, of=3)
-            for part, tokens in enumerate((read, normed, normed))
-        )
-        key = self._rotate(key, shape.attention(layer))
-        if only_first:
-            # The first position is the one that is not rotated.
-            return attend_first(
-                graph,
-                self._grid,
-                prefix,
-                [query, key, value],
-                heads=shape.num_attention_heads,
-                bias=bias,
-            )
-        query = self._rotate(query, shape.attention(layer))
-        return attend_gathered(
-            self._grid, prefix, [query, key, value], heads=shape.num_attention_heads, bias=bias
-        )
-
-    def _write_rotations(self, kinds: set[str]) -> None:
-        """Add the cosines and sines of all positions, and the position of every token."""
+    def _write_rotations(self) -> None:
+        """Add the cosines and sines of all positions."""
         graph, shape = self._graph, self._shape
         exponents = np.arange(0, self._width, 2, dtype=np.float32) / np.float32(self._width)
         places = np.arange(shape.max_position_embeddings, dtype=np.float32)
-        for kind in sorted(kinds):
+        for kind in sorted(self._kinds):
             frequencies = np.float32(1) / np.float32(shape.theta(kind)) ** exponents
             angles = places[:, None] * frequencies[None, :]
             graph.floats(f"{kind}.cos", np.cos(angles))
             graph.floats(f"{kind}.sin", np.sin(angles))
-        row = graph.constant("rotation.row", np.array([1], dtype=np.int64))
-        graph.plain("Cast", [self._grid.positions()], "rotation.flat", to=TensorProto.INT64)
-        graph.plain("Unsqueeze", ["rotation.flat", row], "rotation.positions")
 
-    def _rotate(self, tokens: str, kind: str) -> str:
-        """Add the rotation of every token's heads; the kernel takes each as a row of its own."""
+    def _embed(self, ids: str) -> str:
         graph = self._graph
-        if graph.is_plain:
-            return self._rotate_plain(tokens, kind)
-        rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
-        inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
-        # Its defaults, which not every runtime knows.
-        rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
-        return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
+        table = graph.weight("embeddings.tok_embeddings.weight")
+        state = graph.plain("Gather", [table, ids], "embedded.words")
+        return self._norm("embeddings.norm", state)
 
-    def _rotate_plain(self, tokens: str, kind: str) -> str:
-        """Add the same by operators of ONNX alone, for the rows of a padded grid."""
-        graph = self._graph
-        heads = [0, 0, self._shape.num_attention_heads, self._width]
-        split = graph.constant(f"{tokens}.split", np.array(heads, dtype=np.int64))
-        joined = graph.constant(f"{tokens}.joined", np.array([0, 0, -1], dtype=np.int64))
-        graph.plain("Reshape", [tokens, split], f"{tokens}.heads")
-        low, high = f"{tokens}.low", f"{tokens}.high"
-        graph.plain("Split", [f"{tokens}.heads"], low, high, axis=-1, num_outputs=2)
-        cosine, sine = (
-            # One for all rows and heads: `[sequence, 1, width / 2]`.
-            graph.plain("Gather", [f"{kind}.{part}", "rotation.positions"], f"{tokens}.{part}")
-            for part in ("cos", "sin")
-        )
-        for kept, moved, operator in ((low, high, "Sub"), (high, low, "Add")):
-            graph.plain("Mul", [kept, cosine], f"{kept}.kept")
-            graph.plain("Mul", [moved, sine], f"{moved}.moved")
-            graph.plain(operator, [f"{kept}.kept", f"{moved}.moved"], f"{kept}.turned")
-        halves = [f"{low}.turned", f"{high}.turned"]
-        graph.plain("Concat", halves, f"{tokens}.turned", axis=-1)
-        return graph.plain("Reshape", [f"{tokens}.turned", joined], f"{tokens}.rotated")
-
-    def _near(self) -> str:
-        """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
-        graph, positions = self._graph, self._shape.max_position_embeddings
+    def _near_table(self) -> str:
+        """Add what local attention adds to the score of each distance."""
+        positions = self._shape.max_position_embeddings
         distances = np.abs(np.arange(1 - positions, positions))
         far = np.where(distances > self._shape.local_attention // 2, _FAR, 0.0)
-        table = graph.floats("near.table", far.astype(np.float32))
+        return self._graph.floats("near.table", far.astype(np.float32))
+
+    def _near(self, table: str, pairs: str) -> str:
+        """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
+        graph = self._graph
         axes = graph.constant("near.axes", np.array([0, 1], dtype=np.int64))
-        pairs = graph.plain(
-            "Gather", [table, add_distances(graph, positions=positions)], "near.all"
-        )
-        return graph.plain("Unsqueeze", [pairs, axes], "near")
+        graph.plain("Gather", [table, pairs], "near.all")
+        return graph.plain("Unsqueeze", ["near.all", axes], "near")
+
+    def _normed(self, layer: int, state: str) -> str:
+        """Add what attention reads; the first layer's input is normalised already."""
+        return self._norm(f"layers.{layer}.attn_norm", state) if layer else state
+
+    def _projections(self, layer: int, *tokens: str) -> list[str]:
+        """Add query, key and value of three states."""
+        prefix = f"layers.{layer}.attn.Wqkv"
+        return [self._part(prefix, each, part, of=3) for part, each in enumerate(tokens)]
+
+    def _feed(self, layer: int, context: str, state: str) -> str:
+        """Add what follows attention in a layer; `context` is what it gave for `state`."""
+        prefix = f"layers.{layer}"
+        state = self._add(f"{prefix}.attn.Wo", context, state)
+        inner = self._gated(f"{prefix}.mlp.Wi", self._norm(f"{prefix}.mlp_norm", state))
+        return self._add(f"{prefix}.mlp.Wo", inner, state)
 
     def _gated(self, prefix: str, state: str) -> str:
         graph = self._graph
@@ -240,3 +184,121 @@ class _ModernBertWriter:
         return graph.plain(
             "LayerNormalization", inputs, output or f"{prefix}.normed", epsilon=self._shape.norm_eps
         )
+
+
+class _GridWriter(_ModernBertWriter):
+    """Writes a graph of operators that CPUs and compilers have."""
+
+    def __init__(self, shape: ModernBertShape, graph: GraphBuilder) -> None:
+        super().__init__(shape, graph)
+        self._grid = open_grid(graph, width=self._width)
+
+    def write(self, output: Output) -> None:
+        graph, layers = self._graph, range(self._shape.num_hidden_layers)
+        self._write_rotations()
+        row = graph.constant("rotation.row", np.array([1], dtype=np.int64))
+        graph.plain("Cast", [self._grid.positions()], "rotation.flat", to=TensorProto.INT64)
+        graph.plain("Unsqueeze", ["rotation.flat", row], "rotation.positions")
+        near = ""
+        if _LOCAL in self._kinds:
+            table, positions = self._near_table(), self._shape.max_position_embeddings
+            near = self._near(table, add_distances(graph, positions=positions))
+        state = self._embed(self._grid.take("input_ids", "input_ids.real"))
+        for layer in layers:
+            # Nobody reads what the last layer makes of the other tokens then.
+            only_first = layer == layers[-1] and output == FIRST
+            bias = near if self._shape.attention(layer) == _LOCAL else ""
+            context = self._attend(layer, state, bias, only_first=only_first)
+            if only_first:
+                state = self._grid.first(state, f"layers.{layer}.first")
+            state = self._feed(layer, context, state)
+        if output == FIRST:
+            self._norm("final_norm", state, FIRST)
+        else:
+            self._grid.fill(self._norm("final_norm", state), TOKENS)
+
+    def _attend(self, layer: int, state: str, bias: str, *, only_first: bool) -> str:
+        graph, prefix, shape = self._graph, f"layers.{layer}.attn", self._shape
+        normed = self._normed(layer, state)
+        read = self._grid.first(normed, f"{prefix}.first") if only_first else normed
+        query, key, value = self._projections(layer, read, normed, normed)
+        key = self._rotate(key, shape.attention(layer))
+        if only_first:
+            # The first position is the one that is not rotated.
+            return attend_first(
+                graph,
+                self._grid,
+                prefix,
+                [query, key, value],
+                heads=shape.num_attention_heads,
+                bias=bias,
+            )
+        query = self._rotate(query, shape.attention(layer))
+        return attend_gathered(
+            self._grid, prefix, [query, key, value], heads=shape.num_attention_heads, bias=bias
+        )
+
+    def _rotate(self, tokens: str, kind: str) -> str:
+        """Add the rotation of every token's heads; the kernel takes each as a row of its own."""
+        graph = self._graph
+        if graph.is_plain:
+            return self._rotate_plain(tokens, kind)
+        rows = graph.plain("Unsqueeze", [tokens, "rotation.row"], f"{tokens}.row")
+        inputs = [rows, "rotation.positions", f"{kind}.cos", f"{kind}.sin"]
+        # Its defaults, which not every runtime knows.
+        rotated = graph.fused("RotaryEmbedding", inputs, f"{tokens}.rotated.row", interleaved=0)
+        return graph.plain("Squeeze", [rotated, "rotation.row"], f"{tokens}.rotated")
+
+    def _rotate_plain(self, tokens: str, kind: str) -> str:
+        """Add the same by operators of ONNX alone, for the rows of a padded grid."""
+        graph = self._graph
+        heads = [0, 0, self._shape.num_attention_heads, self._width]
+        split = graph.constant(f"{tokens}.split", np.array(heads, dtype=np.int64))
+        joined = graph.constant(f"{tokens}.joined", np.array([0, 0, -1], dtype=np.int64))
+        graph.plain("Reshape", [tokens, split], f"{tokens}.heads")
+        low, high = f"{tokens}.low", f"{tokens}.high"
+        graph.plain("Split", [f"{tokens}.heads"], low, high, axis=-1, num_outputs=2)
+        cosine, sine = (
+            # One for all rows and heads: `[sequence, 1, width / 2]`.
+            graph.plain("Gather", [f"{kind}.{part}", "rotation.positions"], f"{tokens}.{part}")
+            for part in ("cos", "sin")
+        )
+        for kept, moved, operator in ((low, high, "Sub"), (high, low, "Add")):
+            graph.plain("Mul", [kept, cosine], f"{kept}.kept")
+            graph.plain("Mul", [moved, sine], f"{moved}.moved")
+            graph.plain(operator, [f"{kept}.kept", f"{moved}.moved"], f"{kept}.turned")
+        halves = [f"{low}.turned", f"{high}.turned"]
+        graph.plain("Concat", halves, f"{tokens}.turned", axis=-1)
+        return graph.plain("Reshape", [f"{tokens}.turned", joined], f"{tokens}.rotated")
+
+
+class _FusedWriter(_ModernBertWriter):
+    """Writes a graph for GPUs, with one node for attention."""
+
+    def __init__(self, shape: ModernBertShape, graph: GraphBuilder, form: GraphForm) -> None:
+        super().__init__(shape, graph)
+        self._rows = FusedRows(graph, form)
+
+    def write(self, output: Output) -> None:
+        graph, shape = self._graph, self._shape
+        self._write_rotations()
+        places = count_places(graph)
+        rotations = self._rows.rotations(places)
+        near = ""
+        if _LOCAL in self._kinds:
+            table, positions = self._near_table(), shape.max_position_embeddings
+            near = self._near(table, subtract_places(graph, places, positions=positions))
+        state = self._rows.enter(self._embed("input_ids"))
+        for layer in range(shape.num_hidden_layers):
+            kind = shape.attention(layer)
+            normed = self._normed(layer, state)
+            query, key, value = self._projections(layer, normed, normed, normed)
+            tables = [rotations, f"{kind}.cos", f"{kind}.sin"]
+            context = self._rows.attend(
+                f"layers.{layer}.attn",
+                [*(self._rows.rotate(name, tables) for name in (query, key)), value],
+                heads=shape.num_attention_heads,
+                bias=near if kind == _LOCAL else "",
+            )
+            state = self._feed(layer, context, state)
+        self._rows.leave(self._norm("final_norm", state), output)

@@ -31,12 +31,43 @@ def add_distances(graph: GraphBuilder, *, positions: int) -> str:
     return graph.plain("Add", ["distance.signed", centre], "distance")
 
 
-def add_relative_bias(graph: GraphBuilder, shape: BertShape) -> str:
-    """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`."""
+def count_places(graph: GraphBuilder) -> str:
+    """Add the number of every place of a row, padding too: int32 `[batch, sequence]`.
+
+    Made of the inputs' values, not of their shapes: shapes are computed on the CPU, and a graph
+    with a part on the CPU is no CUDA graph.
+    """
+    zero = graph.constant("columns.zero", np.array(0, dtype=np.int32))
+    one = graph.constant("columns.one", np.array(1, dtype=np.int32))
+    axis = graph.constant("columns.axis", np.array(1, dtype=np.int64))
+    graph.plain("Mul", ["attention_mask", zero], "columns.zeros")
+    graph.plain("Add", ["columns.zeros", one], "columns.ones")
+    return graph.plain("CumSum", ["columns.ones", axis], "columns", exclusive=1)
+
+
+def subtract_places(graph: GraphBuilder, places: str, *, positions: int) -> str:
+    """Add what `add_distances` does, int32, from the `places` that `count_places` added."""
+    row = graph.constant("distance.row", np.array(0, dtype=np.int64))
+    across = graph.constant("distance.across", np.array([1], dtype=np.int64))
+    centre = graph.constant("distance.centre", np.array(positions - 1, dtype=np.int32))
+    graph.plain("Gather", [places, row], "distance.places", axis=0)
+    graph.plain("Unsqueeze", ["distance.places", across], "distance.rows")
+    graph.plain("Sub", ["distance.places", "distance.rows"], "distance.signed")
+    return graph.plain("Add", ["distance.signed", centre], "distance")
+
+
+def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: bool) -> str:
+    """Add the bias of every head and pair of places: `[1, heads, sequence, sequence]`.
+
+    It is made `from_values` of the inputs or of their shapes, which suit GPUs and compilers.
+    """
     distances = np.arange(1 - shape.positions, shape.positions)
     buckets = bucket_distances(distances, buckets=shape.buckets)
     table = graph.floats("relative.table", graph.weights[RELATIVE_BIAS][buckets].T)
-    pairs = add_distances(graph, positions=shape.positions)
+    if from_values:
+        pairs = subtract_places(graph, count_places(graph), positions=shape.positions)
+    else:
+        pairs = add_distances(graph, positions=shape.positions)
     row = graph.constant("relative.row", np.array([0], dtype=np.int64))
     graph.plain("Gather", [table, pairs], "relative.heads", axis=1)
     return graph.plain("Unsqueeze", ["relative.heads", row], "relative")

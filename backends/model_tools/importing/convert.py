@@ -15,6 +15,7 @@ from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.model_tools.importing.device_forms import write_forms
 from backends.model_tools.importing.export import export
 from backends.model_tools.importing.finishing import copy_graph, finish_graph, finish_model
+from backends.model_tools.importing.optimized_forms import write_optimized_forms
 from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.repository.graph_file import read_graph_file
@@ -58,6 +59,8 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             source.pooling(),
             finish=lambda form: finish_model(form, source, dict(source.fields)),
         )
+    else:
+        write_optimized_forms(target / _GRAPH, source.config)
     fields.pop("graph", None)
     fields.pop("tokenizer", None)
     for name in _KEPT:

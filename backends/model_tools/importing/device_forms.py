@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from backends.model_tools.graphs.checkpoint import build_checkpoint
 from backends.model_tools.graphs.form import Attention, GraphForm, Precision
@@ -34,7 +35,7 @@ def write_forms(
 
     `finish` adds to a graph what comes after the encoder, as was done with `graph`.
     """
-    stored = _StoredTensors(graph)
+    stored = StoredTensors(graph)
     for device, form in _forms():
         try:
             model = build_checkpoint(
@@ -43,10 +44,7 @@ def write_forms(
         except WeightsError:
             continue  # no kernel computes it so
         finish(model)
-        for tensor in model.graph.initializer:
-            stored.replace(tensor)
-        name = form_name(graph, device, form.attention, form.precision)
-        graph.with_name(name).write_bytes(model.SerializeToString())
+        stored.write(model, form_name(graph, device, form.attention, form.precision))
 
 
 def _forms() -> Iterator[tuple[Device, GraphForm]]:
@@ -58,36 +56,54 @@ def _forms() -> Iterator[tuple[Device, GraphForm]]:
                 yield "cuda", form
 
 
-class _StoredTensors:
-    """Finds weights in the file of a graph: by their names, and by their bytes."""
+class StoredTensors:
+    """Finds weights in the file of a graph, or beside it: by their names, and by their bytes."""
 
     def __init__(self, graph: Path) -> None:
         self.by_name: dict[str, TensorProto] = {}
+        self._graph = graph
         self._by_length: dict[int, list[tuple[bytes, TensorProto]]] = {}
         content = graph.read_bytes()
         at = 0
         for tensor in ModelProto.FromString(content).graph.initializer:
-            raw = tensor.raw_data
-            if len(raw) < _LEAST_BYTES:
-                continue
-            # They lie in their order: one search over the file finds all.
-            at = content.index(raw, at)
-            tensor.ClearField("raw_data")
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", graph.name), ("offset", at), ("length", len(raw))):
-                tensor.external_data.add(key=key, value=str(value))
+            if uses_external_data(tensor):
+                raw = _read_external(tensor, graph.parent)
+            else:
+                raw = tensor.raw_data
+                if len(raw) < _LEAST_BYTES:
+                    continue
+                # They lie in their order: one search over the file finds all.
+                at = content.index(raw, at)
+                tensor.ClearField("raw_data")
+                tensor.data_location = TensorProto.EXTERNAL
+                for key, value in (("location", graph.name), ("offset", at), ("length", len(raw))):
+                    tensor.external_data.add(key=key, value=str(value))
+                at += len(raw)
             self.by_name[tensor.name] = tensor
             self._by_length.setdefault(len(raw), []).append((raw, tensor))
-            at += len(raw)
 
-    def replace(self, tensor: TensorProto) -> None:
-        """Take the numbers out of a tensor that are in the file."""
-        if tensor.data_location == TensorProto.EXTERNAL:
-            return
+    def write(self, model: ModelProto, name: str) -> None:
+        """Write a model beside the graph, without the numbers that lie there already."""
+        for tensor in model.graph.initializer:
+            self.replace(tensor)
+        self._graph.with_name(name).write_bytes(model.SerializeToString())
+
+    def replace(self, tensor: TensorProto) -> bool:
+        """Take the numbers out of a tensor that are in the file; return whether they are."""
+        if uses_external_data(tensor):
+            return True
         raw = tensor.raw_data
         for other, stored in self._by_length.get(len(raw), ()):
             if raw == other:
                 tensor.ClearField("raw_data")
                 tensor.data_location = TensorProto.EXTERNAL
                 tensor.external_data.extend(stored.external_data)
-                return
+                return True
+        return False
+
+
+def _read_external(tensor: TensorProto, folder: Path) -> bytes:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    load_external_data_for_tensor(copy, str(folder))
+    return copy.raw_data

@@ -6,16 +6,22 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
 
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import pad
 from backends.model_tools.demo import build, source as demo_source
 from backends.model_tools.demo.__main__ import main
 from backends.model_tools.demo.build import MANIFEST, build_demo_models
 from backends.model_tools.demo.source import DemoModelsError, find_source
+from backends.qualification.forms import find_forms
 from backends.repository.staging import MARK as STAGING_MARK
+from backends.types import OutputKind
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 
 NAMES = {
@@ -92,6 +98,47 @@ def test_labels_are_unique_and_as_many_as_the_head_has_logits(demo_models: Path)
             width = head[f"b{len(head.files) // 2 - 1}"].shape[0]
 
         assert len(set(labels)) == len(labels) == width
+
+
+@pytest.mark.parametrize("name", build.ENCODERS)
+@pytest.mark.parametrize(
+    ("provider", "profile", "kinds"),
+    [
+        ("cuda", "fp32", {"heads", "packed", "ranges"}),
+        ("cuda", "fp16", {"heads", "packed", "ranges"}),
+        ("cuda", "bf16", {"heads", "ranges"}),
+        ("tensorrt", "fp16", {"plain"}),
+    ],
+)
+def test_encoders_have_every_form_that_an_import_writes(
+    demo_models: Path, name: str, provider: str, profile: str, kinds: set[str]
+) -> None:
+    """A GPU would run the graph for CPUs otherwise."""
+    forms = find_forms(demo_models / name / "1" / "model.onnx", provider=provider, profile=profile)
+
+    assert {form.split(".")[1].split("-")[1] for form in forms} == kinds
+
+
+@pytest.mark.parametrize("output", list(OutputKind))
+def test_forms_of_the_encoder_answer_as_its_graph(demo_models: Path, output: OutputKind) -> None:
+    """Those that a CPU has kernels for, about rows of every class of lengths."""
+    graph = demo_models / "minilm-l2" / "1" / "model.onnx"
+    outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
+    source = GraphSource(path=graph, outputs=outputs, dimensions=384)
+    batch = pad([np.arange(1000, 1000 + n, dtype=np.int32) for n in (3, 15, 1, 60)], output)
+
+    own, heads, half, plain = (
+        OnnxExecutor(
+            msgspec.structs.replace(source, path=graph.with_name(f"model{form}.onnx")),
+            worker_threads=1,
+        ).run(batch)
+        for form in ("", ".cuda-heads", ".cuda-heads-fp16", ".any-plain")
+    )
+
+    real = batch.mask > 0 if output is OutputKind.TOKENS else slice(None)
+    largest = np.abs(own[real]).max()
+    for found, tolerance in ((heads, 1e-5), (half, 1e-2), (plain, 1e-5)):
+        np.testing.assert_allclose(found[real], own[real], atol=tolerance * largest)
 
 
 def test_the_tokenizer_neither_pads_nor_cuts(demo_models: Path) -> None:

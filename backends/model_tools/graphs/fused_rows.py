@@ -1,0 +1,105 @@
+"""Writes rows for the fused attention of GPUs: with their padding, or packed without it.
+
+It serves families that BERT's own writer does not: something may be added to the scores, and each
+kernel is one node whose masking follows from `attention_mask`. Nothing here reads a shape, unless
+rows are packed: shapes are computed on the CPU, and a graph with a part there is no CUDA graph.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from backends.model_tools.graphs.attention import add_ranges
+from backends.model_tools.graphs.bert import FIRST
+from backends.model_tools.graphs.form import GraphForm, Output
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+
+_MASK = "attention_mask"
+
+
+class FusedRows:
+    """Brings states of tokens into the layout of a kernel, attends, and brings them back.
+
+    States are `[batch, sequence, hidden]`, or `[tokens, hidden]` of the real tokens if `is_packed`.
+    """
+
+    def __init__(self, graph: GraphBuilder, form: GraphForm) -> None:
+        self._graph = graph
+        self.is_packed = form.packed
+        axis = graph.constant("rows.axis", np.array([1], dtype=np.int64))
+        self._lengths = graph.plain("ReduceSum", [_MASK, axis], "rows.lengths", keepdims=0)
+        if form.attention == "ranges":
+            self._masking = [add_ranges(graph, mask=_MASK, lengths=self._lengths)]
+        elif self.is_packed:
+            self._masking = ["rows.places", "rows.ends"]
+        else:
+            self._masking = [self._lengths]
+
+    def enter(self, state: str) -> str:
+        """Add the layout of the kernel to `state` `[batch, sequence, hidden]`."""
+        if not self.is_packed:
+            return state
+        outputs = ("rows.packed", *self._masking, "rows.longest")
+        return self._graph.fused("RemovePadding", [state, self._lengths], *outputs)
+
+    def pad(self, state: str, output: str) -> str:
+        """Add `state` with its padding: `[batch, sequence, hidden]`."""
+        if not self.is_packed:
+            return state
+        return self._graph.fused("RestorePadding", [state, "rows.places"], output)
+
+    def rotations(self, places: str) -> str:
+        """Add what `RotaryEmbedding` takes: the first position, or that of each packed token.
+
+        The latter is int64 `[tokens, 1]`. `places` are those of `count_places`; the kernel that
+        packs takes floats.
+        """
+        graph = self._graph
+        if not self.is_packed:
+            return graph.constant("rows.start", np.array([0], dtype=np.int64))
+        column = graph.constant("rows.column", np.array([2], dtype=np.int64))
+        graph.plain("Cast", [places], "rows.numbers", to=TensorProto.FLOAT)
+        graph.plain("Unsqueeze", ["rows.numbers", column], "rows.numbered")
+        outputs = [f"rows.numbered.{part}" for part in ("packed", "places", "ends", "longest")]
+        graph.fused("RemovePadding", ["rows.numbered", self._lengths], *outputs)
+        return graph.plain("Cast", [outputs[0]], "rows.positions", to=TensorProto.INT64)
+
+    def rotate(self, state: str, tables: Sequence[str]) -> str:
+        """Add the rotation of every token's heads by `rotations`, cosines and sines.
+
+        Of packed tokens each is a row of its own, since rows begin anywhere.
+        """
+        graph, rotated = self._graph, f"{state}.rotated"
+        if not self.is_packed:
+            return graph.fused("RotaryEmbedding", [state, *tables], rotated, interleaved=0)
+        rows = graph.plain("Unsqueeze", [state, "rows.axis"], f"{state}.row")
+        graph.fused("RotaryEmbedding", [rows, *tables], f"{rotated}.row", interleaved=0)
+        return graph.plain("Squeeze", [f"{rotated}.row", "rows.axis"], rotated)
+
+    def attend(
+        self,
+        prefix: str,
+        inputs: Sequence[str],
+        *,
+        heads: int,
+        bias: str,
+        scale: float | None = None,
+    ) -> str:
+        """Add attention on query, key and value; `bias` is added to the scores, if it is named.
+
+        A `bias` is `[batch or 1, heads or 1, sequence, sequence]`.
+        """
+        operator = "PackedMultiHeadAttention" if self.is_packed else "MultiHeadAttention"
+        given = [*inputs, "", *self._masking, *([bias] if bias else [])]
+        scaled = {} if scale is None else {"scale": scale}
+        return self._graph.fused(operator, given, prefix, num_heads=heads, **scaled)
+
+    def leave(self, state: str, output: Output) -> None:
+        """Add the graph's output, in float32: the state of every token or of each row's first."""
+        graph = self._graph
+        state = self.pad(state, "rows.restored")
+        if output == FIRST:
+            first = graph.constant("rows.first", np.array(0, dtype=np.int64))
+            state = graph.plain("Gather", [state, first], "rows.firsts", axis=1)
+        graph.plain("Cast", [state], output, to=TensorProto.FLOAT)

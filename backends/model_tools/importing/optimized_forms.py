@@ -1,0 +1,142 @@
+"""Writes forms for CUDA of a graph that was not built here, by ONNX Runtime's own optimizer.
+
+The optimizer knows how exporters write attention, and puts one node in its place. What it does not
+know stays as it is. The forms lie beside the graph, over the same weights, as those of
+`backends.model_tools.importing.device_forms` do, and a backend compares their answers.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from backends.model_tools.graphs.graph_builder import FUSED, copy_model
+from backends.model_tools.graphs.half import halve
+from backends.model_tools.importing.device_forms import StoredTensors
+from backends.model_tools.importing.finishing import is_half
+from backends.qualification.forms import form_name
+
+# The exporter whose graphs the optimizer expects; it warns of any other name.
+_PRODUCER = "pytorch"
+# Quantized graphs are written for the device they were quantized for.
+_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "Integer")
+_LARGEST_HALF = float(np.finfo(np.float16).max)
+
+
+def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
+    """Write `model.cuda-optimized.onnx`, `-packed`, and both in fp16 beside `graph`.
+
+    Without attention that can be fused there is the graph as it is in fp16 alone, and of a graph
+    that is in fp16 there are forms in fp16 alone.
+    """
+    model = onnx.load(str(graph))
+    operators = [node.op_type for node in model.graph.node]
+    if any(mark in operator for operator in operators for mark in _QUANTIZED):
+        return
+    stored = StoredTensors(graph)
+    fused = _fuse(model, config)
+    if is_half(graph):
+        forms = {"fp16": fused}
+    else:
+        half = _halve(fused or onnx.load(str(graph)), stored)
+        forms = {"fp32": fused, "fp16": half}
+    for precision, form in forms.items():
+        if form is not None:
+            stored.write(form, form_name(graph, "cuda", "optimized", precision))
+            packed = _pack(form) if fused is not None else None
+            if packed is not None:
+                stored.write(packed, form_name(graph, "cuda", "packed", precision))
+
+
+def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
+    """Return `model`, changed to have fused attention; `None` where none of it is known.
+
+    What is left of `model` is then of no use.
+    """
+    # It puts its folder on the path of imports, and takes two seconds to load.
+    from onnxruntime.transformers.fusion_options import (  # type: ignore[import-untyped] # noqa: PLC0415
+        FusionOptions,
+    )
+    from onnxruntime.transformers.optimizer import (  # type: ignore[import-untyped] # noqa: PLC0415
+        optimize_by_fusion,
+    )
+
+    options = FusionOptions("bert")
+    # Query, key and value stay three products, so that their weights are those of the graph.
+    options.use_multi_head_attention = True
+    model.producer_name = _PRODUCER
+    try:
+        fused: ModelProto = optimize_by_fusion(
+            model,
+            num_heads=_number(config, "num_attention_heads", "n_heads"),
+            hidden_size=_number(config, "hidden_size", "dim"),
+            optimization_options=options,
+        ).model
+    except Exception:  # noqa: BLE001 - a graph that it stumbles over is served as it is
+        return None
+    if not _has(fused, "MultiHeadAttention"):
+        return None
+    if not any(opset.domain == FUSED for opset in fused.opset_import):
+        fused.opset_import.append(helper.make_opsetid(FUSED, 1))
+    return fused
+
+
+def _pack(model: ModelProto) -> ModelProto | None:
+    """Return the fused graph without padding; `None` where it cannot be left out."""
+    from onnxruntime.transformers.convert_to_packing_mode import (  # type: ignore[import-untyped] # noqa: PLC0415
+        PackingMode,
+    )
+    from onnxruntime.transformers.onnx_model import (  # type: ignore[import-untyped] # noqa: PLC0415
+        OnnxModel,
+    )
+
+    packed = OnnxModel(copy_model(model))
+    try:
+        PackingMode(packed).convert(use_symbolic_shape_infer=False)
+        packed.topological_sort()
+    except Exception:  # noqa: BLE001 - a graph that it stumbles over has no such form
+        return None
+    found: ModelProto = packed.model
+    return found if _has(found, "PackedMultiHeadAttention") else None
+
+
+def _has(model: ModelProto, operator: str) -> bool:
+    return any(node.op_type == operator for node in model.graph.node)
+
+
+def _number(config: Mapping[str, Any], *names: str) -> int:
+    """Return the first of the fields that holds a number; 0 lets the optimizer look for it."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
+
+
+def _halve(model: ModelProto, stored: StoredTensors) -> ModelProto | None:
+    """Return the graph in fp16, its stored weights cast from fp32 when it is loaded."""
+    try:
+        half = halve(model)
+    except Exception:  # noqa: BLE001 - a graph that the converter stumbles over has no such form
+        return None
+    exact = {tensor.name: tensor for tensor in model.graph.initializer}
+    casts: list[NodeProto] = []
+    for tensor in half.graph.initializer:
+        original = exact.get(tensor.name)
+        if tensor.data_type != TensorProto.FLOAT16 or original is None:
+            continue
+        weight = TensorProto()
+        weight.CopyFrom(original)
+        weight.name = f"{tensor.name}.fp32"
+        if _fits(original) and stored.replace(weight):
+            name = tensor.name
+            tensor.CopyFrom(weight)
+            casts.append(helper.make_node("Cast", [weight.name], [name], to=TensorProto.FLOAT16))
+    nodes = [*casts, *half.graph.node]
+    del half.graph.node[:]
+    half.graph.node.extend(nodes)
+    return half
+
+
+def _fits(tensor: TensorProto) -> bool:
+    """Tell whether fp16 holds the numbers; the converter makes its extreme of larger ones."""
+    return bool(np.abs(numpy_helper.to_array(tensor)).max(initial=0.0) <= _LARGEST_HALF)

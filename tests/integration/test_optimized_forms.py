@@ -1,0 +1,190 @@
+"""A graph that was not built here has forms for CUDA, fused by ONNX Runtime's own optimizer.
+
+There is no such device here: the forms are opened on the CPU, packed ones with the operators that
+only CUDA has expanded. Still to be seen on a device: that its kernels compute these as documented,
+and that the forms are quicker than the graph as it is.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import pytest
+from onnx import TensorProto
+from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-untyped]
+    SymbolicShapeInference,
+)
+
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
+from backends.executors.padded_batch import pad
+from backends.model_tools.graphs.half import halve
+from backends.model_tools.importing.convert import convert
+from backends.types import FloatArray, OutputKind
+from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
+from tests.parity.texts import DATA
+from tests.support.expanded_graphs import expand
+from tests.support.quantized import make_dynamic
+
+OWN, EXACT, HALF = "model.onnx", "model.cuda-optimized.onnx", "model.cuda-optimized-fp16.onnx"
+PACKED, PACKED_HALF = "model.cuda-packed.onnx", "model.cuda-packed-fp16.onnx"
+ALL = {OWN, EXACT, HALF, PACKED, PACKED_HALF}
+EXPORTS: dict[Family, Path] = {
+    "bert": DATA / "bert-text-torchscript.onnx",
+    "roberta": DATA / "roberta-text-torchscript.onnx",
+    "modernbert": DATA / "modernbert-text-dynamo.onnx",
+}
+FUSED: list[Family] = ["bert", "roberta"]
+
+
+def write_export(family: Family, folder: Path) -> Path:
+    """Write the export of a family, told to be of one that no graph is built of."""
+    source = write_checkpoint(Checkpoint(family=family, purpose="text"), folder)
+    (source / "model.safetensors").unlink()
+    shutil.copyfile(EXPORTS[family], source / OWN)
+    config = json.loads((source / "config.json").read_bytes())
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    return source
+
+
+def imported(source: Path, target: Path) -> Path:
+    assert "as it is" in convert(source, target)
+    return target
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("*.onnx")}
+
+
+def answers(path: Path) -> FloatArray:
+    source = GraphSource(path=path, outputs={OutputKind.POOLED: "logits"}, dimensions=3)
+    batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 40, 1, 15)], OutputKind.POOLED)
+    return OnnxExecutor(source, worker_threads=1).run(batch)
+
+
+def assert_forms_answer(folder: Path, *names: str) -> None:
+    own = answers(folder / OWN)
+    for name in names:
+        tolerance = 1e-2 if "fp16" in name else 1e-5
+        np.testing.assert_allclose(
+            answers(folder / name), own, atol=tolerance * np.abs(own).max(), err_msg=name
+        )
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_attention_of_an_export_is_one_node_over_the_same_weights(
+    family: Family, tmp_path: Path
+) -> None:
+    folder = imported(write_export(family, tmp_path / "source"), tmp_path / "model")
+
+    assert files(folder) == ALL
+    assert_forms_answer(folder, EXACT, HALF)
+    for name in (EXACT, HALF):
+        nodes = onnx.load(str(folder / name), load_external_data=False).graph.node
+        assert [node.op_type for node in nodes].count("MultiHeadAttention") == 2
+        assert "Softmax" not in {node.op_type for node in nodes}
+        assert (folder / name).stat().st_size < (folder / OWN).stat().st_size / 4
+
+
+@pytest.mark.parametrize("family", FUSED)
+def test_a_packed_export_answers_as_it_does_with_padding(family: Family, tmp_path: Path) -> None:
+    folder = imported(write_export(family, tmp_path / "source"), tmp_path / "model")
+    for name in (PACKED, PACKED_HALF):
+        model = onnx.load(str(folder / name))
+        assert [node.op_type for node in model.graph.node].count("PackedMultiHeadAttention") == 2
+        (folder / name).write_bytes(expand(model).SerializeToString())
+
+    assert_forms_answer(folder, PACKED, PACKED_HALF)
+
+
+@pytest.mark.parametrize("name", sorted(ALL - {OWN}))
+def test_shapes_and_types_of_the_forms_are_inferred(name: str, tmp_path: Path) -> None:
+    folder = imported(write_export("bert", tmp_path / "source"), tmp_path / "model")
+
+    inferred = SymbolicShapeInference.infer_shapes(onnx.load(str(folder / name)), auto_merge=True)
+
+    known = {value.name: value.type.tensor_type for value in inferred.graph.value_info}
+    contexts = [node for node in inferred.graph.node if node.op_type.endswith("HeadAttention")]
+    wanted = TensorProto.FLOAT16 if "fp16" in name else TensorProto.FLOAT
+    assert [known[node.output[0]].elem_type for node in contexts] == [wanted, wanted]
+
+
+def test_a_graph_that_the_optimizer_stumbles_over_has_a_form_in_fp16(tmp_path: Path) -> None:
+    """It looks for the biases of layer normalisations, which ModernBERT lacks."""
+    folder = imported(write_export("modernbert", tmp_path / "source"), tmp_path / "model")
+
+    assert files(folder) == {OWN, HALF}
+    assert_forms_answer(folder, HALF)
+
+
+def test_weights_are_cast_when_a_form_is_loaded(tmp_path: Path) -> None:
+    folder = imported(write_export("bert", tmp_path / "source"), tmp_path / "model")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "loaded.onnx")
+
+    onnxruntime.InferenceSession(str(folder / HALF), options, providers=["CPUExecutionProvider"])
+
+    before, after = (
+        {
+            node.output[0]
+            for node in onnx.load(str(path), load_external_data=False).graph.node
+            if node.op_type == "Cast" and node.input[0].endswith(".fp32")
+        }
+        for path in (folder / HALF, tmp_path / "loaded.onnx")
+    )
+    assert before
+    assert not before & after
+
+
+def test_weights_in_a_file_of_their_own_stay_there(tmp_path: Path) -> None:
+    source = write_export("bert", tmp_path / "source")
+    model = onnx.load(str(source / OWN))
+    (source / OWN).unlink()
+    onnx.save(model, str(source / OWN), save_as_external_data=True, location="weights.bin")
+
+    folder = imported(source, tmp_path / "model")
+
+    assert files(folder) == ALL
+    assert_forms_answer(folder, EXACT, HALF)
+    assert max((folder / name).stat().st_size for name in ALL - {OWN}) < 60_000
+
+
+def test_an_export_in_fp16_has_a_form_in_fp16_alone(tmp_path: Path) -> None:
+    source = write_export("bert", tmp_path / "source")
+    half = halve(onnx.load(str(source / OWN)))
+    (source / OWN).write_bytes(half.SerializeToString())
+
+    folder = imported(source, tmp_path / "model")
+
+    assert files(folder) == {OWN, HALF, PACKED_HALF}
+    assert_forms_answer(folder, HALF)
+
+
+def test_a_quantized_graph_has_no_forms(tmp_path: Path) -> None:
+    source = write_export("bert", tmp_path / "source")
+    (source / OWN).write_bytes(make_dynamic((source / OWN).read_bytes()))
+
+    assert files(imported(source, tmp_path / "model")) == {OWN}
+
+
+def test_a_weight_too_large_for_fp16_is_not_infinite(tmp_path: Path) -> None:
+    """As a number that masks padding, it becomes the largest there is."""
+    source = write_export("bert", tmp_path / "source")
+    model = onnx.load(str(source / OWN))
+    table = "bert.embeddings.position_embeddings.weight"
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == table)
+    numbers = onnx.numpy_helper.to_array(tensor).copy()
+    numbers[-1] = 1e6  # of a position that no row has here
+    tensor.CopyFrom(onnx.numpy_helper.from_array(numbers, table))
+    (source / OWN).write_bytes(model.SerializeToString())
+
+    folder = imported(source, tmp_path / "model")
+
+    loaded = onnx.load(str(folder / HALF))
+    found = next(tensor for tensor in loaded.graph.initializer if tensor.name == table)
+    assert onnx.numpy_helper.to_array(found).max() == np.finfo(np.float16).max
+    assert_forms_answer(folder, HALF)
