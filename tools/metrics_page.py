@@ -15,7 +15,7 @@ Every metric of a gateway machine and of a backend.
 This page is made of [`GATEWAY_METRICS`](../gateway/telemetry/catalogue.py) and
 [`BACKEND_METRICS`](../backends/telemetry/catalogue.py) by `python -m tools.metrics_page`; tests
 hold both lists against scrapes. How to scrape and push is in
-[operations](operations.md#metrics).
+[operations](operations/watch.md#metrics).
 
 - Labels come from closed sets; none holds a tenant, a key or a text.
 - A gateway machine has one page, `/metrics` of the operators' listener. Counters and histograms

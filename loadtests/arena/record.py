@@ -48,7 +48,7 @@ class ResultFile:
 
 
 def table(results: Iterable[Result]) -> Iterator[str]:
-    """Yield the lines of the table for docs/resilience.md."""
+    """Yield the lines of a table with a row for each case."""
     yield (
         "| case | requests | wrong | errors | when | allowed | p99 ms before, during, after"
         " | answered, billed | largest process | |"

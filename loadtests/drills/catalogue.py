@@ -75,13 +75,13 @@ DRILLS = (
                 ),
             ),
             Step(
-                text="The console's page *Backends* names it, and is where it is drained.",
+                text="The console's page *Backends* names the slow backend. Drain it there.",
                 view=ConsoleView(path="/console/backends", height=380),
             ),
             Step(
-                text="The longest trace since the fault: its call names the other region's"
-                " backend. Of 1 % of requests none was among the few that the slow one still had,"
-                " so here traces say that callers are not harmed, and the panel names the backend.",
+                text="The longest trace since the fault went to the backend of the other region."
+                " None of the sampled 1 % of requests reached the slow backend. So the traces show"
+                " that callers are not harmed, and only the panel names the backend.",
                 trace="longest",
             ),
         ),
@@ -100,14 +100,14 @@ DRILLS = (
         cause="no backend of `eu` is ready, and its items go to `us`",
         steps=(
             Step(
-                text="The overview says it in words, with a link to the page *Backends*, which"
-                " says why none is ready.",
+                text="The overview names the lost region and links to the page *Backends*, which"
+                " says why no backend is ready.",
                 view=ConsoleView(path="/console/backends", height=380),
             ),
             Step(
-                text="The dashboards say since when, that nobody's requests fail, where the work"
-                " went, and that the supervisor starts backends again and again: they end by"
-                " themselves, the way to them is sound.",
+                text="The dashboards show when the fault began, that no request fails, and where"
+                " the work went. The supervisor starts the backends again and again: they end by"
+                " themselves, and the network to them works.",
                 panels=(
                     ("incident", "Share of backends ready, by region"),
                     ("incident", "Items that went to another region"),
@@ -129,20 +129,21 @@ DRILLS = (
         cause="one limit refuses; the overview of the console names the tenant `birch`",
         steps=(
             Step(
-                text="The dashboard says which limit, and since when; metrics name no tenants.",
+                text="The dashboard says which limit refuses, and since when. Metrics name no"
+                " tenants.",
                 panels=(
                     ("incident", "Refused by limits"),
                     ("overview", "Requests by outcome"),
                 ),
             ),
             Step(
-                text="The overview names the tenants whose requests are refused, and leads to the"
-                " page of the first, which has its limits.",
+                text="The overview names the tenants whose requests are refused. It leads to the"
+                " page of the first one, which shows its limits.",
                 view=ConsoleView(path="/console/tenants/birch", height=500),
             ),
             Step(
-                text="*Usage* by tenant agrees: refused items are among its failed ones. It sums"
-                " over hours, so a tenant that has just begun may be far down.",
+                text="*Usage* by tenant agrees: it counts refused items as failed. It adds up"
+                " hours, so a tenant that has just begun may be far down.",
                 view=ConsoleView(path="/console/usage?by=tenant&span=24h", height=900),
             ),
         ),
@@ -170,18 +171,17 @@ DRILLS = (
                 ),
             ),
             Step(
-                text="The page of the model says that every backend serves the revision that"
-                " fails.",
+                text="The page of the model shows that every backend serves the failing revision.",
                 view=ConsoleView(path="/console/models/judge", height=320),
             ),
             Step(
-                text="The audit has who changed what just before it began.",
+                text="The audit shows who changed what just before the fault began.",
                 view=ConsoleView(path="/console/audit"),
             ),
             Step(
-                text="A request that failed left a span although it was not sampled: a backend"
+                text="A failed request leaves a span although it was not sampled. A backend"
                 " answered with an error (`upstream_failed`), so it was reached and had room."
-                " The text of the error is in the log of the backend alone.",
+                " Only the log of the backend has the text of the error.",
                 trace="failed",
             ),
         ),
@@ -200,9 +200,9 @@ DRILLS = (
         " `event_log_unavailable` once the room that event logs reserve is used",
         steps=(
             Step(
-                text="The overview has the disk first, and what follows from it below: the state"
-                " Redis shares the disk. The alerts of both come within seconds, in either order;"
-                " the [page of StateRedisDown](runbooks/StateRedisDown.md) asks for the disk"
+                text="The overview names the disk first, and its consequences below: the state"
+                " Redis shares the disk. The alerts of both fire within seconds, in either order,"
+                " so the [page of StateRedisDown](runbooks/StateRedisDown.md) asks about the disk"
                 " first. *Free space of data directories* falls before *Reached* does.",
                 panels=(
                     ("incident", "Reached"),

@@ -13,13 +13,15 @@ from loadtests.fuzz_amplification.run import fuzz
 
 @click.command("fuzz-amplification")
 @click.option("--requests", default=100_000, show_default=True)
+@click.option("--first", default=0, help="The number of the first request: go on with a run.")
 @click.option("--seed", type=int, help="Do a run again; by default another each time.")
-def fuzz_amplification_command(*, requests: int, seed: int | None) -> None:
+def fuzz_amplification_command(*, requests: int, first: int, seed: int | None) -> None:
     """Send requests as large as is allowed; report held event loops and exceeded bounds."""
     chosen = random.SystemRandom().randrange(10**9) if seed is None else seed
     click.echo(f"seed {chosen}")
     with tempfile.TemporaryDirectory() as folder:
-        observed = fuzz(Path(folder), seed=chosen, requests=requests)
+        numbers = range(first, first + requests)
+        observed = fuzz(Path(folder), seed=chosen, numbers=numbers)
     show(observed)
     if found := list(findings(observed)):
         sys.exit("\n".join(found))

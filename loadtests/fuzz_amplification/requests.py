@@ -1,7 +1,7 @@
 """Makes requests whose products and answers are as large as their bodies allow, or nearly so."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
@@ -24,6 +24,8 @@ _LABELS = (1, 2, 32, 256, 300)
 _LABEL_LENGTHS = (3, 60, 4_000, 4_096, 4_097)
 _TEMPLATES = ("{}", "x{}" + " " * 4_090, "{}" + " " * 4_096, "{}x" + " " * 6_000_000)
 _LARGEST = 7_500_000
+_LARGE_SHARE = 0.1
+"""How often a size is any of those listed, and not of their smaller half: a run sends many."""
 
 
 class AmplifiedRequest(NamedTuple):
@@ -55,9 +57,14 @@ def lines(seed: int, numbers: Iterator[int], count: int) -> bytes:
     return b"\n".join(found)
 
 
+def _choice(chance: random.Random, sizes: Sequence[int]) -> int:
+    """Return one of the smaller half of `sizes`, or rarely any of them."""
+    return chance.choice(sizes if chance.random() < _LARGE_SHARE else sizes[: len(sizes) // 2 + 1])
+
+
 def _texts(chance: random.Random, number: int) -> list[str]:
     """Return texts of which no two are equal, of at most 7.5 MB in all."""
-    count, length = chance.choice(_COUNTS), chance.choice(_LENGTHS)
+    count, length = _choice(chance, _COUNTS), _choice(chance, _LENGTHS)
     length = min(length, _LARGEST // count)
     piece = chance.choice(_PIECES)
     text = (piece * (length // len(piece.encode()) + 1))[:length]
@@ -65,7 +72,7 @@ def _texts(chance: random.Random, number: int) -> list[str]:
 
 
 def _labels(chance: random.Random) -> list[str]:
-    count, length = chance.choice(_LABELS), chance.choice(_LABEL_LENGTHS)
+    count, length = _choice(chance, _LABELS), _choice(chance, _LABEL_LENGTHS)
     piece = chance.choice(_PIECES)
     return [f"{each}" + (piece * length)[: length - len(str(each))] for each in range(count)]
 

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from loadtests.harness.system import ADMIN_KEY, System
 from loadtests.soak.sampling import sample
 
 _SENDERS = 2
+_PIECE = 500
+"""Requests after whose answers a run says how far it is."""
 _PATIENCE = 120.0
 _BETWEEN_HITS = 0.02
 _CALM = 5.0
@@ -30,8 +33,8 @@ _GIB = 1024**3
 _BOUNDS = {"gateway": _GIB, "batches": _GIB, "backend": _GIB}
 
 
-def fuzz(folder: Path, *, seed: int, requests: int) -> Observed:
-    """Return what was seen of a run of so many requests."""
+def fuzz(folder: Path, *, seed: int, numbers: range) -> Observed:
+    """Return what was seen of a run of the requests of these numbers."""
     models = folder / "models"
     build_demo_models(models, print)
     grpc_port = free_port()
@@ -39,7 +42,7 @@ def fuzz(folder: Path, *, seed: int, requests: int) -> Observed:
     system = System(folder / "data", models=models, workers=2, environment=environment)
     with system:
         run = _Run(system, seed)
-        return run.run(requests)
+        return run.run(numbers)
 
 
 class _Run:
@@ -52,7 +55,7 @@ class _Run:
         self._observed = Observed(bounds={name: _BOUNDS[role] for name, role, _ in self._watched()})
         self._is_over = threading.Event()
 
-    def run(self, requests: int) -> Observed:
+    def run(self, numbers: range) -> Observed:
         """Return what was seen."""
         before, pids = self._metrics(), {name: pid for name, _, pid in self._watched()}
         watching = threading.Thread(target=self._watch, args=(pids,))
@@ -62,7 +65,7 @@ class _Run:
         calm, before = before, self._metrics()
         self._observed.calm_late_timers = late_timers(calm, before)
         with _hits(self._system.port, self._keys[1]) as hits:
-            self._send(requests)
+            self._send(numbers)
         self._observed.hits = hits
         self._is_over.set()
         watching.join()
@@ -71,14 +74,17 @@ class _Run:
         self._observed.late_timers = late_timers(before, self._metrics())
         return self._observed
 
-    def _send(self, requests: int) -> None:
+    def _send(self, numbers: range) -> None:
         system = self._system
         target = Target(system.url, system.port, system.grpc_address, self._keys[0])
         spawning = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(_SENDERS, spawning, leave_the_session) as pool:
-            parts = [range(each, requests, _SENDERS) for each in range(_SENDERS)]
-            for part in [pool.submit(send_all, target, self._seed, part) for part in parts]:
-                self._observed.add(part.result())
+            starts = range(numbers.start, numbers.stop, _PIECE)
+            pieces = [range(start, min(start + _PIECE, numbers.stop)) for start in starts]
+            sent = [pool.submit(send_all, target, self._seed, piece) for piece in pieces]
+            for piece, answered in zip(pieces, sent, strict=True):
+                self._observed.add(answered.result())
+                print(f"sent all before {piece.stop}", file=sys.stderr)
 
     def _watched(self) -> Iterator[tuple[str, str, int]]:
         for process in self._system.processes():

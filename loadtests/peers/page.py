@@ -2,36 +2,59 @@
 
 from collections.abc import Iterator
 
-from loadtests.peers.comparison import Comparison, Figure, Kind, Work
+from loadtests.peers.comparison import Comparison, Figure, Kind
+from loadtests.peers.picture import quickest
 
 _HEAD = """# Peers
 
-Sluicegate beside what else answers such requests, by kind of work.
-`make bench-peers` writes this page, its picture and `loadtests/results/peers.json`.
-A figure is the median run of one server.
-"Of ours" is its rate, divided by that of the way of Sluicegate named beside it in the same source.
-How each is set up, and what was tried, is in [performance](performance.md#peers).
+How fast is Sluicegate beside other servers on the same machine?
+`make bench-peers` measures them, and writes this page, its picture and
+`loadtests/results/peers.json`.
+[Comparison](comparison.md) says when another product is the better choice.
+
+![Rates of Sluicegate and its peers, by kind of work]({picture})
+
+Each row is the median run of one server in the quickest of its configurations; `peers.json` has
+the others.
+"Relative" is its rate, divided by the rate of Sluicegate in the same run.
 """
 _TEXTS = {
     Kind.HITS: (
-        "One text a request, all texts in the cache, the server on one core and everything else on "
-        "another. Sluicegate checks keys and limits and writes usage events; nginx's Lua checks a "
-        "key and a limit; LiteLLM has no classification, so that its answers are embeddings of 16 "
-        "numbers."
+        "One text a request, all texts in the cache, the server on one core and everything else on"
+        " another. Sluicegate checks keys and limits and writes usage events. The Lua program of"
+        " nginx checks a key and a limit. LiteLLM has no classification, so it answers embeddings"
+        " of 16 numbers."
     ),
     Kind.MISSES: (
-        "Sentences of which none comes twice, through MiniLM-L6 on all cores. The peers are model "
-        "servers, as Sluicegate's backend is; its gateway adds keys, limits, caches and bills. Up "
-        "to 3cb73528 the gateway had two backends, which shared the cores; now it has one."
+        "No sentence comes twice. MiniLM-L6 runs on all cores. The peers are model servers, as"
+        " Sluicegate's backend is. The gateway adds keys, limits, caches and bills; up to 3cb73528"
+        " it had two backends, which shared the cores."
     ),
     Kind.MIXED: (
-        "Half of the sentences are new, the others repeat earlier ones by Zipf's law, on all "
-        "cores. No peer has a cache for classifications: the fastest one is measured alone, and "
-        "behind nginx with Lua, which keeps whole answers in its memory."
+        "Half of the sentences are new, the others repeat earlier ones by Zipf's law. The model"
+        " servers run without a cache of their own, so the fastest one is measured alone and"
+        " behind nginx with Lua, which keeps whole answers in memory."
     ),
 }
+_SETUP = """## How they are set up
+
+- All servers run the same encoder, head and texts. The answers of 20 sentences are compared first
+  (within 0.001, in bf16 0.02): a server whose answers differ is named and not timed.
+- The peers run the graph as a common exporter writes it, Sluicegate its own graph of the same
+  weights. LitServe, BentoML and Triton run ONNX Runtime with equal settings and pad to the
+  longest text of a batch.
+- Triton is the wheel `nvidia-pytriton`, which has the Python backend only. OpenVINO has no server
+  among Python packages, so LitServe serves it.
+- Infinity runs from its own command line, with ONNX Runtime or torch.
+- The packages go into `.venv-peers` (4 GB); x86-64, Python 3.11 and glibc 2.35 are needed. What
+  cannot be installed is named and left out.
+
+`ARGS="--kinds hits"` and `ARGS="--only nginx"` measure a part and keep the other figures.
+`ARGS=--tune` tries every configuration, `ARGS=--draw-only` writes page and picture again, and
+`ARGS=--dry-run` tries everything for a few seconds.
+"""
 _COLUMNS = (
-    *("what answers", "a second", "of ours", "beside"),
+    *("server", "a second", "relative"),
     *("p50 ms", "p95 ms", "p99 ms", "processor ms each", "source"),
 )
 _NAMES = {"classify": "Classification", "embed": "Embeddings"}
@@ -39,18 +62,14 @@ _NAMES = {"classify": "Classification", "embed": "Embeddings"}
 
 def render_page(comparison: Comparison, *, picture: str) -> str:
     """Return the page; `picture` is where its picture is."""
-    parts = [_HEAD]
+    parts = [_HEAD.format(picture=picture)]
     if comparison.is_dry_run:
         parts.append("**A dry run: these figures say nothing.**\n")
-    parts.append(f"![Rates of Sluicegate and its peers, by kind of work]({picture})\n")
     for kind in Kind:
         parts += [f"## {kind.title()}\n", f"{_TEXTS[kind]}\n", *_tables(comparison, kind)]
     if comparison.left_out:
         parts += ["## Left out\n", "\n".join(_left_out(comparison)) + "\n"]
-    parts += [
-        "## Sources\n",
-        "\n".join(_sources(comparison)) + "\n",
-    ]
+    parts += [_SETUP, "## Sources\n", "\n".join(_sources(comparison)) + "\n"]
     return "\n".join(parts)
 
 
@@ -61,13 +80,15 @@ def _tables(comparison: Comparison, kind: Kind) -> Iterator[str]:
     for work in sorted(works, key=lambda work: (work.task, work.precision != "fp32")):
         if kind is Kind.MISSES:
             yield f"### {_NAMES[work.task]}, {work.precision}\n"
-        yield "\n".join(_table(comparison, work)) + "\n"
+        figures = quickest(comparison.at(work))
+        for beside in dict.fromkeys(figure.beside for figure in figures):
+            yield "\n".join(_table(comparison, [f for f in figures if f.beside == beside])) + "\n"
 
 
-def _table(comparison: Comparison, work: Work) -> Iterator[str]:
+def _table(comparison: Comparison, figures: list[Figure]) -> Iterator[str]:
     yield f"| {' | '.join(_COLUMNS)} |"
     yield "|---" * len(_COLUMNS) + "|"
-    for figure in comparison.at(work):
+    for figure in figures:
         yield _row(figure, comparison.marks().get(figure.source, ""))
 
 
@@ -75,7 +96,7 @@ def _row(figure: Figure, mark: str) -> str:
     times = (_number(value) for value in (figure.p50, figure.p95, figure.p99, figure.busy))
     what = f"{figure.what} {mark}".rstrip()
     return (
-        f"| {what} | {figure.rate:,.0f} | {figure.of_ours:.3g} | {figure.beside} "
+        f"| {what} | {figure.rate:,.0f} | {figure.of_ours:.3g} "
         f"| {' | '.join(times)} | {figure.source} |"
     )
 
@@ -94,13 +115,17 @@ def _left_out(comparison: Comparison) -> Iterator[str]:
 
 
 def _sources(comparison: Comparison) -> Iterator[str]:
+    yield "| source | how | machine |"
+    yield "|---|---|---|"
     for name, source in comparison.sources.items():
         machine = source.machine
         mark = comparison.marks().get(name, "")
         note = f" {mark} {source.note}." if mark else ""
-        versions = "; ".join(f"{what} {version}" for what, version in source.versions.items())
         yield (
-            f"- **{name}**: {source.text}; {machine.cpu}, {machine.cores} cores, "
-            f"{machine.memory_gib:g} GiB, {machine.interpreter}, {machine.date}, "
-            f"{machine.commit}.{note}" + (f" Versions: {versions}." if versions else "")
+            f"| {name} | {source.text}.{note} | {machine.cpu}, {machine.cores} cores,"
+            f" {machine.memory_gib:g} GiB, {machine.interpreter}, {machine.date},"
+            f" {machine.commit} |"
         )
+    versions = {each for source in comparison.sources.values() for each in source.versions.items()}
+    if versions:
+        yield "\nVersions: " + "; ".join(f"{what} {one}" for what, one in sorted(versions)) + "."

@@ -17,7 +17,7 @@ PAGES = ["README.md", *(p.relative_to(ROOT).as_posix() for p in sorted(ROOT.glob
 def commands(name: str) -> Iterator[str]:
     """Yield the lines of fenced blocks that call `sluicegate`, without comments."""
     for block in _BLOCK.findall(page(name)):
-        for line in block.replace("\\\n", " ").splitlines():
+        for line in re.split(r"\n| && ", block.replace("\\\n", " ")):
             if re.match(r"sluicegate [a-z]", line):
                 yield line
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.admin.operators import Role
 from gateway.errors import GatewayError
 from tests.docs.tables import ROOT, defaults, first_cells, page
 from tests.docs.test_api_page import CODES
@@ -134,3 +135,17 @@ def test_every_route_of_operators_is_on_their_page_with_its_programs(route: str)
     samples = described("operators")[route]["x-codeSamples"]
     assert [sample["label"] for sample in samples] == ["curl", "Python", "JavaScript"]
     assert all(f"\n{sample['source'].rstrip()}\n```" in section for sample in samples)
+
+
+@pytest.mark.parametrize("route", OPERATORS)
+def test_every_route_of_operators_says_who_may_call_it(route: str) -> None:
+    (section,) = re.findall(
+        rf"^## {re.escape(route)}\n(.*?)(?=^## |\Z)",
+        page(f"docs/{_OPERATORS}"),
+        re.MULTILINE | re.DOTALL,
+    )
+
+    is_public = described("operators")[route].get("security") == []
+    roles = re.findall(r"^Needs the role `(\w+)`\.$", section, re.MULTILINE)
+    assert (roles == []) == is_public
+    assert set(roles) <= set(Role)

@@ -12,7 +12,7 @@ from tools.site_text import FOLDERS
 PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 )
-PAST = {"CHANGELOG.md", "docs/performance-history.md"}
+PAST = {"CHANGELOG.md"}
 LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 PATH = re.compile(
     r"`((?:gateway|backends|loadtests|tests|tools|training|deploy|config)/[\w./*-]*\w)/?`"

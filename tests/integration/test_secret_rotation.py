@@ -31,7 +31,7 @@ def models(tmp_path: Path) -> Path:
 
 
 def backend_token_steps() -> Iterator[tuple[str, dict[str, Any]]]:
-    """What gateways send, and what backends are told, as docs/operations.md has it."""
+    """What gateways send, and what backends are told, by docs/operations/rotate-secrets.md."""
     yield OLD, {"token": OLD}
     yield OLD, {"token": NEW, "second_token": OLD}
     yield NEW, {"token": NEW, "second_token": OLD}
@@ -95,7 +95,7 @@ def test_a_second_role_of_postgresql_has_what_the_first_made(postgresql: Postgre
         for statement in (
             "CREATE ROLE ledger_a LOGIN",
             f"ALTER SCHEMA {schema} OWNER TO ledger_a",
-            # Those of docs/operations.md.
+            # Those of docs/operations/rotate-secrets.md.
             "CREATE ROLE ledger_b LOGIN PASSWORD 'another' IN ROLE ledger_a",
             "ALTER ROLE ledger_b SET role = 'ledger_a'",
         ):

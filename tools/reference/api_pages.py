@@ -4,15 +4,19 @@ It is what the OpenAPI documents say, and the programs are those that a test run
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
 import msgspec
+from litestar import Controller
 from litestar.di import Dependency
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
+from gateway.admin.operators import Role, required_role
 from gateway.api.routes import CONTROLLERS, customers_document
 from gateway.dialects.registry import DIALECTS
 from tools.reference.errors_page import errors
@@ -27,11 +31,11 @@ same extra of the wheel.
 in [the catalogue](../errors.md).
 """
 _OPERATORS = """\
-Every route but health and documentation needs the operators' key: \
+Every route but health and documentation needs the key of an operator who has the route's role: \
 `curl -H "Authorization: Bearer $(cat .sluicegate/admin-key)" http://127.0.0.1:8081/admin/config`.
 Programs run as they stand, with the listener's address in `SLUICEGATE_ADMIN_URL` and that key in
 `SLUICEGATE_ADMIN_KEY`; those in Python need `httpx`.
-[Operations](../../operations.md#the-operators-listener) says what they are for.
+[Operators](../../operations/operators.md) says what roles are, and when a change is in force.
 """
 _MEDIA = ("application/json", "multipart/form-data", "application/octet-stream")
 
@@ -67,11 +71,11 @@ def api_pages() -> dict[str, str]:
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
         raise LookupError(f"say in `PAGES` of `{__file__}` on which page {sorted(lost)} are")
-    found = {page.file: _page(page, document, tags, _COMMON) for page in PAGES}
+    found = {page.file: _page(page, document, tags, _COMMON, {}) for page in PAGES}
     operators = operators_routes()
     tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
     page = ReferencePage("operators", "The operators' listener", tuple(tags))
-    found[page.file] = _page(page, operators, tags, _OPERATORS)
+    found[page.file] = _page(page, operators, tags, _OPERATORS, operator_roles())
     return {f"reference/api/{file}.md": text for file, text in found.items()}
 
 
@@ -90,6 +94,20 @@ def operators_routes() -> Json:
     return document
 
 
+def operator_roles() -> dict[str, Role]:
+    """Return the role that each route of operators needs, by `METHOD /path`."""
+    found = {}
+    for owner in HANDLERS:
+        prefix = owner.path if isinstance(owner, type) and issubclass(owner, Controller) else ""
+        own = [owner] if isinstance(owner, HTTPRouteHandler) else vars(owner).values()
+        for handler in own:
+            if isinstance(handler, HTTPRouteHandler) and not handler.opt.get("public"):
+                for path, method in itertools.product(handler.paths, handler.http_methods):
+                    route = re.sub(r":\w+}", "}", f"{prefix}{path}".rstrip("/"))
+                    found[f"{method} {route}"] = required_role(str(method), handler.opt)
+    return found
+
+
 def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
     for part in handlers:
         own = [part] if isinstance(part, HTTPRouteHandler) else vars(part).values()
@@ -101,7 +119,13 @@ def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
                         yield name
 
 
-def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str) -> str:
+def _page(
+    page: ReferencePage,
+    document: Json,
+    tags: dict[str, str],
+    common: str,
+    roles: Mapping[str, Role],
+) -> str:
     routes = [
         (method.upper(), path, operation)
         for path, methods in document["paths"].items()
@@ -110,7 +134,9 @@ def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str
     ]
     intro = " ".join(tags[tag] for tag in page.tags)
     parts = [f"# {page.title}\n\n{NOTE}{intro}\n{common}\n"]
-    parts += [_route(method, path, operation, document) for method, path, operation in routes]
+    for method, path, operation in routes:
+        role = roles.get(f"{method} {path}")
+        parts.append(_route(method, path, operation, document, role))
     schemas = document["components"]["schemas"]
     described = sorted({name for _, _, one in routes for name in _described(one, schemas)})
     if described:
@@ -119,11 +145,13 @@ def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str
     return "".join(parts).rstrip() + "\n"
 
 
-def _route(method: str, path: str, operation: Json, document: Json) -> str:
+def _route(method: str, path: str, operation: Json, document: Json, role: Role | None) -> str:
     schemas = document["components"]["schemas"]
     parts = [f"## {method} {path}\n\n{_summary(operation)}\n\n"]
     if operation.get("security") == []:
         parts.append("Needs no key.\n\n")
+    if role is not None:
+        parts.append(f"Needs the role `{role}`.\n\n")
     parts.append(_parameters(operation))
     for media, schema in _media(operation.get("requestBody", {})):
         named = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema

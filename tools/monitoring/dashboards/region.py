@@ -170,7 +170,7 @@ REGION_PAGE = Dashboard(
                             "{{instance}} {{encoder}}",
                         ),
                     ),
-                    description="Above a quarter: few rows of mixed lengths; docs/performance.md.",
+                    description="Above a quarter: few rows of mixed lengths.",
                 ),
                 Panel(
                     title="Late iterations of event loops, 99th percentile",
