@@ -97,7 +97,10 @@ class Load:
                     else f"a new film, {self._name} {number}"
                 )
                 after = self.acknowledged
-                response = await client.post("/v1/classify", json={"model": MODEL, "input": text})
+                body = {"model": MODEL, "input": text}
+                # On a busy machine even a body may take more than the seconds of a document.
+                patience = {"x-request-timeout": "30"}
+                response = await client.post("/v1/classify", json=body, headers=patience)
                 if response.status_code != 200:
                     self.failures.append(pretty(response))
                     continue

@@ -319,8 +319,8 @@ async def test_requests_go_to_others_while_a_certificate_is_not_accepted(
 
     assert {answer["backend"] for answer in answers} == {"us-0"}
     assert not strange.calls
-    assert [(record.backend, record.region) for record in told] == [("eu-0", "eu")]  # type: ignore[attr-defined]
-    assert "its certificate is not accepted" in told[0].reason  # type: ignore[attr-defined]
+    assert {(record.backend, record.region) for record in told} == {("eu-0", "eu")}  # type: ignore[attr-defined]
+    assert any("its certificate is not accepted" in record.reason for record in told)  # type: ignore[attr-defined]
 
 
 async def ask(worker: RunningWorker, text: str) -> dict[str, str]:

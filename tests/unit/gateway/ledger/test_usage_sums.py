@@ -73,7 +73,9 @@ def seen(ledger: Ledger) -> list[list[GroupUsage]]:
     whose: Sequence[tuple[str | None, list[str] | None]] = (
         *((None, None), ("acme", None), (None, ["acme", "globex"])),
     )
-    asked = itertools.product(spans, groups, whose, (None, ["big"]))
+    every = itertools.product(spans, groups, whose, (None, ["big"]))
+    # A fifth, in which each two values of different questions meet.
+    asked = itertools.islice(every, 0, None, 5)
     return [
         ledger.usage(tenant, *span, group, prices=PRICES, tenants=tenants, models=models)
         for span, group, (tenant, tenants), models in asked
