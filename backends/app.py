@@ -19,11 +19,15 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
 from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls, server_tls
+from backends.device_defaults import GPUS, batch_rows, batch_tokens, with_device_defaults
 from backends.errors import StartProblem
+from backends.executors.device_info import read_device
 from backends.executors.opening import executor_opener
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
 from backends.qualification.qualify import Qualify, qualify
+from backends.repository.catalogue import read_catalogue
+from backends.repository.manifest import GraphManifest
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
@@ -142,6 +146,7 @@ async def _serve(
         from backends.telemetry.otel_tracing import otlp_tracing  # noqa: PLC0415
 
         tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
+    settings = at_device(settings)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:
         core = repository.core
@@ -163,6 +168,37 @@ async def _serve(
             async with _following(tls), _pushing(settings, routes):
                 await run_until_stopped(server, listener, core, settings, parent)
     await asyncio.to_thread(tracing.close)
+
+
+def at_device(settings: BackendSettings) -> BackendSettings:
+    """Return the settings with the defaults of the GPU that they name.
+
+    Raises:
+        StartProblem: there is no repository.
+    """
+    if settings.provider not in GPUS:
+        return settings
+    catalogue = read_catalogue(
+        settings.models, more=settings.more_models, assigned=settings.own_assignment
+    )
+    graphs = [m for m in catalogue.models.values() if isinstance(m.manifest, GraphManifest)]
+    device = read_device(settings.device)
+    settings = with_device_defaults(
+        settings,
+        gpu_memory_bytes=device.memory_bytes,
+        encoders=len(graphs),
+        processes=settings.gpu_processes,
+    )
+    _log.info(
+        "the defaults of a GPU are taken",
+        extra={
+            "device": device.name or "unknown",
+            "arena_bytes": settings.gpu_memory_bytes,
+            "batch_rows": batch_rows(settings),
+            "batch_tokens": batch_tokens(settings),
+        },
+    )
+    return settings
 
 
 @asynccontextmanager

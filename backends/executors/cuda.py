@@ -98,10 +98,14 @@ class CudaExecutor(ModelExecutor):
         capture: AbstractContextManager[object] | None = None,
     ) -> None:
         limits = (limits or RunLimits()).within(source.max_tokens)
+        sessions = limits.runs if limits.graph_rows else 1
         options = msgspec.structs.replace(
-            options, graphs=limits.graph_rows > 0, precision=source.profile
+            options,
+            graphs=limits.graph_rows > 0,
+            precision=source.profile,
+            # Each session has an arena of its own.
+            memory_bytes=options.memory_bytes // sessions,
         )
-        sessions = limits.runs if options.graphs else 1
         opened = [open_session(source.path, options) for _ in range(sessions)]
         self.provider = opened[0].get_providers()[0]
         self.worker_threads = limits.runs

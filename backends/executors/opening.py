@@ -1,9 +1,13 @@
 """Opens graphs as the settings of a process say."""
 
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
+from backends.device_defaults import batch_tokens, graph_rows
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
@@ -17,6 +21,8 @@ from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import servers
 from backends.settings import BackendSettings
+
+_log = logging.getLogger(__name__)
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
@@ -49,14 +55,32 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
                 base=settings.paced_base,
                 token=settings.paced_token,
             )
-        return CudaExecutor(
-            source,
-            options=device_options(settings),
-            limits=run_limits(settings),
-            capture=capture,
+        return open_capturing(
+            lambda limits: CudaExecutor(
+                source, options=device_options(settings), limits=limits, capture=capture
+            ),
+            run_limits(settings, source.path),
+            is_asked_for=settings.gpu_graph_rows is not None,
         )
 
     return open_resident if settings.session_memory_bytes else open_executor
+
+
+def open_capturing(
+    open_executor: Callable[[RunLimits], ModelExecutor], limits: RunLimits, *, is_asked_for: bool
+) -> ModelExecutor:
+    """Open a graph that is captured; it runs uncaptured where that fails and nobody asked for it.
+
+    Raises:
+        ModelProblem: it cannot be opened.
+    """
+    try:
+        return open_executor(limits)
+    except ModelProblem as error:
+        if is_asked_for or not limits.graph_rows:
+            raise
+        _log.warning("a graph runs without being captured", extra={"why": str(error)})
+        return open_executor(msgspec.structs.replace(limits, graph_rows=0))
 
 
 def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecutor:
@@ -85,14 +109,13 @@ def device_options(settings: BackendSettings) -> DeviceOptions:
         device=settings.device,
         memory_bytes=settings.gpu_memory_bytes,
         arena=settings.gpu_arena,
-        tf32=settings.gpu_tf32,
         attention_kernels=settings.gpu_attention_kernels,
         engine_cache=settings.gpu_engine_cache,
     )
 
 
-def run_limits(settings: BackendSettings) -> RunLimits:
-    """Return the limits of runs; a batch beyond `max_batch_tokens` is a single long row."""
+def run_limits(settings: BackendSettings, graph: Path) -> RunLimits:
+    """Return the limits of a graph's runs; a batch beyond `batch_tokens` is a single long row."""
     return RunLimits(
         runs=settings.gpu_runs,
         buckets=Buckets(
@@ -100,8 +123,8 @@ def run_limits(settings: BackendSettings) -> RunLimits:
             length_steps=settings.gpu_bucket_steps,
             row_steps=settings.gpu_bucket_steps,
         ),
-        graph_rows=settings.gpu_graph_rows,
+        graph_rows=graph_rows(settings, graph),
         graph_tokens=settings.gpu_graph_tokens,
         # Rounding up may pass the bound by itself.
-        outsized_tokens=2 * settings.max_batch_tokens,
+        outsized_tokens=2 * batch_tokens(settings),
     )

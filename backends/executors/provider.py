@@ -26,9 +26,9 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the provider that runs a graph, and the memory it may use.
 
     `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
-    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice); `tf32` lets float32
-    products lose bits; TensorRT computes in `precision`, where that is `fp16` or `bf16`, and keeps
-    the engines it builds under `engine_cache`.
+    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice). In the `precision`
+    `tf32` products of float32 lose bits; TensorRT also computes in `fp16` and `bf16` by itself, and
+    keeps the engines it builds under `engine_cache`.
     """
 
     provider: Provider = "cuda"
@@ -36,7 +36,6 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     arena: Arena = "kSameAsRequested"
     graphs: bool = False
-    tf32: bool = False
     attention_kernels: int = 0
     precision: str = "fp32"
     engine_cache: Path | None = None
@@ -59,7 +58,7 @@ def provider_options(options: DeviceOptions) -> list[tuple[str, dict[str, str]]]
     cuda = {
         "device_id": str(options.device),
         "arena_extend_strategy": options.arena,
-        "use_tf32": str(int(options.tf32)),
+        "use_tf32": str(int(options.precision == "tf32")),
         "enable_cuda_graph": str(int(options.graphs)),
         # Copies share the stream of the kernels: nothing reads what has not arrived.
         "do_copy_in_default_stream": "1",

@@ -23,11 +23,11 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.model_tools.importing.convert import convert
 from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.texts import GoldenSet
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import VariantGate
 from backends.qualification.forms import RECORD, QuickestForm, open_quickest
 from backends.qualification.gate import Bounds
+from backends.qualification.golden_texts import GoldenSet
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
 from backends.types import FloatArray, OutputKind

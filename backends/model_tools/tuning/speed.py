@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from backends.batching.shared import RowCaller
+from backends.device_defaults import batch_tokens
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -20,14 +21,14 @@ from backends.model_tools.tuning.sweep import (
     Point,
     batch_sizes,
     choose,
-    default_texts,
     sweep_batches,
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.texts import GoldenSet
-from backends.model_tools.tuning.tuned_model import find_graph_model, kind_of
+from backends.model_tools.tuning.tuned_model import find_graph_model
 from backends.pipelines.ask import Pipeline
+from backends.qualification.golden_texts import GoldenSet, default_texts
+from backends.qualification.judged import kind_of
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.records import MachineInfo, describe_machine
 from backends.qualification.tuned import TunedBatching, write_tuned
@@ -142,7 +143,7 @@ async def _tune(
         session = _TuningSession(settings, model, pool)
         async with session.serve(1, threads=settings.worker_threads):
             executor, rows = session.executor, [row for _, row in fitting]
-            sizes = batch_sizes(executor.provider, rows, max_tokens=settings.max_batch_tokens)
+            sizes = batch_sizes(executor.provider, rows, max_tokens=batch_tokens(settings))
             batches = sweep_batches(
                 executor,
                 rows,

@@ -10,6 +10,8 @@ from backends.executors.opening import device_options, run_limits
 from backends.executors.provider import DeviceOptions, check_provider, provider_options
 from backends.settings import read_settings
 
+GRAPH = Path("model.onnx")
+
 
 class Session:
     def __init__(self, *providers: str) -> None:
@@ -30,6 +32,15 @@ def test_cuda_is_told_its_memory_its_arena_and_no_less_than_float32() -> None:
     assert told["arena_extend_strategy"] == "kNextPowerOfTwo"
     assert told["sdpa_kernel"] == "2"
     assert (told["use_tf32"], told["enable_cuda_graph"]) == ("0", "0")
+
+
+@pytest.mark.parametrize(("precision", "told"), [("fp32", "0"), ("tf32", "1"), ("fp16", "0")])
+def test_products_lose_bits_in_tf32_alone(precision: str, told: str) -> None:
+    """TensorRT gives what it does not take to CUDA, which is told the same."""
+    for provider in ("cuda", "tensorrt"):
+        *_, (_, cuda) = provider_options(DeviceOptions(provider=provider, precision=precision))
+
+        assert cuda["use_tf32"] == told
 
 
 def test_a_device_without_bounds_is_told_none() -> None:
@@ -111,7 +122,7 @@ def test_the_environment_reaches_the_device() -> None:
         }
     )
 
-    options, limits = device_options(settings), run_limits(settings).within(256)
+    options, limits = device_options(settings), run_limits(settings, GRAPH).within(256)
 
     assert (options.provider, options.device, options.memory_bytes) == ("cuda", 2, 2**33)
     assert options.engine_cache == Path("/var/cache/engines")
