@@ -24,6 +24,13 @@ _GRAPH_ROWS = 4
 _CAPTURED = re.compile(r"\.cuda-(fused|heads|ranges)(-\w+)?\.onnx$")
 
 
+class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds a batch: its rows, and its tokens with padding."""
+
+    rows: int = 16
+    tokens: int = 4096
+
+
 def with_device_defaults(
     settings: BackendSettings, *, gpu_memory_bytes: int, encoders: int, processes: int
 ) -> BackendSettings:
@@ -58,6 +65,11 @@ def batch_tokens(settings: BackendSettings) -> int:
     fitting = settings.gpu_memory_bytes // _BYTES_PER_TOKEN
     power = 1 << max(0, fitting.bit_length() - 1)
     return max(_TOKENS, min(power, _GPU_TOKENS))
+
+
+def batch_bounds(settings: BackendSettings) -> BatchBounds:
+    """Return what a batch holds at most, of a model that nobody has tuned."""
+    return BatchBounds(rows=batch_rows(settings), tokens=batch_tokens(settings))
 
 
 def graph_rows(settings: BackendSettings, graph: Path) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.device_defaults import batch_tokens, graph_rows
+from backends.device_defaults import batch_bounds, batch_tokens, graph_rows
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
@@ -118,6 +118,7 @@ def run_limits(settings: BackendSettings, graph: Path) -> RunLimits:
     """Return the limits of a graph's runs; a batch beyond `batch_tokens` is a single long row."""
     return RunLimits(
         runs=settings.gpu_runs,
+        batch=batch_bounds(settings),
         buckets=Buckets(
             length_multiple=settings.gpu_length_multiple,
             length_steps=settings.gpu_bucket_steps,
