@@ -19,7 +19,7 @@ from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.pooling import PoolingExecutor
-from backends.qualification.forms import find_forms, find_quickest
+from backends.qualification.forms import find_forms
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
 from backends.qualification.judged import kind_of, rank_scores
@@ -64,7 +64,7 @@ def choose_profile(
     allows_fp16: bool,
     allows_tf32: bool,
     open_executor: Callable[[GraphSource], ModelExecutor],
-    find: Callable[[GraphSource], Path] | None = None,
+    find: Callable[[GraphSource], Path],
 ) -> str:
     """Return the precision that a graph runs in, judged once per digest and kind of machine.
 
@@ -81,14 +81,8 @@ def choose_profile(
     path, key = subject.folder / RECORD, machine_key(_METHOD, subject.digest, provider)
     verdict = read_record(path, key, HalfVerdict)
     if verdict is None:
-
-        def find_form(half: GraphSource) -> Path:
-            return find_quickest(
-                half, provider=provider, profile=half.profile, open_executor=open_executor
-            )
-
         verdict = HalfVerdict(
-            reasons=_judge(subject, provider, find=find or find_form, open_executor=open_executor)
+            reasons=_judge(subject, provider, find=find, open_executor=open_executor)
         )
         write_record(path, key, verdict)
         said = {"model": str(subject.folder), "why": verdict.reasons}

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import msgspec
 
@@ -14,7 +16,7 @@ from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.batching.submission import QueueLimits
-from backends.device_defaults import batch_rows, batch_tokens
+from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -23,7 +25,8 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
-from backends.qualification.forms import open_quickest
+from backends.qualification.form_trials import TryForm
+from backends.qualification.forms import find_quickest
 from backends.qualification.half_precision import HalfSubject, choose_profile
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
@@ -60,6 +63,8 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     token_pool: ThreadPoolExecutor | None = None
     open_executor: OpenExecutor
     qualify: Qualify
+    form_trials: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext
+    """Makes what tries forms of a graph; by default they are tried in this process."""
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
@@ -199,7 +204,8 @@ class _Loader:
         profile = self._choose_profile(model, manifest, tokenizer)
         manifest = msgspec.structs.replace(manifest, profile=profile)
         source = graph_source(model, manifest)
-        executor = self._open_executor(source, manifest)
+        form = msgspec.structs.replace(source, path=self._find_quickest(source))
+        executor = tools.open_executor(form)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # The graph that the upstream should run is opened for this comparison alone.
@@ -267,15 +273,19 @@ class _Loader:
             allows_fp16=settings.gpu_fp16,
             allows_tf32=settings.gpu_tf32,
             open_executor=self._tools.open_executor,
+            find=self._find_quickest,
         )
 
-    def _open_executor(self, source: GraphSource, manifest: GraphManifest) -> ModelExecutor:
-        return open_quickest(
-            source,
-            provider=self._tools.settings.provider,
-            profile=manifest.profile,
-            open_executor=self._tools.open_executor,
-        )
+    def _find_quickest(self, source: GraphSource) -> Path:
+        tools = self._tools
+        with tools.form_trials() as try_form:
+            return find_quickest(
+                source,
+                provider=tools.settings.provider,
+                open_executor=tools.open_executor,
+                bounds=batch_bounds(tools.settings),
+                try_form=try_form,
+            )
 
     def _load_head(
         self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.device_defaults import GPUS
+from backends.device_defaults import GPUS, BatchBounds, batch_bounds
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
@@ -59,6 +59,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tokenizer: Tokenizer
     apply: Callable[[FloatArray], FloatArray]
     provider: str
+    bounds: BatchBounds
     open_executor: OpenExecutor
 
     @property
@@ -81,12 +82,15 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         On CUDA it is the quickest form in that precision; other runtimes round by themselves.
         """
-        source = graph_source(self.below, self.manifest)
+        source = msgspec.structs.replace(graph_source(self.below, self.manifest), profile=profile)
         rounds = profile in ROUNDING.get(self.provider, ())
         if not rounds and self.provider != "cuda":
             return None
         found = find_quickest(
-            source, provider=self.provider, profile=profile, open_executor=self.open_executor
+            source,
+            provider=self.provider,
+            open_executor=self.open_executor,
+            bounds=self.bounds,
         )
         return found if rounds or found != source.path else None
 
@@ -182,8 +186,8 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     served = find_quickest(
         graph_source(below, graph),
         provider=settings.provider,
-        profile=graph.profile,
         open_executor=opener,
+        bounds=batch_bounds(settings),
     )
     return TunedModel(
         model=model,
@@ -203,6 +207,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         tokenizer=tokenizer,
         apply=rank_scores if measure == "order" else apply,
         provider=settings.provider,
+        bounds=batch_bounds(settings),
         open_executor=opener,
     )
 
