@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -18,9 +19,10 @@ from backends.executors.onnx import OnnxExecutor
 from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.provider import DeviceOptions
 from backends.executors.resident import ResidentExecutor, SessionMemory
+from backends.executors.tensorrt import open_engines
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import servers
-from backends.settings import BackendSettings
+from backends.settings import BackendSettings, process_environment
 
 _log = logging.getLogger(__name__)
 
@@ -55,13 +57,7 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
                 base=settings.paced_base,
                 token=settings.paced_token,
             )
-        return open_capturing(
-            lambda limits: CudaExecutor(
-                source, options=device_options(settings), limits=limits, capture=capture
-            ),
-            run_limits(settings, source.path),
-            is_asked_for=settings.gpu_graph_rows is not None,
-        )
+        return _open_on_gpu(source, settings, capture)
 
     return open_resident if settings.session_memory_bytes else open_executor
 
@@ -81,6 +77,28 @@ def open_capturing(
             raise
         _log.warning("a graph runs without being captured", extra={"why": str(error)})
         return open_executor(msgspec.structs.replace(limits, graph_rows=0))
+
+
+def _open_on_gpu(
+    source: GraphSource, settings: BackendSettings, capture: AbstractContextManager[object]
+) -> ModelExecutor:
+    options, limits = device_options(settings), run_limits(settings, source.path)
+
+    def open_on_device(
+        source: GraphSource, options: DeviceOptions, limits: RunLimits
+    ) -> ModelExecutor:
+        return CudaExecutor(source, options=options, limits=limits, capture=capture)
+
+    if settings.provider == "tensorrt":
+        if not settings.gpu_tf32:
+            # TensorRT has no other way to be told.
+            process_environment().setdefault("NVIDIA_TF32_OVERRIDE", "0")
+        return open_engines(source, options, limits, open_on_device)
+    return open_capturing(
+        lambda limits: open_on_device(source, options, limits),
+        limits,
+        is_asked_for=settings.gpu_graph_rows is not None,
+    )
 
 
 def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecutor:
@@ -110,7 +128,8 @@ def device_options(settings: BackendSettings) -> DeviceOptions:
         memory_bytes=settings.gpu_memory_bytes,
         arena=settings.gpu_arena,
         attention_kernels=settings.gpu_attention_kernels,
-        engine_cache=settings.gpu_engine_cache,
+        # Hidden, so that it is no model.
+        engine_cache=settings.gpu_engine_cache or settings.models / ".engines",
     )
 
 
