@@ -22,7 +22,7 @@ from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls, server_tls
 from backends.device_defaults import GPUS, batch_rows, batch_tokens, with_device_defaults
 from backends.errors import StartProblem
-from backends.executors.device_info import read_device
+from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
@@ -187,8 +187,10 @@ def form_trials(
     return partial(ChildTrials, partial(executor_opener, settings))
 
 
-def at_device(settings: BackendSettings) -> BackendSettings:
-    """Return the settings with the defaults of the GPU that they name.
+def at_device(
+    settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
+) -> BackendSettings:
+    """Return the settings with the defaults of the GPU that they name, of which `read` tells.
 
     Raises:
         StartProblem: there is no repository.
@@ -199,7 +201,7 @@ def at_device(settings: BackendSettings) -> BackendSettings:
         settings.models, more=settings.more_models, assigned=settings.own_assignment
     )
     graphs = [m for m in catalogue.models.values() if isinstance(m.manifest, GraphManifest)]
-    device = read_device(settings.device)
+    device = read(settings.device)
     settings = with_device_defaults(
         settings,
         gpu_memory_bytes=device.memory_bytes,
