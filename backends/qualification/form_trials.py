@@ -4,7 +4,9 @@ A kernel that reads an illegal address breaks the device for its whole process: 
 form succeeds there.
 """
 
+import logging
 import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -106,6 +108,9 @@ class ChildTrials:
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:
     """Try what arrives until the parent ends."""
+    # The parent logs what came of it, and ends this process.
+    logging.getLogger().addHandler(logging.NullHandler())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try_form = trying(make_opener())
     while True:
         try:

@@ -24,7 +24,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.trial_shapes import CPU_BATCH, Lengths, full_batches, text_lengths
-from backends.qualification.form_trials import FormTrial, TryForm, trying
+from backends.qualification.form_trials import TryForm, trying
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.types import FloatArray, IntArray
@@ -43,7 +43,7 @@ _METHOD = "2"
 # Lengths of the rows that are compared: a few short ones, as many as a small batch of a GPU has,
 # with classes of lengths that are empty, and the longest.
 _FEW: Lengths = (3, 12, 1, 9)
-_MANY, _LONGEST = 24, 128
+_MANY, _USUAL, _LONGEST = 24, 128, 1024
 # Every model has vectors of so many tokens.
 _IDS = 12
 
@@ -110,61 +110,73 @@ def _measure(
 ) -> QuickestForm:
     tolerance = TOLERANCES.get(source.profile, TOLERANCES["fp32"])
     batches = _batches(source)
-    own, problem = _run_reference(source, batches, try_form)
-    seconds = {source.path.name: _predict(own.cost, loads)} if problem is None else {}
-    for name in names:
+    expected = _run_on_cpu(source, batches)
+    seconds: dict[str, float] = {}
+    problem = ModelProblem(f"{source.path}: it answers otherwise here than on a CPU")
+    for name in (source.path.name, *names):
         path = source.path.with_name(name)
         try:
             form = try_form(msgspec.structs.replace(source, path=path), batches)
         except (BackendError, StartProblem) as error:
             _log.info("a form of a graph cannot run here", extra={"form": name, "why": str(error)})
+            if path == source.path:
+                problem = _cannot_run(source, error)
             continue
-        apart = max(
-            _apart(right, other, batch.mask)
-            for right, other, batch in zip(own.outputs, form.outputs, batches, strict=True)
-        )
-        if apart <= tolerance:
+        if expected is None and path == source.path:
+            expected = form.outputs
+        moved = _moved(expected, form.outputs, batches)
+        if moved <= tolerance:
             seconds[name] = _predict(form.cost, loads)
         else:
             _log.warning(
-                "a form of a graph answers otherwise", extra={"form": name, "moved": apart}
+                "a form of a graph answers otherwise", extra={"form": name, "moved": moved}
             )
-    if problem is not None and not seconds:
+    if not seconds:
         raise problem
     return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds)
 
 
-def _run_reference(
-    source: GraphSource, batches: list[PaddedBatch], try_form: TryForm
-) -> tuple[FormTrial, ModelProblem | None]:
-    """Run what forms are compared with: the graph on the device, or why not, and on a CPU."""
-    try:
-        return try_form(source, batches), None
-    except (BackendError, StartProblem) as error:
-        problem = (
-            error
-            if isinstance(error, ModelProblem)
-            else ModelProblem(f"{source.path}: it cannot run here: {error}")
-        )
-    # A device that has no kernels for it may have them for a form.
+def _run_on_cpu(source: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray] | None:
+    """Run what forms are compared with: the graph on a CPU, which may lack kernels for it.
+
+    A device is no reference: a graph for CPUs may answer otherwise there.
+    """
     alone = msgspec.structs.replace(source, digest="", profile="fp32")
     on_cpu = trying(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
     try:
-        return on_cpu(alone, batches), problem
+        return on_cpu(alone, batches).outputs
     except (BackendError, StartProblem):
-        raise problem from None
+        return None
+
+
+def _cannot_run(source: GraphSource, error: Exception) -> ModelProblem:
+    if isinstance(error, ModelProblem):
+        return error
+    return ModelProblem(f"{source.path}: it cannot run here: {error}")
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:
     """Return the same rows for each output, to compare answers; every model has their ids."""
-    longest = source.max_tokens or _LONGEST
-    usual = text_lengths(_MANY, min(longest, _LONGEST))
+    longest = min(source.max_tokens or _USUAL, _LONGEST)
+    usual = text_lengths(_MANY, min(longest, _USUAL))
     shapes = [[min(length, longest) for length in _FEW], usual, [longest, 1]]
     return [
         pad([1 + np.arange(length, dtype=np.int32) % _IDS for length in lengths], output)
         for output in source.outputs
         for lengths in shapes
     ]
+
+
+def _moved(
+    expected: list[FloatArray] | None, found: list[FloatArray], batches: list[PaddedBatch]
+) -> float:
+    """Return how far outputs are apart at most; where nothing is known to be right, infinitely."""
+    if expected is None:
+        return np.inf
+    return max(
+        _apart(right, other, batch.mask)
+        for right, other, batch in zip(expected, found, batches, strict=True)
+    )
 
 
 def _apart(expected: FloatArray, found: FloatArray, mask: IntArray) -> float:

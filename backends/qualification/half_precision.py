@@ -105,7 +105,9 @@ def _judge(
         if provider == "cuda" and form == half.path:
             return ["no form in fp16 runs here, or the graph in fp32 is quicker"]
         golden, rows = _read_texts(subject)
-        reference = OnnxExecutor(alone, worker_threads=usable_cores(), wide=False)
+        # Other models may be served meanwhile: half of the cores are theirs.
+        threads = max(1, usable_cores() // 2)
+        reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
         candidate = open_executor(msgspec.structs.replace(half, path=form))
         before, owners = _answers(subject, reference, rows)
         after, _ = _answers(subject, candidate, rows)

@@ -197,6 +197,27 @@ def test_the_quickest_form_that_runs_is_taken_and_remembered(tmp_path: Path) -> 
     assert later.opened == [HEADS]
 
 
+def test_a_graph_for_cpus_that_answers_otherwise_here_is_not_taken(tmp_path: Path) -> None:
+    """Its attention of no rows may be wrong on a device, where a form of it is right."""
+    folder = written(tmp_path)
+    opening = Opening(heads=2.0, ranges=3.0)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        executor = opening(source)
+        run = executor.run
+        if source.path.name == OWN:
+            executor.run = lambda batch: 0 * run(batch)  # type: ignore[method-assign]
+        return executor
+
+    assert choose(folder, open_executor) == HEADS
+
+    (folder / RECORD).unlink()
+    for path in folder.glob("*.cuda-*.onnx"):
+        path.write_bytes(b"")
+    with pytest.raises(ModelProblem, match=r"model\.onnx: it answers otherwise here than on"):
+        choose(folder, open_executor)
+
+
 def test_the_graph_itself_stays_where_no_form_is_quicker(tmp_path: Path) -> None:
     folder = written(tmp_path)
 

@@ -168,9 +168,7 @@ async def test_the_settings_and_the_device_decide(
 
 
 @pytest.mark.parametrize("declared", ["fp16", "bf16", "int8"])
-async def test_a_precision_that_is_declared_stays(
-    imported: Imported, declared: str
-) -> None:
+async def test_a_precision_that_is_declared_stays(imported: Imported, declared: str) -> None:
     folder = imported()
     (folder / "model.yaml").write_text(f"truncate: true\nprofile: {declared}\n")
 
