@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from functools import partial
 from ipaddress import ip_address
 
 import uvloop
@@ -26,7 +25,7 @@ from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
-from backends.qualification.form_trials import ChildTrials, TryForm
+from backends.qualification.form_trials import TryForm, form_trials
 from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import GraphManifest
@@ -50,7 +49,7 @@ async def open_backend(
     tracing: Tracing,
     open_executor: OpenExecutor,
     qualify: Qualify = qualify,
-    form_trials: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext,
+    try_forms: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext,
 ) -> AsyncIterator[Repository]:
     """Load the repository and run the threads of its encoders.
 
@@ -72,7 +71,7 @@ async def open_backend(
             token_pool=token_pool,
             open_executor=open_executor,
             qualify=qualify,
-            form_trials=form_trials,
+            form_trials=try_forms,
         )
         yield await stack.enter_async_context(Repository(tools))
 
@@ -155,7 +154,7 @@ async def _serve(
         settings,
         tracing=tracing,
         open_executor=executor_opener(settings),
-        form_trials=form_trials(settings),
+        try_forms=form_trials(settings),
     ) as repository:
         core = repository.core
         # Not before: the loop waits for the models to be opened.
@@ -176,15 +175,6 @@ async def _serve(
             async with _following(tls), _pushing(settings, routes):
                 await run_until_stopped(server, listener, core, settings, parent)
     await asyncio.to_thread(tracing.close)
-
-
-def form_trials(
-    settings: BackendSettings,
-) -> Callable[[], AbstractContextManager[TryForm | None]]:
-    """Return what makes trials of forms: of those for GPUs in a process of their own."""
-    if settings.provider not in GPUS:
-        return nullcontext
-    return partial(ChildTrials, partial(executor_opener, settings))
 
 
 def at_device(

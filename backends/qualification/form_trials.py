@@ -8,17 +8,22 @@ import logging
 import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
+from backends.device_defaults import GPUS
 from backends.errors import BackendError, ExecutorDied, ModelFailed, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
+from backends.executors.opening import executor_opener
 from backends.executors.padded_batch import PaddedBatch
+from backends.settings import BackendSettings
 from backends.types import FloatArray
 
 # Seconds for one form. TensorRT builds an engine in minutes.
@@ -104,6 +109,15 @@ class ChildTrials:
             connection.close()
             process.kill()
             process.join()
+
+
+def form_trials(
+    settings: BackendSettings,
+) -> Callable[[], AbstractContextManager[TryForm | None]]:
+    """Return what makes trials of forms: of those for GPUs in a child process."""
+    if settings.provider not in GPUS:
+        return nullcontext
+    return partial(ChildTrials, partial(executor_opener, settings))
 
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:

@@ -8,13 +8,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.app import form_trials
 from backends.errors import ExecutorDied, ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import ones
-from backends.qualification.form_trials import ChildTrials, OpenExecutor, trying
+from backends.qualification.form_trials import ChildTrials, OpenExecutor, form_trials, trying
 from backends.settings import BackendSettings
 from backends.types import OutputKind
 

@@ -27,6 +27,7 @@ from backends.model_tools.tuning.sweep import (
 )
 from backends.model_tools.tuning.tuned_model import find_graph_model
 from backends.pipelines.ask import Pipeline
+from backends.qualification.form_trials import form_trials
 from backends.qualification.golden_texts import GoldenSet, default_texts
 from backends.qualification.judged import kind_of
 from backends.qualification.qualify import Candidate, qualify
@@ -82,7 +83,7 @@ class _TuningSession:
         self._settings = settings
         self._model = model
         self._pool = pool
-        self._executors: dict[Path, ModelExecutor] = {}
+        self._executors: dict[tuple[Path, str], ModelExecutor] = {}
         self._executor: ModelExecutor | None = None
         self.shares_batches = True
 
@@ -99,6 +100,7 @@ class _TuningSession:
             tokenizer_pool=self._pool,
             open_executor=self.open,
             qualify=self._qualify,
+            form_trials=form_trials(settings),
         )
         catalogue = Catalogue(models={self._model.name: self._model}, problems={})
         model_set = load_models(catalogue, tools, make_shared(tools))
@@ -111,9 +113,10 @@ class _TuningSession:
 
     def open(self, source: GraphSource) -> ModelExecutor:
         """Open a form of the graph, the first time; the last that is asked for is served."""
-        if source.path not in self._executors:
-            self._executors[source.path] = executor_opener(self._settings)(source)
-        self._executor = self._executors[source.path]
+        key = (source.path, source.profile)
+        if key not in self._executors:
+            self._executors[key] = executor_opener(self._settings)(source)
+        self._executor = self._executors[key]
         return self._executor
 
     @property
