@@ -8,9 +8,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from ipaddress import ip_address
 
 import uvloop
@@ -19,11 +19,16 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
 from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls, server_tls
+from backends.device_defaults import GPUS, batch_rows, batch_tokens, with_device_defaults
 from backends.errors import StartProblem
+from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
+from backends.qualification.form_trials import TryForm, form_trials
 from backends.qualification.qualify import Qualify, qualify
+from backends.repository.catalogue import read_catalogue
+from backends.repository.manifest import GraphManifest
 from backends.serving.core import ServingCore
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
@@ -44,6 +49,7 @@ async def open_backend(
     tracing: Tracing,
     open_executor: OpenExecutor,
     qualify: Qualify = qualify,
+    try_forms: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext,
 ) -> AsyncIterator[Repository]:
     """Load the repository and run the threads of its encoders.
 
@@ -65,6 +71,7 @@ async def open_backend(
             token_pool=token_pool,
             open_executor=open_executor,
             qualify=qualify,
+            form_trials=try_forms,
         )
         yield await stack.enter_async_context(Repository(tools))
 
@@ -142,8 +149,13 @@ async def _serve(
         from backends.telemetry.otel_tracing import otlp_tracing  # noqa: PLC0415
 
         tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
-    opener = executor_opener(settings)
-    async with open_backend(settings, tracing=tracing, open_executor=opener) as repository:
+    settings = at_device(settings)
+    async with open_backend(
+        settings,
+        tracing=tracing,
+        open_executor=executor_opener(settings),
+        try_forms=form_trials(settings),
+    ) as repository:
         core = repository.core
         # Not before: the loop waits for the models to be opened.
         process = ProcessFigures()
@@ -163,6 +175,39 @@ async def _serve(
             async with _following(tls), _pushing(settings, routes):
                 await run_until_stopped(server, listener, core, settings, parent)
     await asyncio.to_thread(tracing.close)
+
+
+def at_device(
+    settings: BackendSettings, read: Callable[[int], DeviceInfo] = read_device
+) -> BackendSettings:
+    """Return the settings with the defaults of the GPU that they name, of which `read` tells.
+
+    Raises:
+        StartProblem: there is no repository.
+    """
+    if settings.provider not in GPUS:
+        return settings
+    catalogue = read_catalogue(
+        settings.models, more=settings.more_models, assigned=settings.own_assignment
+    )
+    graphs = [m for m in catalogue.models.values() if isinstance(m.manifest, GraphManifest)]
+    device = read(settings.device)
+    settings = with_device_defaults(
+        settings,
+        gpu_memory_bytes=device.memory_bytes,
+        encoders=len(graphs),
+        processes=settings.gpu_processes,
+    )
+    _log.info(
+        "the defaults of a GPU are taken",
+        extra={
+            "device": device.name or "unknown",
+            "arena_bytes": settings.gpu_memory_bytes,
+            "batch_rows": batch_rows(settings),
+            "batch_tokens": batch_tokens(settings),
+        },
+    )
+    return settings
 
 
 @asynccontextmanager

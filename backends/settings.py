@@ -39,7 +39,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     `wide` says when a batch runs on all of them: by load, `always` or `never`.
     `expanded_bytes` bounds what large items may take of memory together, as their labels, choices
     or tokens are more than they themselves.
-    `max_batch_rows` of 0 is what `models tune` found, or 16.
+    `max_batch_rows` of 0 is what `models tune` found, or what the device wants; so are
+    `max_batch_tokens` of 0, `gpu_memory_bytes` of 0 and `gpu_graph_rows` that are not given: see
+    `device_defaults`. `gpu_fp16` and `gpu_tf32` say which precisions a graph in fp32 may run in.
     `batch_order` is `arrival` for what common batchers do, to measure against: the oldest rows
     of a class together, whatever their lengths.
     `bulk_share` is the share of the time in which a bulk batch runs while interactive work comes.
@@ -74,14 +76,16 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     provider: Provider = "cpu"
     device: Share = 0
     gpu_runs: Annotated[int, msgspec.Meta(ge=1, le=3)] = 2
+    gpu_processes: Positive = 1
     gpu_memory_bytes: Share = 0
     gpu_arena: Arena = "kSameAsRequested"
     gpu_length_multiple: Positive = 8
     gpu_bucket_steps: Positive = 4
-    gpu_graph_rows: Share = 0
+    gpu_graph_rows: Share | None = None
     gpu_graph_tokens: Positive = 2048
     gpu_attention_kernels: Share = 0
-    gpu_tf32: bool = False
+    gpu_fp16: bool = True
+    gpu_tf32: bool = True
     gpu_engine_cache: Path | None = None
     upstream_url: str = ""
     upstream_token: str = ""
@@ -101,7 +105,7 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_body_bytes: Positive = 32 * 1024 * 1024
     expanded_bytes: Positive = 256 * 1024 * 1024
     max_batch_rows: Share = 0
-    max_batch_tokens: Positive = 4096
+    max_batch_tokens: Share = 0
     batch_order: Literal["length", "arrival"] = "length"
     bulk_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.04
     max_queue_rows: Positive = 4096

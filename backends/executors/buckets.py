@@ -36,6 +36,10 @@ class Buckets(msgspec.Struct, frozen=True, kw_only=True):
             wide = max(length, min(wide, self.max_length))
         return Shape(round_up(rows, multiple=1, steps=self.row_steps), wide)
 
+    def most_rows(self, rows: int) -> int:
+        """Return the most rows that are a bucket and no more than `rows`."""
+        return next(n for n in range(rows, 0, -1) if self.fit(n, 1).rows == n)
+
     def shapes(self, *, max_rows: int, max_length: int, max_tokens: int) -> list[Shape]:
         """Return every shape within these bounds, the largest first."""
         rows = {self.fit(number, 1).rows for number in range(1, max_rows + 1)}

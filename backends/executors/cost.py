@@ -1,28 +1,20 @@
 """Predicts the time of a batch by a cost model, fitted to a few runs at warm-up."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
 
-from backends.errors import ModelFailed
+from backends.errors import ModelFailed, OutOfMemory
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch, pad
+from backends.executors.trial_shapes import CPU_TRIALS, Lengths
+from backends.types import OutputKind
 
-# Row lengths of the trial batches: single and several, of one length and of different ones.
-_TRIALS: tuple[tuple[int, ...], ...] = (
-    (4,),
-    (12,),
-    (32,),
-    (96,),
-    (8,) * 4,
-    (16,) * 8,
-    (4, 8, 12, 16),
-    (4, 6, 8, 10, 12, 14, 18, 24),
-    (6, 10, 14, 64),
-    (48,) * 4,
-)
 _REPEATS = 3
+# As many as the model has terms.
+_LEAST_SAMPLES = 4
 # The longest trial row of a graph that states no maximum.
 _MAX_TOKENS = 512
 
@@ -89,40 +81,47 @@ def measure_cost(
     run: Callable[[PaddedBatch], object],
     clock: Callable[[], float],
     *,
+    trials: Sequence[Lengths] = CPU_TRIALS,
     most_rows: int | None = None,
+    seconds: float = math.inf,
 ) -> CostModel:
-    """Run a few batches of a graph, and return the model that fits their times.
+    """Run batches of these row lengths, and return the model that fits their times.
 
-    A graph that refuses some of the shapes gets the default, which is corrected while it serves.
+    After `seconds` the batches that are left are not run, but for the first few. A batch that
+    there is no memory for is left out. A graph that refuses some of the shapes gets the default,
+    which is corrected while it serves.
     """
-    try:
-        return fit(_run_trials(source, run, clock, most_rows))
-    except ModelFailed:
-        return CostModel()
+    samples: list[CostSample] = []
+    began = clock()
+    for trial in trials:
+        if len(samples) >= _LEAST_SAMPLES and clock() - began > seconds:
+            break
+        lengths = [min(length, source.max_tokens or _MAX_TOKENS) for length in trial[:most_rows]]
+        try:
+            samples.append(_run_trial(source.first_output, lengths, run, clock))
+        except OutOfMemory:
+            continue
+        except ModelFailed:
+            return CostModel()
+    return fit(samples) if len(samples) >= _LEAST_SAMPLES else CostModel()
 
 
-def _run_trials(
-    source: GraphSource,
+def _run_trial(
+    output: OutputKind,
+    lengths: Sequence[int],
     run: Callable[[PaddedBatch], object],
     clock: Callable[[], float],
-    most_rows: int | None,
-) -> list[CostSample]:
-    trials = []
-    for trial in _TRIALS:
-        lengths = [min(length, source.max_tokens or _MAX_TOKENS) for length in trial[:most_rows]]
-        batch = pad([np.ones(length, dtype=np.int32) for length in lengths], source.first_output)
-        seconds = []
-        for _ in range(_REPEATS):
-            started = clock()
-            run(batch)
-            seconds.append(clock() - started)
-        trials.append(
-            CostSample(
-                rows=len(lengths),
-                longest=max(lengths),
-                tokens=sum(lengths),
-                # The quickest: other load on the machine only adds time.
-                seconds=max(min(seconds), 1e-9),
-            )
-        )
-    return trials
+) -> CostSample:
+    batch = pad([np.ones(length, dtype=np.int32) for length in lengths], output)
+    seconds = []
+    for _ in range(_REPEATS):
+        started = clock()
+        run(batch)
+        seconds.append(clock() - started)
+    return CostSample(
+        rows=len(lengths),
+        longest=max(lengths),
+        tokens=sum(lengths),
+        # The quickest: other load on the machine only adds time.
+        seconds=max(min(seconds), 1e-9),
+    )

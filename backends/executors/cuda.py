@@ -14,6 +14,7 @@ from typing import Any, Self
 import msgspec
 from typing_extensions import override
 
+from backends.device_defaults import BatchBounds
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.binding import Bindings, BoundKey, BoundTensors, Tensors
@@ -23,12 +24,15 @@ from backends.executors.graph import GraphSource, check_outputs, read_inputs
 from backends.executors.host_memory import host_memory
 from backends.executors.padded_batch import PaddedBatch, ones
 from backends.executors.provider import DeviceOptions, open_session
+from backends.executors.trial_shapes import device_trials
 from backends.types import FloatArray, OutputKind
 
 _BINDING_BYTES = 256 * 1024 * 1024
 # ONNX Runtime captures a graph in the run after the first; a third proves that it replays.
 _CAPTURE_RUNS = 3
 _TRIAL = Shape(1, 4)
+# Seconds for which batches are measured when a model is loaded.
+_MEASURING = 10.0
 # CUDA reports a broken device in the message only; no later run can succeed in this process.
 _FATAL = (
     *("cudaErrorIllegalAddress", "CUDA failure 700", "CUDA failure 719", "device-side assert"),
@@ -43,12 +47,14 @@ _MEMORY = (
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Configures runs: how many at a time, their shapes, which are captured or outsized.
 
+    `batch` bounds what is run but for single long rows.
     Batches of up to `graph_rows` rows and `graph_tokens` tokens run as captured CUDA graphs
     (0: none). After one of more than `outsized_tokens` (0: never) the arena gives back what is
     free.
     """
 
     runs: int = 2
+    batch: BatchBounds = BatchBounds()
     buckets: Buckets = Buckets()
     graph_rows: int = 0
     graph_tokens: int = 2048
@@ -98,10 +104,14 @@ class CudaExecutor(ModelExecutor):
         capture: AbstractContextManager[object] | None = None,
     ) -> None:
         limits = (limits or RunLimits()).within(source.max_tokens)
+        sessions = limits.runs if limits.graph_rows else 1
         options = msgspec.structs.replace(
-            options, graphs=limits.graph_rows > 0, precision=source.profile
+            options,
+            graphs=limits.graph_rows > 0,
+            precision=source.profile,
+            # Each session has an arena of its own.
+            memory_bytes=options.memory_bytes // sessions,
         )
-        sessions = limits.runs if options.graphs else 1
         opened = [open_session(source.path, options) for _ in range(sessions)]
         self.provider = opened[0].get_providers()[0]
         self.worker_threads = limits.runs
@@ -115,7 +125,13 @@ class CudaExecutor(ModelExecutor):
             for slot in self._slots:
                 slot.warm_up()
                 self._free.put(slot)
-            self.cost = measure_cost(source, self.run, time.perf_counter)
+            self.cost = measure_cost(
+                source,
+                self.run,
+                time.perf_counter,
+                trials=device_trials(limits.batch, source.max_tokens),
+                seconds=_MEASURING,
+            )
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:

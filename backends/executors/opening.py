@@ -1,9 +1,14 @@
 """Opens graphs as the settings of a process say."""
 
+import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
+
+from backends.device_defaults import batch_bounds, batch_tokens, graph_rows
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
@@ -14,9 +19,12 @@ from backends.executors.onnx import OnnxExecutor
 from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.provider import DeviceOptions
 from backends.executors.resident import ResidentExecutor, SessionMemory
+from backends.executors.tensorrt import open_engines
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import servers
-from backends.settings import BackendSettings
+from backends.settings import BackendSettings, process_environment
+
+_log = logging.getLogger(__name__)
 
 
 def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
@@ -49,14 +57,48 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
                 base=settings.paced_base,
                 token=settings.paced_token,
             )
-        return CudaExecutor(
-            source,
-            options=device_options(settings),
-            limits=run_limits(settings),
-            capture=capture,
-        )
+        return _open_on_gpu(source, settings, capture)
 
     return open_resident if settings.session_memory_bytes else open_executor
+
+
+def open_capturing(
+    open_executor: Callable[[RunLimits], ModelExecutor], limits: RunLimits, *, is_asked_for: bool
+) -> ModelExecutor:
+    """Open a graph that is captured; it runs uncaptured where that fails and nobody asked for it.
+
+    Raises:
+        ModelProblem: it cannot be opened.
+    """
+    try:
+        return open_executor(limits)
+    except ModelProblem as error:
+        if is_asked_for or not limits.graph_rows:
+            raise
+        _log.warning("a graph runs without being captured", extra={"why": str(error)})
+        return open_executor(msgspec.structs.replace(limits, graph_rows=0))
+
+
+def _open_on_gpu(
+    source: GraphSource, settings: BackendSettings, capture: AbstractContextManager[object]
+) -> ModelExecutor:
+    options, limits = device_options(settings), run_limits(settings, source.path)
+
+    def open_on_device(
+        source: GraphSource, options: DeviceOptions, limits: RunLimits
+    ) -> ModelExecutor:
+        return CudaExecutor(source, options=options, limits=limits, capture=capture)
+
+    if settings.provider == "tensorrt":
+        if not settings.gpu_tf32:
+            # TensorRT has no other way to be told.
+            process_environment().setdefault("NVIDIA_TF32_OVERRIDE", "0")
+        return open_engines(source, options, limits, open_on_device)
+    return open_capturing(
+        lambda limits: open_on_device(source, options, limits),
+        limits,
+        is_asked_for=settings.gpu_graph_rows is not None,
+    )
 
 
 def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecutor:
@@ -85,23 +127,24 @@ def device_options(settings: BackendSettings) -> DeviceOptions:
         device=settings.device,
         memory_bytes=settings.gpu_memory_bytes,
         arena=settings.gpu_arena,
-        tf32=settings.gpu_tf32,
         attention_kernels=settings.gpu_attention_kernels,
-        engine_cache=settings.gpu_engine_cache,
+        # Hidden, so that it is no model.
+        engine_cache=settings.gpu_engine_cache or settings.models / ".engines",
     )
 
 
-def run_limits(settings: BackendSettings) -> RunLimits:
-    """Return the limits of runs; a batch beyond `max_batch_tokens` is a single long row."""
+def run_limits(settings: BackendSettings, graph: Path) -> RunLimits:
+    """Return the limits of a graph's runs; a batch beyond `batch_tokens` is a single long row."""
     return RunLimits(
         runs=settings.gpu_runs,
+        batch=batch_bounds(settings),
         buckets=Buckets(
             length_multiple=settings.gpu_length_multiple,
             length_steps=settings.gpu_bucket_steps,
             row_steps=settings.gpu_bucket_steps,
         ),
-        graph_rows=settings.gpu_graph_rows,
+        graph_rows=graph_rows(settings, graph),
         graph_tokens=settings.gpu_graph_tokens,
         # Rounding up may pass the bound by itself.
-        outsized_tokens=2 * settings.max_batch_tokens,
+        outsized_tokens=2 * batch_tokens(settings),
     )

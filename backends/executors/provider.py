@@ -1,11 +1,13 @@
 """Opens sessions with bounded memory on the requested provider; refuses any other provider."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from backends.errors import ModelProblem
+from backends.executors.engine_profiles import EngineProfile, load_tensorrt
 from backends.executors.prepacked import SAVING
 from backends.settings import Arena, Provider, quiet_libraries
 
@@ -18,7 +20,7 @@ NAMES: dict[Provider, str] = {
 _UNWANTED = {"cpu": ["SkipLayerNormFusion"]}
 _REMEDIES = {
     "cuda": "install the GPU build of ONNX Runtime and its CUDA libraries",
-    "tensorrt": "install the GPU build of ONNX Runtime and TensorRT's libraries",
+    "tensorrt": "install the GPU build of ONNX Runtime and the extra `tensorrt`",
 }
 
 
@@ -26,9 +28,9 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the provider that runs a graph, and the memory it may use.
 
     `memory_bytes` bounds the arena (0: the whole device); `graphs` captures CUDA graphs;
-    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice); `tf32` lets float32
-    products lose bits; TensorRT computes in `precision`, where that is `fp16` or `bf16`, and keeps
-    the engines it builds under `engine_cache`.
+    `attention_kernels` is ONNX Runtime's `sdpa_kernel` (0: its own choice). In the `precision`
+    `tf32` products of float32 lose bits; TensorRT also computes in `fp16` and `bf16` by itself. It
+    builds an engine for the shapes of `profile`, and keeps it under `engine_cache`.
     """
 
     provider: Provider = "cuda"
@@ -36,10 +38,10 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
     arena: Arena = "kSameAsRequested"
     graphs: bool = False
-    tf32: bool = False
     attention_kernels: int = 0
     precision: str = "fp32"
     engine_cache: Path | None = None
+    profile: EngineProfile | None = None
 
     @property
     def memory(self) -> Literal["cpu", "cuda"]:
@@ -52,14 +54,19 @@ class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
         return "cpu:0" if self.provider == "cpu" else f"gpu:{self.device}"
 
 
-def provider_options(options: DeviceOptions) -> list[tuple[str, dict[str, str]]]:
-    """Return the providers to request, the preferred one first, with their options."""
+def provider_options(
+    options: DeviceOptions, inputs: Sequence[str] = ()
+) -> list[tuple[str, dict[str, str]]]:
+    """Return the providers to request, the preferred one first, with their options.
+
+    `inputs` are those of the graph, where there is a `profile`.
+    """
     if options.provider == "cpu":
         return [(NAMES["cpu"], {})]
     cuda = {
         "device_id": str(options.device),
         "arena_extend_strategy": options.arena,
-        "use_tf32": str(int(options.tf32)),
+        "use_tf32": str(int(options.precision == "tf32")),
         "enable_cuda_graph": str(int(options.graphs)),
         # Copies share the stream of the kernels: nothing reads what has not arrived.
         "do_copy_in_default_stream": "1",
@@ -70,7 +77,8 @@ def provider_options(options: DeviceOptions) -> list[tuple[str, dict[str, str]]]
         cuda["sdpa_kernel"] = str(options.attention_kernels)
     wanted = [(NAMES["cuda"], cuda)]
     if options.provider == "tensorrt":
-        wanted.insert(0, (NAMES["tensorrt"], _tensorrt(options)))
+        shapes = options.profile.options(inputs) if options.profile is not None else {}
+        wanted.insert(0, (NAMES["tensorrt"], _tensorrt(options) | shapes))
     return wanted
 
 
@@ -131,24 +139,53 @@ def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any
         ModelProblem: it is no graph, or would run on another provider.
     """
     onnxruntime = _runtime()
-    if NAMES[options.provider] not in onnxruntime.get_available_providers():
-        raise ModelProblem(_not_there(path, options, "it is not in this build of ONNX Runtime"))
+    check_build(path, options)
     if options.provider != "cpu":
         # Before the first session: the libraries that come as wheels are on no search path.
         onnxruntime.preload_dlls(directory="")
+    if options.provider == "tensorrt":
+        load_tensorrt()
+    inputs = read_input_names(path) if options.profile is not None else ()
     try:
         session = onnxruntime.InferenceSession(
             str(path),
             _session_options(onnxruntime, options, threads=threads),
-            providers=provider_options(options),
+            providers=provider_options(options, inputs),
             enable_fallback=False,
             disabled_optimizers=_UNWANTED.get(options.provider, []),
         )
     except Exception as error:  # ONNX Runtime's errors have no common base but this one
-        raise ModelProblem(f"{path}: ONNX Runtime cannot load it: {first_line(error)}") from error
+        raise _unloadable(path, error) from error
     session.disable_fallback()
     check_provider(session, path, options)
     return session
+
+
+def check_build(path: Path, options: DeviceOptions) -> None:
+    """Check that this build of ONNX Runtime has the requested provider.
+
+    Raises:
+        ModelProblem: it has not.
+    """
+    if NAMES[options.provider] not in _runtime().get_available_providers():
+        raise ModelProblem(_not_there(path, options, "it is not in this build of ONNX Runtime"))
+
+
+def read_input_names(path: Path) -> list[str]:
+    """Return the names of a graph's inputs, which a CPU opens as it is to tell them.
+
+    Raises:
+        ModelProblem: it is no graph.
+    """
+    onnxruntime = _runtime()
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=[NAMES["cpu"]])
+    except Exception as error:  # ONNX Runtime's errors have no common base but this one
+        raise _unloadable(path, error) from error
+    return [node.name for node in session.get_inputs()]
 
 
 def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
@@ -160,6 +197,10 @@ def check_provider(session: Any, path: Path, options: DeviceOptions) -> None:
     running = session.get_providers()[0]
     if running != NAMES[options.provider]:
         raise ModelProblem(_not_there(path, options, f"`{running}` would run"))
+
+
+def _unloadable(path: Path, error: Exception) -> ModelProblem:
+    return ModelProblem(f"{path}: ONNX Runtime cannot load it: {first_line(error)}")
 
 
 def _not_there(path: Path, options: DeviceOptions, instead: str) -> str:

@@ -2,8 +2,9 @@
 
 Forms are files named by what they suit: beside `model.onnx` lie `model.cuda-heads.onnx`, the same
 in half precision as `model.cuda-heads-fp16.onnx`, and `model.any-plain.onnx` for runtimes that
-compile a graph. One is taken only if it has the precision that the model declares and answers as
-`model.onnx` does, within what that precision explains.
+compile a graph. One is taken only if it has the precision that the model runs in and answers as
+`model.onnx` does, within what that precision explains. Forms for GPUs are compared by batches of
+the size that a GPU is given.
 """
 
 import logging
@@ -15,12 +16,16 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ModelProblem
+from backends.device_defaults import GPUS, BatchBounds
+from backends.errors import BackendError, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
+from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
-from backends.qualification.fallback import check_fallback, running
+from backends.executors.trial_shapes import CPU_BATCH, Lengths, full_batches, text_lengths
+from backends.qualification.fallback import check_fallback
+from backends.qualification.form_trials import TryForm, trying
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.types import FloatArray, IntArray
@@ -34,13 +39,21 @@ _SUITED: Mapping[str, Device] = MappingProxyType(
     {"cuda": "cuda", "tensorrt": "any", "openvino": "any"}
 )
 _HALVES = ("fp16", "bf16")
-# Lengths of the rows that are compared, and of a batch as callers make it.
-_LENGTHS = (3, 12, 1, 9)
-_ROWS, _LONGEST, _TOKENS = 16, 24, 240
+# Part of the record's key: another way to compare asks for new measurements.
+_METHOD = "2"
+# Lengths of the rows that are compared: a few short ones, as many as a small batch of a GPU has,
+# with classes of lengths that are empty, and the longest.
+_FEW: Lengths = (3, 12, 1, 9)
+_MANY, _USUAL, _LONGEST = 24, 128, 1024
+# Every model has vectors of so many tokens.
+_IDS = 12
 
 
 class QuickestForm(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the `file` that is quickest here, and the predicted seconds of those that agreed."""
+    """Holds the `file` that is quickest here, and for those that agreed the predicted seconds.
+
+    They are of a batch as callers make it, on a GPU of full batches of several lengths.
+    """
 
     file: str
     seconds: dict[str, float]
@@ -65,106 +78,115 @@ def find_forms(graph: Path, *, provider: str, profile: str) -> list[str]:
     return [name for name in names if not name.endswith(halves)]
 
 
-def open_quickest(
-    source: GraphSource,
-    *,
-    provider: str,
-    profile: str,
-    open_executor: Callable[[GraphSource], ModelExecutor],
-) -> ModelExecutor:
-    """Return the executor of the quickest form."""
-    path = find_quickest(source, provider=provider, profile=profile, open_executor=open_executor)
-    return open_executor(msgspec.structs.replace(source, path=path))
-
-
 def find_quickest(
     source: GraphSource,
     *,
     provider: str,
-    profile: str,
     open_executor: Callable[[GraphSource], ModelExecutor],
+    bounds: BatchBounds | None = None,
+    try_form: TryForm | None = None,
 ) -> Path:
     """Return the file of the quickest form, measured once per digest and kind of machine.
+
+    It is quickest at batches within `bounds`, in the precision of `source`. By default forms are
+    tried in this process.
 
     Raises:
         ModelProblem: no form, nor the graph itself, answers on this device.
     """
-    folder = source.path.parent
+    folder, profile, bounds = source.path.parent, source.profile, bounds or BatchBounds()
     if source.upstream is not None:
         return source.path
+    trial = try_form or trying(open_executor)
     names = find_forms(source.path, provider=provider, profile=profile)
     if not names:
-        check_fallback(source, provider=provider, run=running(open_executor))
+        check_fallback(
+            source, provider=provider, run=lambda each, batches: trial(each, batches).outputs
+        )
         return source.path
-    record, key = folder / RECORD, machine_key(source.digest, provider, profile, *names)
+    sizes = f"{bounds.rows} x {bounds.tokens}"
+    key = machine_key(_METHOD, sizes, source.digest, provider, profile, *names)
+    record = folder / RECORD
     found = read_record(record, key, QuickestForm)
     if found is None:
-        found = _measure(source, names, TOLERANCES.get(profile, TOLERANCES["fp32"]), open_executor)
+        loads = full_batches(bounds, source.max_tokens) if provider in GPUS else [CPU_BATCH]
+        found = _measure(source, names, loads, trial)
         write_record(record, key, found)
     return folder / found.file
 
 
 def _measure(
-    source: GraphSource,
-    names: list[str],
-    tolerance: float,
-    open_executor: Callable[[GraphSource], ModelExecutor],
+    source: GraphSource, names: list[str], loads: list[Lengths], try_form: TryForm
 ) -> QuickestForm:
+    tolerance = TOLERANCES.get(source.profile, TOLERANCES["fp32"])
     batches = _batches(source)
-    own, expected, problem = _run_reference(source, batches, open_executor)
-    seconds = {source.path.name: _predict(own)} if problem is None else {}
-    for name in names:
+    expected = _run_on_cpu(source, batches)
+    seconds: dict[str, float] = {}
+    problem = ModelProblem(f"{source.path}: it answers otherwise here than on a CPU")
+    for name in (source.path.name, *names):
         path = source.path.with_name(name)
         try:
-            form = open_executor(msgspec.structs.replace(source, path=path))
-            found = [form.run(batch) for batch in batches]
-        except (BackendError, ModelProblem) as error:
+            form = try_form(msgspec.structs.replace(source, path=path), batches)
+        except (BackendError, StartProblem) as error:
             _log.info("a form of a graph cannot run here", extra={"form": name, "why": str(error)})
+            if path == source.path:
+                problem = _cannot_run(source, error)
             continue
-        apart = max(
-            _apart(right, other, batch.mask)
-            for right, other, batch in zip(expected, found, batches, strict=True)
-        )
-        if apart <= tolerance:
-            seconds[name] = _predict(form)
+        if expected is None and path == source.path:
+            expected = form.outputs
+        moved = _moved(expected, form.outputs, batches)
+        if moved <= tolerance:
+            seconds[name] = _predict(form.cost, loads)
         else:
             _log.warning(
-                "a form of a graph answers otherwise", extra={"form": name, "moved": apart}
+                "a form of a graph answers otherwise", extra={"form": name, "moved": moved}
             )
-    if problem is not None and not seconds:
+    if not seconds:
         raise problem
     return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds)
 
 
-def _run_reference(
-    source: GraphSource,
-    batches: list[PaddedBatch],
-    open_executor: Callable[[GraphSource], ModelExecutor],
-) -> tuple[ModelExecutor, list[FloatArray], ModelProblem | None]:
-    """Run what forms are compared with: the graph on the device, or why not, and on a CPU."""
+def _run_on_cpu(source: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray] | None:
+    """Run what forms are compared with: the graph on a CPU, which may lack kernels for it.
+
+    A device is no reference: a graph for CPUs may answer otherwise there.
+    """
+    alone = msgspec.structs.replace(source, digest="", profile="fp32")
+    on_cpu = trying(lambda each: OnnxExecutor(each, worker_threads=1, wide=False))
     try:
-        own = open_executor(source)
-        return own, [own.run(batch) for batch in batches], None
-    except (BackendError, ModelProblem) as error:
-        problem = (
-            error
-            if isinstance(error, ModelProblem)
-            else ModelProblem(f"{source.path}: it cannot run here: {error}")
-        )
-        # A device that has no kernels for it may have them for a form.
-        alone = msgspec.structs.replace(source, digest="", profile="fp32")
-        try:
-            own = OnnxExecutor(alone, worker_threads=1, wide=False)
-            return own, [own.run(batch) for batch in batches], problem
-        except (BackendError, ModelProblem):
-            raise problem from None
+        return on_cpu(alone, batches).outputs
+    except (BackendError, StartProblem):
+        return None
+
+
+def _cannot_run(source: GraphSource, error: Exception) -> ModelProblem:
+    if isinstance(error, ModelProblem):
+        return error
+    return ModelProblem(f"{source.path}: it cannot run here: {error}")
 
 
 def _batches(source: GraphSource) -> list[PaddedBatch]:
-    """Return the same rows for each output; their ids are small, so every model has them."""
-    longest = source.max_tokens or max(_LENGTHS)
-    rows = [1 + np.arange(min(n, longest), dtype=np.int32) for n in _LENGTHS]
-    return [pad(rows, output) for output in source.outputs]
+    """Return the same rows for each output, to compare answers; every model has their ids."""
+    longest = min(source.max_tokens or _USUAL, _LONGEST)
+    usual = text_lengths(_MANY, min(longest, _USUAL))
+    shapes = [[min(length, longest) for length in _FEW], usual, [longest, 1]]
+    return [
+        pad([1 + np.arange(length, dtype=np.int32) % _IDS for length in lengths], output)
+        for output in source.outputs
+        for lengths in shapes
+    ]
+
+
+def _moved(
+    expected: list[FloatArray] | None, found: list[FloatArray], batches: list[PaddedBatch]
+) -> float:
+    """Return how far outputs are apart at most; where nothing is known to be right, infinitely."""
+    if expected is None:
+        return np.inf
+    return max(
+        _apart(right, other, batch.mask)
+        for right, other, batch in zip(expected, found, batches, strict=True)
+    )
 
 
 def _apart(expected: FloatArray, found: FloatArray, mask: IntArray) -> float:
@@ -178,5 +200,8 @@ def _apart(expected: FloatArray, found: FloatArray, mask: IntArray) -> float:
     return moved if np.isfinite(moved) else np.inf
 
 
-def _predict(executor: ModelExecutor) -> float:
-    return executor.cost.seconds(rows=_ROWS, longest=_LONGEST, tokens=_TOKENS)
+def _predict(cost: CostModel, loads: list[Lengths]) -> float:
+    return sum(
+        cost.seconds(rows=len(lengths), longest=max(lengths), tokens=sum(lengths))
+        for lengths in loads
+    )

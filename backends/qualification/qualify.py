@@ -18,10 +18,10 @@ from backends.types import IntArray, OutputKind
 _log = logging.getLogger(__name__)
 RECORD = ".admitted.json"
 # Part of the record's key: another way to measure asks for new measurements.
-_METHOD = "2"
+_METHOD = "3"
 _MAX_TOKENS = 48
 # How far padding and other rows may move an output, as a share of its largest value.
-TOLERANCES = {"fp32": 1e-4, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
+TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "int8": 2e-2, "fp16": 2e-2, "bf16": 1e-1}
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,8 @@ def qualify(candidate: Candidate) -> bool:
             explains: such a graph is wrong, or reads no mask. Or it is an accepted variant
             whose answers differ from those that it was accepted with.
     """
-    key = machine_key(_METHOD, candidate.digest, candidate.executor.provider)
+    provider, profile = candidate.executor.provider, candidate.profile
+    key = machine_key(_METHOD, candidate.digest, provider, profile)
     path = candidate.folder / RECORD
     found = None if candidate.is_remote else read_record(path, key, Invariance)
     if found is None:

@@ -35,11 +35,13 @@ Variant = tuple[str, str, str]
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     """Holds an encoder's pipeline, batcher and rows; `digest` is that of what it runs.
 
+    `profile` is the precision that it runs in, which may differ from the declared one on a GPU.
     With an `upstream` another server runs it; `is_well` checks that it still does.
     """
 
     name: str
     digest: str
+    profile: str
     pipeline: Encoder
     batcher: Batcher
     rows: SharedRows

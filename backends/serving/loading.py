@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +16,7 @@ from backends.batching.device import Device
 from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.batching.submission import QueueLimits
+from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from backends.errors import ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -22,7 +25,9 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
-from backends.qualification.forms import open_quickest
+from backends.qualification.form_trials import TryForm
+from backends.qualification.forms import find_quickest
+from backends.qualification.half_precision import HalfSubject, choose_profile
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, base_name
@@ -42,7 +47,6 @@ from backends.tokenization.timed_tokenizer import TimedTokenizer
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import OutputKind
 
-_ROWS_PER_BATCH = 16
 # Providers that run as many batches at a time as they have threads.
 _HOST = ("cpu", "openvino", "paced")
 
@@ -59,6 +63,8 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     token_pool: ThreadPoolExecutor | None = None
     open_executor: OpenExecutor
     qualify: Qualify
+    form_trials: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext
+    """Makes what tries forms of a graph; by default they are tried in this process."""
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,12 +144,18 @@ class _Loader:
         below = builds_on(model.manifest)
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
+        manifest, running = model.manifest, None
         try:
+            if isinstance(manifest, GraphManifest):
+                running = self._find_encoder(model, manifest)
+                # What the graph really runs in is part of the model's identity, and of cache keys.
+                manifest = msgspec.structs.replace(manifest, profile=running.profile)
+                model = msgspec.structs.replace(model, manifest=manifest)
             served_model = build_served_model(model, self.served_models, self._shared.hosts)
-            if isinstance(model.manifest, EncoderManifest | ClassifierManifest):
-                self._load_encoder(model, model.manifest)
-            elif isinstance(model.manifest, HeadManifest):
-                self._load_head(model, model.manifest, served_model)
+            if running is not None:
+                self._add_encoder(running)
+            elif isinstance(manifest, HeadManifest):
+                self._load_head(model, manifest, served_model)
         except ModelProblem as error:
             self.problems[model.name] = str(error)
             return
@@ -177,19 +189,23 @@ class _Loader:
             self.served_models[model.name] = both
             self.needs[model.name] |= self.needs[name]
 
-    def _load_encoder(self, model: Model, manifest: GraphManifest) -> None:
+    def _find_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         running = self._kept.get((model.name, model.digest))
-        if running is None:
-            running = self._open_encoder(model, manifest)
-        self._encoders[model.name] = running.pipeline
-        self.pipelines[model.name] = running.pipeline
+        return running if running is not None else self._open_encoder(model, manifest)
+
+    def _add_encoder(self, running: RunningEncoder) -> None:
+        self._encoders[running.name] = running.pipeline
+        self.pipelines[running.name] = running.pipeline
         self.running.append(running)
 
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
+        profile = self._choose_profile(model, manifest, tokenizer)
+        manifest = msgspec.structs.replace(manifest, profile=profile)
         source = graph_source(model, manifest)
-        executor = self._open_executor(source, manifest)
+        form = msgspec.structs.replace(source, path=self._find_quickest(source))
+        executor = tools.open_executor(form)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # The graph that the upstream should run is opened for this comparison alone.
@@ -207,7 +223,7 @@ class _Loader:
             options=BatchingOptions(
                 batch=BatchLimits(
                     rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
-                    tokens=settings.max_batch_tokens,
+                    tokens=batch_tokens(settings),
                     by_arrival=settings.batch_order == "arrival",
                 ),
                 queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
@@ -231,6 +247,7 @@ class _Loader:
         return RunningEncoder(
             name=model.name,
             digest=model.digest,
+            profile=profile,
             pipeline=encoder,
             batcher=batcher,
             rows=rows,
@@ -240,13 +257,36 @@ class _Loader:
             is_well=is_well,
         )
 
-    def _open_executor(self, source: GraphSource, manifest: GraphManifest) -> ModelExecutor:
-        return open_quickest(
-            source,
-            provider=self._tools.settings.provider,
-            profile=manifest.profile,
+    def _choose_profile(
+        self, model: Model, manifest: GraphManifest, tokenizer: TimedTokenizer
+    ) -> str:
+        settings, layout = self._tools.settings, tokenizer.layout
+        return choose_profile(
+            HalfSubject(
+                folder=model.folder,
+                digest=model.digest,
+                manifest=manifest,
+                source=graph_source(model, manifest),
+                encode=tokenizer.encode_now,
+                trim=(layout.before, layout.added - layout.before),
+            ),
+            provider=settings.provider,
+            allows_fp16=settings.gpu_fp16,
+            allows_tf32=settings.gpu_tf32,
             open_executor=self._tools.open_executor,
+            find=self._find_quickest,
         )
+
+    def _find_quickest(self, source: GraphSource) -> Path:
+        tools = self._tools
+        with tools.form_trials() as try_form:
+            return find_quickest(
+                source,
+                provider=tools.settings.provider,
+                open_executor=tools.open_executor,
+                bounds=batch_bounds(tools.settings),
+                try_form=try_form,
+            )
 
     def _load_head(
         self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms
@@ -306,8 +346,8 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
 def _rows_per_batch(
     settings: BackendSettings, found: TunedBatching | None, executor: ModelExecutor
 ) -> int:
-    """Return the setting, or else the tuned value; never more than the executor takes."""
-    rows = settings.max_batch_rows or (found.rows if found is not None else _ROWS_PER_BATCH)
+    """Return the rows of a batch; never more than the executor takes."""
+    rows = batch_rows(settings, found.rows if found is not None else None)
     return min(rows, executor.most_rows or rows)
 
 

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from backends.device_defaults import BatchBounds
 from backends.errors import ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cuda import CudaExecutor, RunLimits
@@ -17,6 +18,7 @@ from backends.executors.onnx import OnnxExecutor
 from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.provider import DeviceOptions
+from backends.executors.tensorrt import open_engines
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.settings import Provider
@@ -52,6 +54,16 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
     )
 
 
+def engines_executor(folder: Path) -> ModelExecutor:
+    """Return TensorRT's executor on that provider, of ranges that many batches are larger than."""
+    return open_engines(
+        source(folder / "model.onnx", max_tokens=256),
+        DeviceOptions(provider="cpu"),
+        RunLimits(runs=2, batch=BatchBounds(rows=4, tokens=8)),
+        lambda source, options, limits: CudaExecutor(source, options=options, limits=limits),
+    )
+
+
 @pytest.fixture(
     params=[
         *(
@@ -61,6 +73,7 @@ def bound_executor(folder: Path, *, graph_rows: int = 0) -> CudaExecutor:
             "onnx",
             "bound",
             "captured",
+            "engines",
             "upstream",
             "upstream-json",
             "openvino",
@@ -73,6 +86,8 @@ def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelEx
         yield DUMMIES[request.param]()
     elif request.param == "onnx":
         yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), worker_threads=2)
+    elif request.param == "engines":
+        yield engines_executor(tmp_path)
     elif request.param == "openvino":
         need_openvino()
         yield OpenVinoExecutor(source(tmp_path / "model.onnx"), worker_threads=2)

@@ -63,7 +63,12 @@ async def on_gpu(
     models: Path, open_executor: Callable[[GraphSource], ModelExecutor]
 ) -> AsyncIterator[Backend]:
     settings = BackendSettings(
-        models=models, region="eu", backend_id="eu-0", provider="cuda", max_batch_tokens=4096
+        models=models,
+        region="eu",
+        backend_id="eu-0",
+        provider="cuda",
+        max_batch_tokens=4096,
+        gpu_fp16=False,
     )
     async with open_backend(settings, tracing=NO_TRACING, open_executor=open_executor) as found:
         yield Backend(make_routes(found, settings, NO_TRACING), found)

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
+from backends.device_defaults import BatchBounds
 from backends.errors import ModelFailed, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
@@ -23,11 +24,11 @@ from backends.executors.padded_batch import PaddedBatch, pad
 from backends.model_tools.importing.convert import convert
 from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.texts import GoldenSet
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import VariantGate
-from backends.qualification.forms import RECORD, QuickestForm, open_quickest
+from backends.qualification.forms import RECORD, QuickestForm, find_quickest
 from backends.qualification.gate import Bounds
+from backends.qualification.golden_texts import GoldenSet
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
 from backends.types import FloatArray, OutputKind
@@ -81,10 +82,14 @@ def choose(
     *,
     provider: str = "cuda",
     profile: str = "fp32",
+    bounds: BatchBounds | None = None,
 ) -> str:
-    open_quickest(graph_source(folder), provider=provider, profile=profile, open_executor=opening)
+    source = msgspec.structs.replace(graph_source(folder), profile=profile)
+    path = find_quickest(source, provider=provider, open_executor=opening, bounds=bounds)
+    opening(msgspec.structs.replace(source, path=path))
     document = msgspec.json.decode((folder / RECORD).read_bytes())
-    return msgspec.convert(document["measured"], QuickestForm).file
+    assert path.name == msgspec.convert(document["measured"], QuickestForm).file
+    return path.name
 
 
 @pytest.mark.parametrize(
@@ -196,10 +201,82 @@ def test_the_quickest_form_that_runs_is_taken_and_remembered(tmp_path: Path) -> 
     assert later.opened == [HEADS]
 
 
+def test_a_graph_for_cpus_that_answers_otherwise_here_is_not_taken(tmp_path: Path) -> None:
+    """Its attention of no rows may be wrong on a device, where a form of it is right."""
+    folder = written(tmp_path)
+    opening = Opening(heads=2.0, ranges=3.0)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        executor = opening(source)
+        run = executor.run
+        if source.path.name == OWN:
+            executor.run = lambda batch: 0 * run(batch)  # type: ignore[method-assign]
+        return executor
+
+    assert choose(folder, open_executor) == HEADS
+
+    (folder / RECORD).unlink()
+    for path in folder.glob("*.cuda-*.onnx"):
+        path.write_bytes(b"")
+    with pytest.raises(ModelProblem, match=r"model\.onnx: it answers otherwise here than on"):
+        choose(folder, open_executor)
+
+
 def test_the_graph_itself_stays_where_no_form_is_quicker(tmp_path: Path) -> None:
     folder = written(tmp_path)
 
     assert choose(folder, Opening(heads=2.0, ranges=2.0)) == OWN
+
+
+@pytest.mark.parametrize(("provider", "rows"), [("cuda", 1), ("cuda", 256), ("tensorrt", 256)])
+def test_forms_are_compared_at_the_size_of_the_devices_batches(
+    tmp_path: Path, provider: str, rows: int
+) -> None:
+    """The graph itself is started sooner, and each of its tokens takes longer."""
+    folder = written(tmp_path)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        executor = Opening()(source)
+        slow = CostModel(base=0.1, padded=1e-4, square=0.0)
+        steady = CostModel(base=1.0, padded=0.0, square=0.0)
+        executor.cost = slow if source.path.name == OWN else steady
+        return executor
+
+    bounds = BatchBounds(rows=rows, tokens=128 * rows)
+    chosen = choose(folder, open_executor, provider=provider, bounds=bounds)
+
+    assert (chosen == OWN) == (rows == 1)
+
+
+def test_forms_are_compared_anew_for_batches_of_another_size(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    choose(folder, Opening(heads=0.5), bounds=BatchBounds(rows=256, tokens=32_768))
+    later = Opening(heads=0.5)
+
+    choose(folder, later, bounds=BatchBounds(rows=256, tokens=16_384))
+
+    assert later.opened[0] == OWN
+
+
+def test_a_form_is_compared_by_long_rows_and_many(tmp_path: Path) -> None:
+    """Lengths of some classes are missing in each batch, and one row has all that there may be."""
+    folder = written(tmp_path)
+    sizes: set[tuple[int, int]] = set()
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        executor = Opening()(source)
+        run = executor.run
+
+        def note(batch: PaddedBatch) -> FloatArray:
+            sizes.add((len(batch.ids), int(batch.mask.sum(axis=1).max())))
+            return run(batch)
+
+        executor.run = note  # type: ignore[method-assign]
+        return executor
+
+    choose(folder, open_executor)
+
+    assert sizes == {(4, 12), (24, 64), (2, 64)}
 
 
 def test_a_form_that_answers_otherwise_is_not_taken(tmp_path: Path) -> None:
@@ -325,7 +402,7 @@ def test_other_providers_run_the_graph_itself(tmp_path: Path) -> None:
     folder = written(tmp_path)
     opening = Opening()
 
-    open_quickest(graph_source(folder), provider="cpu", profile="fp32", open_executor=opening)
+    path = find_quickest(graph_source(folder), provider="cpu", open_executor=opening)
 
-    assert opening.opened == [OWN]
+    assert (path.name, opening.opened) == (OWN, [])
     assert not (folder / RECORD).exists()

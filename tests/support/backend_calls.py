@@ -125,7 +125,7 @@ class Backend:
         call = Call(
             model=model,
             revision=known[model].revision if model in known else "0" * 12,
-            profile="fp32",
+            profile=known[model].profile if model in known else "fp32",
             task=task,
             parameters=msgspec.msgpack.encode(parameters),
             items=[

@@ -25,7 +25,7 @@ _UNITS = (
     (r"_fd", "file descriptor"),
     (r"device", "number"),
     (r"_(at_once|max_open|in_flight|files_max|_max)", "count"),
-    (r"files_max|_multiple|_steps|threads|_kernels", "count"),
+    (r"files_max|_multiple|_steps|threads|_kernels|_processes", "count"),
     (r"(_timeout|_interval|_ttl|_keep|_delay|_idle|_after|_for|_age|lease|window|drain)", SECONDS),
     (r"(keep_alive|slow_start|revalidate|if_error|deadline\.\w+|paced_\w+)", SECONDS),
 )

@@ -7,9 +7,9 @@ import click
 
 from backends.algorithms.registry import describe
 from backends.errors import StartProblem
-from backends.model_tools.tuning.texts import read_golden
 from backends.protocol import Task
 from backends.qualification.gate import Measure
+from backends.qualification.golden_texts import read_golden
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries, read_settings
 

@@ -12,7 +12,7 @@ from backends.executors.graph import read_inputs
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.quantize import Product, expose
 from backends.model_tools.graphs.ranges import Samples
-from backends.model_tools.tuning.runs import TextBatch
+from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray
 
 _SAMPLES = 1024

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from backends.model_tools.tuning.texts import read_golden
 from backends.model_tools.tuning.variant_options import (
     VariantOptions,
     make_variant,
     variant_options,
 )
+from backends.qualification.golden_texts import read_golden
 from backends.settings import BackendSettings, quiet_libraries, read_settings
 from backends.types import Text
 

@@ -10,9 +10,7 @@ from backends.model_tools.tuning.memory import measure_memory
 from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
 from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.runs import SpeedSample, measure_speed
 from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
-from backends.model_tools.tuning.texts import read_golden
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import (
     VariantGate,
@@ -21,6 +19,8 @@ from backends.model_tools.tuning.variant_gate import (
     written,
 )
 from backends.model_tools.tuning.variant_options import GateOptions
+from backends.qualification.golden_texts import read_golden
+from backends.qualification.text_runs import SpeedSample, measure_speed
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
 

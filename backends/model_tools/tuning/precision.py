@@ -13,9 +13,7 @@ from backends.model_tools.graphs.quantize import find_products, quantize
 from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.profile import Echo, Profile
-from backends.model_tools.tuning.runs import TextBatch
 from backends.model_tools.tuning.sensitivity import find_sensitive
-from backends.model_tools.tuning.texts import GoldenSet
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import (
     VariantGate,
@@ -24,6 +22,8 @@ from backends.model_tools.tuning.variant_gate import (
     written,
 )
 from backends.qualification.gate import CHANGES, Bounds, Verdict
+from backends.qualification.golden_texts import GoldenSet
+from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
 
 # Ranges converge within a few thousand tokens; counting flips needs more texts.

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
+from backends.device_defaults import GPUS
+
 Profile = Literal["int8", "fp16", "bf16"]
-GPUS = ("cuda", "tensorrt")
 # The precisions in which runtimes compute a graph in fp32.
 ROUNDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"openvino": ("bf16",), "tensorrt": ("fp16", "bf16")}

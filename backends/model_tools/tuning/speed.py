@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from backends.batching.shared import RowCaller
+from backends.device_defaults import batch_tokens
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
@@ -20,14 +21,15 @@ from backends.model_tools.tuning.sweep import (
     Point,
     batch_sizes,
     choose,
-    default_texts,
     sweep_batches,
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.texts import GoldenSet
-from backends.model_tools.tuning.tuned_model import find_graph_model, kind_of
+from backends.model_tools.tuning.tuned_model import find_graph_model
 from backends.pipelines.ask import Pipeline
+from backends.qualification.form_trials import form_trials
+from backends.qualification.golden_texts import GoldenSet, default_texts
+from backends.qualification.judged import kind_of
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.records import MachineInfo, describe_machine
 from backends.qualification.tuned import TunedBatching, write_tuned
@@ -81,7 +83,7 @@ class _TuningSession:
         self._settings = settings
         self._model = model
         self._pool = pool
-        self._executors: dict[Path, ModelExecutor] = {}
+        self._executors: dict[tuple[Path, str], ModelExecutor] = {}
         self._executor: ModelExecutor | None = None
         self.shares_batches = True
 
@@ -98,6 +100,7 @@ class _TuningSession:
             tokenizer_pool=self._pool,
             open_executor=self.open,
             qualify=self._qualify,
+            form_trials=form_trials(settings),
         )
         catalogue = Catalogue(models={self._model.name: self._model}, problems={})
         model_set = load_models(catalogue, tools, make_shared(tools))
@@ -110,9 +113,10 @@ class _TuningSession:
 
     def open(self, source: GraphSource) -> ModelExecutor:
         """Open a form of the graph, the first time; the last that is asked for is served."""
-        if source.path not in self._executors:
-            self._executors[source.path] = executor_opener(self._settings)(source)
-        self._executor = self._executors[source.path]
+        key = (source.path, source.profile)
+        if key not in self._executors:
+            self._executors[key] = executor_opener(self._settings)(source)
+        self._executor = self._executors[key]
         return self._executor
 
     @property
@@ -142,7 +146,7 @@ async def _tune(
         session = _TuningSession(settings, model, pool)
         async with session.serve(1, threads=settings.worker_threads):
             executor, rows = session.executor, [row for _, row in fitting]
-            sizes = batch_sizes(executor.provider, rows, max_tokens=settings.max_batch_tokens)
+            sizes = batch_sizes(executor.provider, rows, max_tokens=batch_tokens(settings))
             batches = sweep_batches(
                 executor,
                 rows,

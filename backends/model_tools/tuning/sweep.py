@@ -12,14 +12,12 @@ import numpy as np
 
 from backends.errors import ModelFailed
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.runs import TextBatch, make_batches
-from backends.qualification.invariance import ORDINARY
+from backends.qualification.text_runs import TextBatch, make_batches
 from backends.types import Encoding, OutputKind, Text
 
 # A CPU gains nothing beyond; a GPU is filled by hundreds of short rows.
 _SIZES_CPU, _SIZES_DEVICE = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
-_TEXTS = 512
 _ROUNDS = 3
 # A smaller batch that does nearly as much answers sooner.
 _NEARLY = 0.97
@@ -37,14 +35,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 # Answers one text for one of several clients, which have numbers.
 AskOne = Callable[[Text, int], Awaitable[object]]
-
-
-def default_texts() -> list[str]:
-    """Return texts of as many words as sentences have: half of them under ten, few over thirty."""
-    random = np.random.default_rng(0)
-    words = np.array(" ".join(ORDINARY).split())
-    lengths = np.clip(random.lognormal(2.2, 0.6, _TEXTS), 1, 60).astype(int)
-    return [" ".join(random.choice(words, length)) for length in lengths]
 
 
 def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:

@@ -6,25 +6,23 @@ from pathlib import Path
 
 import msgspec
 
+from backends.device_defaults import GPUS, BatchBounds, batch_bounds
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.profile import GPUS, ROUNDING
-from backends.model_tools.tuning.runs import TextBatch, make_batches, run_texts
-from backends.model_tools.tuning.texts import GoldenSet
+from backends.model_tools.tuning.profile import ROUNDING
 from backends.pipelines.head import read_head_weights
-from backends.pipelines.scores import softmax
-from backends.protocol import Task
 from backends.qualification.forms import find_quickest
 from backends.qualification.gate import Measure
+from backends.qualification.golden_texts import GoldenSet
+from backends.qualification.judged import kind_of, rank_scores
+from backends.qualification.text_runs import TextBatch, make_batches, run_texts
 from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
-    ClassifierManifest,
     EncoderManifest,
     GraphManifest,
     HeadManifest,
-    Manifest,
     builds_on,
 )
 from backends.repository.model import Model
@@ -61,6 +59,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tokenizer: Tokenizer
     apply: Callable[[FloatArray], FloatArray]
     provider: str
+    bounds: BatchBounds
     open_executor: OpenExecutor
 
     @property
@@ -83,12 +82,15 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         On CUDA it is the quickest form in that precision; other runtimes round by themselves.
         """
-        source = graph_source(self.below, self.manifest)
+        source = msgspec.structs.replace(graph_source(self.below, self.manifest), profile=profile)
         rounds = profile in ROUNDING.get(self.provider, ())
         if not rounds and self.provider != "cuda":
             return None
         found = find_quickest(
-            source, provider=self.provider, profile=profile, open_executor=self.open_executor
+            source,
+            provider=self.provider,
+            open_executor=self.open_executor,
+            bounds=self.bounds,
         )
         return found if rounds or found != source.path else None
 
@@ -184,8 +186,8 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     served = find_quickest(
         graph_source(below, graph),
         provider=settings.provider,
-        profile=graph.profile,
         open_executor=opener,
+        bounds=batch_bounds(settings),
     )
     return TunedModel(
         model=model,
@@ -203,8 +205,9 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         ],
         rows=_ROWS_GPU if settings.provider in GPUS else _ROWS_CPU,
         tokenizer=tokenizer,
-        apply=_rank_scores if measure == "order" else apply,
+        apply=rank_scores if measure == "order" else apply,
         provider=settings.provider,
+        bounds=batch_bounds(settings),
         open_executor=opener,
     )
 
@@ -256,21 +259,3 @@ def _find_graph(
         raise StartProblem(f"`{below.name}`, which `{model.name}` builds on, is no encoder")
     weights = read_head_weights(model, manifest, inputs=below.manifest.dimensions)
     return below, below.manifest, weights.apply
-
-
-def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
-    """Return what a model's answers are judged by, and whether it reads pairs of texts."""
-    if isinstance(manifest, HeadManifest):
-        return ("tokens" if manifest.task is Task.ENTITIES else "labels"), False
-    if not isinstance(manifest, ClassifierManifest):
-        return "vectors", False
-    if manifest.per_token:
-        return "tokens", False
-    tasks = set(manifest.tasks)
-    ranks = bool({Task.RERANK, Task.CHOOSE} & tasks)
-    return ("order" if ranks else "labels"), ranks or Task.ZERO_SHOT in tasks
-
-
-def _rank_scores(logits: FloatArray) -> FloatArray:
-    """Return what documents are ranked by: the logit, or the probability of the last label."""
-    return logits if logits.shape[1] == 1 else softmax(logits)[:, -1:]

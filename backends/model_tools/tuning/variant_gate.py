@@ -10,13 +10,13 @@ import numpy as np
 
 from backends.executors.base import ModelExecutor
 from backends.model_tools.tuning.profile import Profile
-from backends.model_tools.tuning.runs import SpeedSample, TextBatch, compare_speed
-from backends.model_tools.tuning.texts import GoldenSet
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import answer
 from backends.qualification.gate import CHANGES, Bounds, Verdict, judge
+from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.invariance import Invariance, measure_invariance
 from backends.qualification.records import MachineInfo, describe_machine
+from backends.qualification.text_runs import SpeedSample, TextBatch, compare_speed
 from backends.types import FloatArray, IntArray, OutputKind
 
 _SPEED_TEXTS = 1000

@@ -11,8 +11,8 @@ import msgspec
 
 from backends.errors import StartProblem
 from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
-from backends.model_tools.tuning.texts import read_golden
 from backends.qualification.gate import Bounds
+from backends.qualification.golden_texts import read_golden
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries
 

@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from backends.errors import OutOfMemory
 from backends.executors.cost import CostModel, CostSample, fit, measure_cost
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch
 from backends.types import OutputKind
 from tests.support.clock import Clock
 
+SOURCE = GraphSource(path=Path(), outputs={OutputKind.POOLED: "pooled"}, dimensions=8)
+LADDER = [(4,), (8,), (16,), (32,), (64,), (128,), (256,)]
 SHAPES = [(1, 4, 4), (1, 40, 40), (4, 8, 32), (8, 24, 96), (8, 16, 128), (4, 64, 90), (2, 96, 192)]
 
 
@@ -69,6 +72,41 @@ def test_a_run_is_measured_by_its_quickest_trial() -> None:
     found = measure_cost(source, run, clock)
 
     assert found.seconds(rows=8, longest=16, tokens=128) == pytest.approx(1.38e-2, rel=0.01)
+
+
+def test_a_shape_without_memory_is_left_out() -> None:
+    clock, run = Clock(), []
+
+    def run_batch(batch: PaddedBatch) -> None:
+        run.append(batch.ids.shape)
+        if batch.ids.size > 1000:
+            raise OutOfMemory("too much")
+        clock.advance(1e-3 + 1e-4 * batch.ids.size)
+
+    found = measure_cost(SOURCE, run_batch, clock, trials=[*LADDER, (500,) * 3])
+
+    assert found.seconds(rows=8, longest=16, tokens=128) == pytest.approx(1.38e-2, rel=0.01)
+    assert run.count((3, 500)) == 1
+
+
+def test_a_device_with_memory_for_next_to_nothing_gets_the_default() -> None:
+    def run_batch(batch: PaddedBatch) -> None:
+        if batch.ids.size > LADDER[2][0]:
+            raise OutOfMemory("too much")
+
+    assert measure_cost(SOURCE, run_batch, Clock(), trials=LADDER) == CostModel()
+
+
+def test_measuring_ends_after_its_time() -> None:
+    clock, sizes = Clock(), set()
+
+    def run_batch(batch: PaddedBatch) -> None:
+        sizes.add(batch.ids.size)
+        clock.advance(1.0)
+
+    measure_cost(SOURCE, run_batch, clock, trials=LADDER, seconds=14.0)
+
+    assert sizes == {4, 8, 16, 32, 64}
 
 
 def test_rows_of_one_length_have_no_padding() -> None:

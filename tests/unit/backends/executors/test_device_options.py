@@ -6,9 +6,19 @@ import pytest
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.cuda import RunLimits, explain, run_entries
+from backends.executors.engine_profiles import EngineProfile
 from backends.executors.opening import device_options, run_limits
-from backends.executors.provider import DeviceOptions, check_provider, provider_options
+from backends.executors.provider import (
+    DeviceOptions,
+    check_provider,
+    open_session,
+    provider_options,
+    read_input_names,
+)
 from backends.settings import read_settings
+from loadtests.harness.model_repository import toy_graph
+
+GRAPH = Path("model.onnx")
 
 
 class Session:
@@ -32,6 +42,15 @@ def test_cuda_is_told_its_memory_its_arena_and_no_less_than_float32() -> None:
     assert (told["use_tf32"], told["enable_cuda_graph"]) == ("0", "0")
 
 
+@pytest.mark.parametrize(("precision", "told"), [("fp32", "0"), ("tf32", "1"), ("fp16", "0")])
+def test_products_lose_bits_in_tf32_alone(precision: str, told: str) -> None:
+    """TensorRT gives what it does not take to CUDA, which is told the same."""
+    for provider in ("cuda", "tensorrt"):
+        *_, (_, cuda) = provider_options(DeviceOptions(provider=provider, precision=precision))
+
+        assert cuda["use_tf32"] == told
+
+
 def test_a_device_without_bounds_is_told_none() -> None:
     ((_, told),) = provider_options(DeviceOptions())
 
@@ -45,6 +64,27 @@ def test_tensorrt_stands_before_cuda_and_keeps_its_engines(tmp_path: Path) -> No
     assert tensorrt[0] == "TensorrtExecutionProvider"
     assert tensorrt[1]["trt_engine_cache_path"] == str(tmp_path)
     assert cuda[0] == "CUDAExecutionProvider"
+
+
+def test_tensorrt_is_told_the_shapes_of_its_engine() -> None:
+    profile = EngineProfile(rows=64, longest=512, usual=256)
+    options = DeviceOptions(provider="tensorrt", profile=profile)
+
+    (_, told), (_, cuda) = provider_options(options, ["input_ids"])
+
+    assert told["trt_profile_max_shapes"] == "input_ids:64x512"
+    assert not any("profile" in name for name in cuda)
+
+
+def test_the_inputs_of_an_engine_are_those_of_its_graph(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(toy_graph())
+    names = [node.name for node in open_session(path, DeviceOptions(provider="cpu")).get_inputs()]
+
+    assert read_input_names(path) == names
+    path.write_bytes(b"")
+    with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load it"):
+        read_input_names(path)
 
 
 @pytest.mark.parametrize(("precision", "rounded"), [("fp32", "00"), ("fp16", "10"), ("bf16", "01")])
@@ -111,7 +151,7 @@ def test_the_environment_reaches_the_device() -> None:
         }
     )
 
-    options, limits = device_options(settings), run_limits(settings).within(256)
+    options, limits = device_options(settings), run_limits(settings, GRAPH).within(256)
 
     assert (options.provider, options.device, options.memory_bytes) == ("cuda", 2, 2**33)
     assert options.engine_cache == Path("/var/cache/engines")

@@ -13,7 +13,7 @@ from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights
 from backends.model_tools.tuning.calibration import collect
-from backends.model_tools.tuning.runs import make_batches
+from backends.qualification.text_runs import make_batches
 from backends.types import Encoding, FloatArray, OutputKind
 from tests.support.graph_runs import Row, open_graph, run_rows
 

@@ -9,19 +9,19 @@ import pytest
 
 from backends.errors import OutOfMemory, StartProblem
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.model_tools.tuning.runs import make_batches, run_texts
 from backends.model_tools.tuning.speed import Sweep
 from backends.model_tools.tuning.sweep import (
     Point,
     batch_sizes,
     choose,
-    default_texts,
     sweep_batches,
     sweep_clients,
     thread_counts,
 )
 from backends.model_tools.tuning.sweep_report import describe_sweep, draw_sweep
+from backends.qualification.golden_texts import default_texts
 from backends.qualification.records import MachineInfo
+from backends.qualification.text_runs import make_batches, run_texts
 from backends.types import Encoding, OutputKind, Text
 
 

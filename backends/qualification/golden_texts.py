@@ -1,4 +1,4 @@
-"""Reads the texts that calibrate and evaluate: one a line, or a CSV with pairs and labels."""
+"""Makes and reads the texts that calibrate and evaluate: lines, or a CSV with pairs and labels."""
 
 import csv
 from collections import Counter
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import numpy as np
 
 from backends.errors import StartProblem
 from backends.qualification.gate import Measure
+from backends.qualification.invariance import ORDINARY
 from backends.types import Text
 
 _TEXT = ("text", "sentence", "query", "prompt", "premise")
@@ -17,6 +19,7 @@ _PAIR = ("text_pair", "pair", "document", "choice", "hypothesis")
 _LABEL = ("label", "category", "intent")
 # Documents of a query made of plain texts, and the most queries.
 _DOCUMENTS, _QUERIES = 4, 1000
+_TEXTS = 512
 
 
 class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +73,14 @@ class GoldenSet(msgspec.Struct, frozen=True, kw_only=True):
             labels=self.labels and [self.labels[place] for place in places],
             groups=self.groups and [self.groups[place] for place in places],
         )
+
+
+def default_texts(count: int = _TEXTS) -> list[str]:
+    """Return texts of as many words as sentences have: half of them under ten, few over thirty."""
+    random = np.random.default_rng(0)
+    words = np.array(" ".join(ORDINARY).split())
+    lengths = np.clip(random.lognormal(2.2, 0.6, count), 1, 60).astype(int)
+    return [" ".join(random.choice(words, length)) for length in lengths]
 
 
 def read_golden(path: Path) -> GoldenSet:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.texts import GoldenSet, read_golden
+from backends.qualification.golden_texts import GoldenSet, read_golden
 
 
 def test_a_text_file_holds_one_text_a_line(tmp_path: Path) -> None:

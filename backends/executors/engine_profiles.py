@@ -1,0 +1,129 @@
+"""Loads TensorRT, and says for which shapes it builds engines and where these are kept."""
+
+import ctypes
+import importlib.util
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from backends.device_defaults import BatchBounds
+from backends.errors import ModelProblem
+from backends.executors.buckets import Buckets
+from backends.executors.device_info import DeviceInfo
+from backends.executors.graph import GraphSource
+
+_log = logging.getLogger(__name__)
+# Of the version that ONNX Runtime's provider is linked to, in the order in which they need another.
+LIBRARIES: Final = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
+_PACKAGE: Final = "tensorrt_libs"
+# Longest rows of neighbouring ranges: fewer ranges take less memory, more waste less of a range.
+_GROWTH = 4
+_LONGEST = 512
+
+
+class EngineProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes the shapes of one engine: batches of up to `rows` rows of up to `longest` tokens.
+
+    `usual` is the length that kernels are chosen for.
+    """
+
+    rows: int
+    longest: int
+    usual: int
+
+    def options(self, inputs: Sequence[str]) -> dict[str, str]:
+        """Return what ONNX Runtime is told of a graph with these inputs."""
+        shapes = {
+            "min": (1, 1),
+            "opt": (self.rows, self.usual),
+            "max": (self.rows, self.longest),
+        }
+        return {
+            f"trt_profile_{kind}_shapes": ",".join(f"{name}:{rows}x{n}" for name in inputs)
+            for kind, (rows, n) in shapes.items()
+        }
+
+
+def engine_profiles(
+    bounds: BatchBounds, max_tokens: int | None, buckets: Buckets
+) -> list[EngineProfile]:
+    """Return the profiles of a graph, the one of the shortest rows first.
+
+    Each has as many rows as `bounds` has tokens for at its longest, one at least. The first reaches
+    as far as a batch of all rows may.
+    """
+    most = max_tokens or _LONGEST
+    longest = [min(most, max(1, bounds.tokens // bounds.rows))]
+    while longest[-1] < most:
+        longest.append(min(most, longest[-1] * _GROWTH))
+    return [
+        EngineProfile(
+            rows=buckets.most_rows(min(bounds.rows, max(1, bounds.tokens // length))),
+            longest=length,
+            usual=max(1, length // 2),
+        )
+        for length in longest
+    ]
+
+
+def engine_folder(
+    root: Path,
+    source: GraphSource,
+    profile: EngineProfile,
+    *,
+    device: DeviceInfo,
+    tensorrt: str,
+    runtime: str,
+) -> Path:
+    """Return the folder of the engine of a graph: of nothing that it depends on there is another.
+
+    An engine of another device or version lies in another folder, so it is built anew.
+    """
+    words = (
+        source.digest,
+        source.path.stem,
+        device.name or "unknown",
+        device.compute_capability,
+        f"tensorrt{tensorrt}",
+        f"onnxruntime{runtime}",
+        source.profile,
+        f"{profile.rows}x{profile.usual}x{profile.longest}",
+    )
+    return root / "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", word) for word in words if word)
+
+
+def make_engine_folder(folder: Path) -> Path | None:
+    """Return the folder, made where it is not there; `None` where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        _log.warning(
+            "engines of TensorRT are built at every start",
+            extra={"folder": str(folder), "why": error.strerror},
+        )
+        return None
+    return folder
+
+
+def load_tensorrt(
+    load: Callable[[str], ctypes.CDLL] = lambda name: ctypes.CDLL(name, ctypes.RTLD_GLOBAL),
+) -> str:
+    """Load the libraries of TensorRT, from their wheel or the system; return their version.
+
+    Raises:
+        ModelProblem: they are not there.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    try:
+        first, *_ = [load(str(Path(folders[0], n)) if folders else n) for n in LIBRARIES]
+    except OSError as error:
+        raise ModelProblem(
+            f"TensorRT's libraries cannot be loaded ({error}): install the extra `tensorrt`, or "
+            "NVIDIA's packages of TensorRT 10, or set the provider to `cuda`"
+        ) from None
+    return str(first.getInferLibVersion())

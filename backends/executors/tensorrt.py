@@ -1,0 +1,130 @@
+"""Runs a graph by TensorRT: engines for ranges of lengths, built when the graph is opened.
+
+TensorRT builds an engine for a range of shapes, in minutes. Without a given range ONNX Runtime
+builds one anew for each batch that is larger than those before. With one, it builds when a session
+is opened, and never later. A session has one range (onnxruntime pull request 31624), so each range
+has a session; a batch that has too many rows for its range runs in pieces.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from typing_extensions import override
+
+from backends.device_defaults import BatchBounds
+from backends.executors.base import ModelExecutor
+from backends.executors.cost import measure_cost
+from backends.executors.cuda import RunLimits
+from backends.executors.device_info import read_device
+from backends.executors.engine_profiles import (
+    EngineProfile,
+    engine_folder,
+    engine_profiles,
+    load_tensorrt,
+    make_engine_folder,
+)
+from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import PaddedBatch
+from backends.executors.provider import DeviceOptions, check_build, runtime_version
+from backends.executors.trial_shapes import device_trials
+from backends.types import FloatArray
+
+# Seconds for which batches are measured when a model is loaded.
+_MEASURING = 10.0
+OpenOnDevice = Callable[[GraphSource, DeviceOptions, RunLimits], ModelExecutor]
+
+
+class TensorRtExecutor(ModelExecutor):
+    """Runs each batch in the engine of its length; `parts` are the engines, shortest rows first."""
+
+    def __init__(
+        self, source: GraphSource, parts: Sequence[tuple[EngineProfile, ModelExecutor]]
+    ) -> None:
+        first, last = parts[0], parts[-1]
+        self.provider = first[1].provider
+        self.worker_threads = first[1].worker_threads
+        self.dimensions = source.dimensions
+        self._parts = parts
+        bounds = BatchBounds(rows=first[0].rows, tokens=first[0].rows * first[0].longest)
+        self.cost = measure_cost(
+            source,
+            self.run,
+            time.perf_counter,
+            trials=device_trials(bounds, last[0].longest),
+            seconds=_MEASURING,
+        )
+
+    @override
+    def run(self, batch: PaddedBatch) -> FloatArray:
+        rows, length = batch.ids.shape
+        profile, executor = next(
+            (part for part in self._parts if length <= part[0].longest), self._parts[-1]
+        )
+        if rows <= profile.rows:
+            return executor.run(batch)
+        starts = range(0, rows, profile.rows)
+        pieces = [executor.run(_rows_of(batch, n, n + profile.rows)) for n in starts]
+        return np.concatenate(pieces)
+
+
+def _rows_of(batch: PaddedBatch, start: int, end: int) -> PaddedBatch:
+    return msgspec.structs.replace(
+        batch,
+        ids=batch.ids[start:end],
+        mask=batch.mask[start:end],
+        type_ids=batch.type_ids[start:end],
+    )
+
+
+def open_engines(
+    source: GraphSource,
+    options: DeviceOptions,
+    limits: RunLimits,
+    open_on_device: OpenOnDevice,
+) -> TensorRtExecutor:
+    """Open a session for each range of lengths, which builds its engine or finds it in the cache.
+
+    Raises:
+        ModelProblem: one cannot be opened.
+    """
+    check_build(source.path, options)
+    profiles = engine_profiles(limits.batch, source.max_tokens, limits.buckets)
+    root = options.engine_cache if source.digest else None
+    folder_of = _engine_folders(root, source, options) if root is not None else lambda _: None
+    parts: list[tuple[EngineProfile, ModelExecutor]] = []
+    for profile in profiles:
+        executor = open_on_device(
+            msgspec.structs.replace(source, max_tokens=profile.longest),
+            msgspec.structs.replace(
+                options,
+                memory_bytes=options.memory_bytes // len(profiles),
+                profile=profile,
+                engine_cache=folder_of(profile),
+            ),
+            msgspec.structs.replace(
+                limits,
+                batch=BatchBounds(rows=profile.rows, tokens=profile.rows * profile.longest),
+                graph_rows=min(limits.graph_rows, profile.rows),
+            ),
+        )
+        parts.append((profile, executor))
+    return TensorRtExecutor(source, parts)
+
+
+def _engine_folders(
+    root: Path, source: GraphSource, options: DeviceOptions
+) -> Callable[[EngineProfile], Path | None]:
+    """Return what makes the folder of the engine of a profile."""
+    device, version = read_device(options.device), load_tensorrt()
+
+    def make(profile: EngineProfile) -> Path | None:
+        return make_engine_folder(
+            engine_folder(
+                root, source, profile, device=device, tensorrt=version, runtime=runtime_version()
+            )
+        )
+
+    return make

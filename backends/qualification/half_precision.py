@@ -1,0 +1,163 @@
+"""Decides in which precision a GPU computes a graph in fp32: in fp16 where its gate passes.
+
+A GPU has fast products in fp16 and TF32 alone. TF32 keeps the range of fp32. What fp16 changes is
+measured: its answers to a thousand texts are compared with those of fp32 on the CPU of this
+machine. A revision may bring texts of its own.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from backends.cores import usable_cores
+from backends.device_defaults import GPUS
+from backends.errors import BackendError, StartProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.onnx import OnnxExecutor
+from backends.executors.pooling import PoolingExecutor
+from backends.qualification.forms import find_forms
+from backends.qualification.gate import Bounds, judge
+from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
+from backends.qualification.judged import kind_of, rank_scores
+from backends.qualification.records import machine_key, read_record, write_record
+from backends.qualification.text_runs import make_batches, run_texts
+from backends.repository.manifest import ClassifierManifest, EncoderManifest, GraphManifest
+from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
+
+_log = logging.getLogger(__name__)
+RECORD = ".fp16.json"
+TEXTS = "texts.txt"
+# Part of the record's key: another way to judge asks for a new judgement.
+_METHOD = "1"
+_TEXTS = 1024
+_ROWS = 64
+
+
+class HalfVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds why a graph is not computed in fp16 here; without `reasons` it is."""
+
+    reasons: list[str] = []
+
+
+class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Describes a model whose precision is chosen: its graph in `source`, and its tokenizer.
+
+    `encode` makes rows of texts; `trim` counts the special tokens before and after a text.
+    """
+
+    folder: Path
+    digest: str
+    manifest: GraphManifest
+    source: GraphSource
+    encode: Callable[[Sequence[Text]], list[Encoding]]
+    trim: tuple[int, int]
+
+
+def choose_profile(
+    subject: HalfSubject,
+    *,
+    provider: str,
+    allows_fp16: bool,
+    allows_tf32: bool,
+    open_executor: Callable[[GraphSource], ModelExecutor],
+    find: Callable[[GraphSource], Path],
+) -> str:
+    """Return the precision that a graph runs in, judged once per digest and kind of machine.
+
+    It is the declared one, but for a graph in fp32 on a GPU. `find` returns the file of the
+    quickest form in the precision of a source.
+    """
+    source = subject.source
+    if provider not in GPUS or source.profile != "fp32" or source.upstream is not None:
+        return source.profile
+    otherwise = "tf32" if allows_tf32 else "fp32"
+    has_form = provider == "tensorrt" or find_forms(source.path, provider=provider, profile="fp16")
+    if not allows_fp16 or not has_form:
+        return otherwise
+    path, key = subject.folder / RECORD, machine_key(_METHOD, subject.digest, provider)
+    verdict = read_record(path, key, HalfVerdict)
+    if verdict is None:
+        verdict = HalfVerdict(
+            reasons=_judge(subject, provider, find=find, open_executor=open_executor)
+        )
+        write_record(path, key, verdict)
+        said = {"model": str(subject.folder), "why": verdict.reasons}
+        _log.info("fp16 is refused" if verdict.reasons else "fp16 is accepted", extra=said)
+    return otherwise if verdict.reasons else "fp16"
+
+
+def _judge(
+    subject: HalfSubject,
+    provider: str,
+    *,
+    find: Callable[[GraphSource], Path],
+    open_executor: Callable[[GraphSource], ModelExecutor],
+) -> list[str]:
+    """Return why the answers in fp16 are none of this model, if they are not."""
+    half = msgspec.structs.replace(subject.source, profile="fp16")
+    alone = msgspec.structs.replace(subject.source, digest="")
+    try:
+        form = find(half)
+        if provider == "cuda" and form == half.path:
+            return ["no form in fp16 runs here, or the graph in fp32 is quicker"]
+        golden, rows = _read_texts(subject)
+        # Other models may be served meanwhile: half of the cores are theirs.
+        threads = max(1, usable_cores() // 2)
+        reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
+        candidate = open_executor(msgspec.structs.replace(half, path=form))
+        before, owners = _answers(subject, reference, rows)
+        after, _ = _answers(subject, candidate, rows)
+    except (BackendError, StartProblem) as error:
+        return [str(error)]
+    measure, _ = kind_of(subject.manifest)
+    return judge(
+        before,
+        after,
+        bounds=Bounds(),
+        several=getattr(subject.manifest, "function", "") == "sigmoid",
+        measure=measure,
+        owners=owners if golden.groups is None else np.array(golden.groups, dtype=np.int32),
+    ).reasons
+
+
+def _read_texts(subject: HalfSubject) -> tuple[GoldenSet, list[Encoding]]:
+    """Return the texts to judge by as the model reads them, with their rows.
+
+    Raises:
+        StartProblem: the revision's file cannot be read, or has no text that the model reads.
+    """
+    own = subject.folder / TEXTS
+    golden = read_golden(own) if own.exists() else GoldenSet(texts=[*default_texts(_TEXTS)])
+    measure, reads_pairs = kind_of(subject.manifest)
+    golden = golden.suited_to(measure, reads_pairs=reads_pairs)
+    prompt = ""
+    if isinstance(subject.manifest, EncoderManifest):
+        prompt = subject.manifest.prompt
+    rows = subject.encode([prompt + t if isinstance(t, str) else t for t in golden.texts])
+    read = [n for n, row in enumerate(rows) if len(row.ids) <= subject.manifest.max_tokens]
+    if not read:
+        raise StartProblem(f"`{own}`: the model reads none of its texts")
+    return golden.take(read), [rows[place] for place in read]
+
+
+def _answers(
+    subject: HalfSubject, executor: ModelExecutor, rows: Sequence[Encoding]
+) -> tuple[FloatArray, IntArray]:
+    """Return what is judged of each row, and the number of the row of each line."""
+    manifest, output = subject.manifest, subject.source.first_output
+    if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
+        executor, output = PoolingExecutor(executor, manifest.pooling), OutputKind.POOLED
+    batches = make_batches(rows, size=_ROWS, output=output)
+    found, owners = run_texts(executor, batches, trim=subject.trim)
+    if isinstance(manifest, ClassifierManifest):
+        measure, _ = kind_of(manifest)
+        return (rank_scores(found) if measure == "order" else found), owners
+    # Of an encoder of tokens alone, the mean of them is the vector of a text.
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    counts = np.diff(starts, append=len(owners)).astype(np.float32)
+    means = (np.add.reduceat(found, starts, axis=0) / counts[:, None]).astype(np.float32)
+    return means, owners[starts]

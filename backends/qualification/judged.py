@@ -1,0 +1,34 @@
+"""Says what a model's answers are judged by, and makes that of the outputs of its graph."""
+
+import numpy as np
+
+from backends.protocol import Task
+from backends.qualification.gate import Measure
+from backends.repository.manifest import (
+    ClassifierManifest,
+    HeadManifest,
+    Manifest,
+)
+from backends.types import FloatArray
+
+
+def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
+    """Return what a model's answers are judged by, and whether it reads pairs of texts."""
+    if isinstance(manifest, HeadManifest):
+        return ("tokens" if manifest.task is Task.ENTITIES else "labels"), False
+    if not isinstance(manifest, ClassifierManifest):
+        return "vectors", False
+    if manifest.per_token:
+        return "tokens", False
+    tasks = set(manifest.tasks)
+    ranks = bool({Task.RERANK, Task.CHOOSE} & tasks)
+    return ("order" if ranks else "labels"), ranks or Task.ZERO_SHOT in tasks
+
+
+def rank_scores(logits: FloatArray) -> FloatArray:
+    """Return what documents are ranked by: the logit, or the probability of the last label."""
+    if logits.shape[1] == 1:
+        return logits
+    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities: FloatArray = powers[:, -1:] / powers.sum(axis=1, keepdims=True)
+    return probabilities

@@ -1,0 +1,92 @@
+"""A form that breaks the device, or its process, breaks neither the backend nor other forms."""
+
+import os
+import signal
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from backends.errors import ExecutorDied, ModelFailed, ModelProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.dummy import DummyExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import ones
+from backends.qualification.form_trials import ChildTrials, OpenExecutor, form_trials, trying
+from backends.settings import BackendSettings
+from backends.types import OutputKind
+
+SOURCE = GraphSource(path=Path("well.onnx"), outputs={OutputKind.POOLED: "pooled"}, dimensions=4)
+BATCHES = [ones(2, 3, OutputKind.POOLED), ones(1, 9, OutputKind.POOLED)]
+
+
+class Device:
+    """Opens forms by their names, each of which does what it says."""
+
+    def __init__(self) -> None:
+        self._is_broken = False
+
+    def __call__(self, source: GraphSource) -> ModelExecutor:
+        if source.path.stem == "kills":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if source.path.stem == "lacks":
+            raise ModelProblem("lacks.onnx: no kernel")
+        if source.path.stem == "breaks":
+            self._is_broken = True
+        if self._is_broken:
+            raise ExecutorDied("the device failed") from ValueError(self)
+        return DummyExecutor(dimensions=source.dimensions)
+
+
+def make_device() -> OpenExecutor:
+    """Return a device of the process that calls it."""
+    return Device()
+
+
+def form(name: str) -> GraphSource:
+    return msgspec.structs.replace(SOURCE, path=Path(f"{name}.onnx"))
+
+
+def test_a_child_answers_as_this_process_does() -> None:
+    here = trying(make_device())(SOURCE, BATCHES)
+    with ChildTrials(make_device) as try_form:
+        there = try_form(SOURCE, BATCHES)
+
+    assert there.cost == here.cost
+    for found, expected in zip(there.outputs, here.outputs, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_form_that_ends_its_process_is_one_that_cannot_run() -> None:
+    with ChildTrials(make_device) as try_form:
+        with pytest.raises(ModelFailed, match="the process that tried the form ended"):
+            try_form(form("kills"), BATCHES)
+        assert try_form(SOURCE, BATCHES).outputs
+
+
+def test_a_broken_device_is_left_with_its_process() -> None:
+    with ChildTrials(make_device) as try_form:
+        with pytest.raises(ExecutorDied, match="the device failed"):
+            try_form(form("breaks"), BATCHES)
+        assert try_form(SOURCE, BATCHES).outputs
+
+
+def test_a_form_without_kernels_says_so() -> None:
+    with ChildTrials(make_device) as try_form:
+        with pytest.raises(ModelProblem, match=r"lacks\.onnx: no kernel"):
+            try_form(form("lacks"), BATCHES)
+        assert try_form(SOURCE, BATCHES).outputs
+
+
+def test_a_backend_on_a_gpu_tries_forms_in_a_child() -> None:
+    """There is no such device here, which the child says."""
+    with form_trials(BackendSettings(provider="cuda"))() as try_form:
+        assert try_form is not None
+        with pytest.raises(ModelProblem, match="`CUDAExecutionProvider` was asked for"):
+            try_form(SOURCE, BATCHES)
+
+
+def test_a_backend_on_a_cpu_has_no_child() -> None:
+    with form_trials(BackendSettings(provider="cpu"))() as try_form:
+        assert try_form is None

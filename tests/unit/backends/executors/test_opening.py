@@ -1,0 +1,48 @@
+"""A graph is captured by default only where that works."""
+
+from collections.abc import Callable
+
+import pytest
+
+from backends.errors import ModelProblem
+from backends.executors.base import ModelExecutor
+from backends.executors.cuda import RunLimits
+from backends.executors.dummy import SimulatedExecutor
+from backends.executors.opening import open_capturing
+
+
+def opener(tried: list[int]) -> Callable[[RunLimits], ModelExecutor]:
+    """Return what opens graphs on a device that captures none, and notes the rows asked for."""
+
+    def open_executor(limits: RunLimits) -> ModelExecutor:
+        tried.append(limits.graph_rows)
+        if limits.graph_rows:
+            raise ModelProblem("model.onnx: a node is on the CPU")
+        return SimulatedExecutor(dimensions=1, worker_threads=1, base=0.0, token=0.0)
+
+    return open_executor
+
+
+def test_a_graph_that_cannot_be_captured_runs_without() -> None:
+    tried: list[int] = []
+
+    open_capturing(opener(tried), RunLimits(graph_rows=4), is_asked_for=False)
+
+    assert tried == [4, 0]
+
+
+def test_capturing_that_was_asked_for_is_no_option() -> None:
+    with pytest.raises(ModelProblem, match="a node is on the CPU"):
+        open_capturing(opener([]), RunLimits(graph_rows=4), is_asked_for=True)
+
+
+def test_what_cannot_be_opened_at_all_is_tried_once() -> None:
+    tried: list[int] = []
+
+    def open_executor(limits: RunLimits) -> ModelExecutor:
+        tried.append(limits.graph_rows)
+        raise ModelProblem("model.onnx: no graph")
+
+    with pytest.raises(ModelProblem, match="no graph"):
+        open_capturing(open_executor, RunLimits(), is_asked_for=False)
+    assert tried == [0]
