@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -205,3 +206,7 @@ def _none(reason: str, driver: str = "") -> GpusFound:
 
 def _version(numbers: tuple[int, int]) -> str:
     return ".".join(map(str, numbers))
+
+
+if __name__ == "__main__":  # `make run` asks, before any package is installed
+    sys.exit(not find_gpus().gpus)

@@ -53,6 +53,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     index: int = 0
     address: str = ""
+    device: str = ""
+    """The UUID of the GPU that it uses, of which nobody else may be measured meanwhile."""
     environment: Mapping[str, str] = {}
     listener: socket.socket | None = None
     """A socket of the supervisor's that the child inherits, and its successor after it.
