@@ -17,7 +17,7 @@ from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
-from backends.gpus import find_gpus
+from backends.gpus import GPU_PROVIDERS, find_gpus
 from backends.installing import conflict_of_runtimes
 from backends.model_tools.comparing.command import compare_command
 from backends.model_tools.importing.command import import_command
@@ -41,7 +41,6 @@ from backends.telemetry.spans import NO_TRACING
 
 _log = logging.getLogger(__name__)
 _CANNOT_START = 2
-_GPU_PROVIDERS = ("cuda", "tensorrt")
 _MODELS = click.option(
     "--models", type=click.Path(path_type=Path), help="Model repository directory."
 )
@@ -117,7 +116,7 @@ def check_runtime(settings: BackendSettings) -> None:
     """
     if conflict := conflict_of_runtimes():
         raise StartProblem(conflict)
-    if settings.provider in _GPU_PROVIDERS and (reason := find_gpus().reason):
+    if settings.provider in GPU_PROVIDERS and (reason := find_gpus().reason):
         raise StartProblem(
             f"the provider is `{settings.provider}`, and it cannot run: {reason}. To run models on "
             "the CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+GPU_PROVIDERS: Final = ("cuda", "tensorrt")
+"""The providers of `SLUICEGATE_BACKEND_PROVIDER` that run models on a GPU."""
 LEAST_CUDA: Final = (13, 0)
 """The CUDA version that ONNX Runtime's wheel is built for."""
 LEAST_DRIVER: Final = 580
@@ -93,29 +95,48 @@ def driver_library() -> Any:
     return None
 
 
-def device_handles(library: Any) -> Iterator[tuple[int, ctypes.c_void_p, bool]]:
-    """Yield the number of each card, the handle of a device of it, and whether that is a MIG one.
+def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
+    """Return every device that answers, with its handle in the library.
 
-    A card in MIG mode has its MIG devices alone. Cards that do not answer are left out.
+    A card in MIG mode has its MIG devices alone.
     """
+    found = []
     count = ctypes.c_uint()
-    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
-        return
+    library.nvmlDeviceGetCount_v2(ctypes.byref(count))
     for index in range(count.value):
         card = ctypes.c_void_p()
         if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(card)):
             continue
-        if not _is_divided(library, card):
-            yield index, card, False
-            continue
-        parts = ctypes.c_uint()
-        library.nvmlDeviceGetMaxMigDeviceCount(card, ctypes.byref(parts))
-        for number in range(parts.value):
-            part = ctypes.c_void_p()
-            if not library.nvmlDeviceGetMigDeviceHandleByIndex(
-                card, ctypes.c_uint(number), ctypes.byref(part)
-            ):
-                yield index, part, True
+        is_mig = _is_divided(library, card)
+        capability = _compute_capability(library, card)
+        for handle in _parts(library, card) if is_mig else (card,):
+            uuid = text_of(library.nvmlDeviceGetUUID, handle)
+            name = text_of(library.nvmlDeviceGetName, handle)
+            memory = Memory()
+            if not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+                gpu = Gpu(index, uuid, name, memory.total, capability, is_mig)
+                found.append((gpu, handle))
+    return found
+
+
+def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order; without it, all of them.
+
+    It has numbers of cards, or UUIDs or the beginnings of some.
+    """
+    names = _visible_devices()
+    if names is None:
+        return list(gpus)
+    chosen: dict[str, Gpu] = {}
+    for name in filter(None, map(str.strip, names.split(","))):
+        for gpu in gpus:
+            if gpu.uuid.startswith(name) or str(gpu.index) == name:
+                chosen.setdefault(gpu.uuid, gpu)
+    return list(chosen.values())
+
+
+def _visible_devices() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 - settings.py needs packages
 
 
 def text_of(function: Any, *arguments: object) -> str:
@@ -129,8 +150,7 @@ def _find(library: Any) -> GpusFound:
     driver = text_of(library.nvmlSystemGetDriverVersion)
     if reason := _why_no_cuda(library, driver):
         return _none(reason, driver)
-    found = list(_gpus(library))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 - settings.py needs packages
+    found = [gpu for gpu, _ in open_devices(library)]
     if not found:
         told = f"the NVIDIA driver {driver} shows no device that models can run on"
         return _none(f"{told}; `nvidia-smi -L` lists its GPUs and MIG devices", driver)
@@ -140,9 +160,9 @@ def _find(library: Any) -> GpusFound:
         told = f"`{newest.name}` has compute capability {_version(newest.compute_capability)}"
         least = _version(LEAST_COMPUTE_CAPABILITY)
         return _none(f"{told}, and models need {least} or more", driver)
-    chosen = able if visible is None else _visible(able, visible)
+    chosen = visible_gpus(able)
     if not chosen:
-        told = f"`CUDA_VISIBLE_DEVICES` is `{visible}`"
+        told = f"`CUDA_VISIBLE_DEVICES` is `{_visible_devices()}`"
         return _none(f"{told}, which names no GPU that models can run on", driver)
     return GpusFound(tuple(chosen), driver, "")
 
@@ -163,23 +183,9 @@ def _why_no_cuda(library: Any, driver: str) -> str:
     )
 
 
-def _gpus(library: Any) -> Iterator[Gpu]:
-    cards: dict[int, tuple[int, int]] = {}
-    for index, handle, is_mig in device_handles(library):
-        if index not in cards:
-            cards[index] = _compute_capability(library, index)
-        memory = Memory()
-        uuid = text_of(library.nvmlDeviceGetUUID, handle)
-        if not uuid or library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-            continue  # lost
-        name = text_of(library.nvmlDeviceGetName, handle)
-        yield Gpu(index, uuid, name, memory.total, cards[index], is_mig)
-
-
-def _compute_capability(library: Any, index: int) -> tuple[int, int]:
+def _compute_capability(library: Any, card: ctypes.c_void_p) -> tuple[int, int]:
     """Return that of a card; MIG devices do not tell theirs."""
-    card, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(card))
+    major, minor = ctypes.c_int(), ctypes.c_int()
     library.nvmlDeviceGetCudaComputeCapability(card, ctypes.byref(major), ctypes.byref(minor))
     return major.value, minor.value
 
@@ -190,14 +196,15 @@ def _is_divided(library: Any, card: ctypes.c_void_p) -> bool:
     return not failed and bool(mode.value)
 
 
-def _visible(gpus: Sequence[Gpu], names: str) -> list[Gpu]:
-    """Return the GPUs that `names` has, by number or by the beginning of a UUID, in its order."""
-    chosen: dict[str, Gpu] = {}
-    for name in filter(None, map(str.strip, names.split(","))):
-        for gpu in gpus:
-            if gpu.uuid.startswith(name) or str(gpu.index) == name:
-                chosen.setdefault(gpu.uuid, gpu)
-    return list(chosen.values())
+def _parts(library: Any, card: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
+    """Yield the MIG devices of a card."""
+    most = ctypes.c_uint()
+    library.nvmlDeviceGetMaxMigDeviceCount(card, ctypes.byref(most))
+    get = library.nvmlDeviceGetMigDeviceHandleByIndex
+    for number in range(most.value):
+        part = ctypes.c_void_p()
+        if not get(card, ctypes.c_uint(number), ctypes.byref(part)):
+            yield part
 
 
 def _none(reason: str, driver: str = "") -> GpusFound:

@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from backends.gpus import Gpu, GpusFound, find_gpus
+from backends.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
 from backends.installing import install_command
 from gateway.supervisor.errors import CannotStart
 
 PROVIDER = "SLUICEGATE_BACKEND_PROVIDER"
-_GPU_PROVIDERS = ("cuda", "tensorrt")
 # A core each for the interpreter of a backend and its tokenizer, and two for gateway workers. More
 # than three backends on a device mostly wait for each other (decision 0037).
 _CORES_OF_A_BACKEND, _MOST_BACKENDS = 4, 3
@@ -42,7 +41,7 @@ def choose_devices(
         CannotStart: GPUs are to run them, and cannot.
     """
     asked = environment.get(PROVIDER, "")
-    if asked and asked not in _GPU_PROVIDERS:
+    if asked and asked not in GPU_PROVIDERS:
         return Devices()
     found = find()
     if not asked and "gpu" not in runtimes:
