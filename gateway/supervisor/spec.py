@@ -65,6 +65,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 60.0
+    ready_once_heard_within: float = 60.0
+    """Seconds from its first sign of life, which comes when models are loaded, to readiness."""
     heartbeat_variable: str = ""
     """The variable with the descriptor for heartbeats; empty: the child sends none."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None
