@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help checks tests install install-dev install-system install-load load run test lint format types imports shape lock proto \
+.PHONY: help checks tests install install-gpu install-dev install-system install-load load run test lint format types imports shape lock proto \
 	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
@@ -38,6 +38,8 @@ help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Install what `make run` needs into .venv
+
+install-gpu: $(GPU)/.installed ## Install what `make run` needs on NVIDIA GPUs into .venv-gpu
 
 install-dev: $(VENV)/.installed-dev ## Install what `make test` needs into .venv
 

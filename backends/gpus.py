@@ -19,6 +19,7 @@ _LIBRARY: Final = "libnvidia-ml.so.1"
 # Where containers and WSL have the driver's libraries, often on no search path.
 _FOLDERS: Final = ("", "/usr/local/nvidia/lib64/", "/usr/lib/wsl/lib/")
 _TEXT_BYTES: Final = 96
+_EXCLUSIVE_PROCESS: Final = 3
 _NO_PERMISSION, _NOT_LOADED, _OTHER_VERSION = 4, 9, 18
 _REFUSALS: Final = {
     _NO_PERMISSION: "this user may not use the NVIDIA driver",
@@ -32,7 +33,8 @@ _REFUSALS: Final = {
 class Gpu:
     """A device that one process can run models on: a card, or a MIG device of a card.
 
-    `index` is the number of the card in the driver. MIG devices of a card share it.
+    `index` is the number of the card in the driver. MIG devices of a card share it. Where the
+    device is in the compute mode `EXCLUSIVE_PROCESS`, no second process can use it.
     """
 
     index: int
@@ -41,6 +43,7 @@ class Gpu:
     memory_bytes: int
     compute_capability: tuple[int, int]
     is_mig: bool
+    is_exclusive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
             name = text_of(library.nvmlDeviceGetName, handle)
             memory = Memory()
             if not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-                gpu = Gpu(index, uuid, name, memory.total, capability, is_mig)
+                alone = _is_exclusive(library, handle)
+                gpu = Gpu(index, uuid, name, memory.total, capability, is_mig, alone)
                 found.append((gpu, handle))
     return found
 
@@ -194,6 +198,12 @@ def _is_divided(library: Any, card: ctypes.c_void_p) -> bool:
     mode, pending = ctypes.c_uint(), ctypes.c_uint()
     failed = library.nvmlDeviceGetMigMode(card, ctypes.byref(mode), ctypes.byref(pending))
     return not failed and bool(mode.value)
+
+
+def _is_exclusive(library: Any, device: ctypes.c_void_p) -> bool:
+    mode = ctypes.c_uint()
+    failed = library.nvmlDeviceGetComputeMode(device, ctypes.byref(mode))
+    return not failed and mode.value == _EXCLUSIVE_PROCESS
 
 
 def _parts(library: Any, card: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:

@@ -53,7 +53,9 @@ def choose_devices(
         )
     if "gpu" not in runtimes:
         raise CannotStart(f"`{PROVIDER}` is `{asked}`, and {_no_runtime(found)}")
-    count = backends_of_a_gpu(cores=cores, gpus=len(found.gpus))
+    count = 1
+    if not any(gpu.is_exclusive for gpu in found.gpus):
+        count = backends_of_a_gpu(cores=cores, gpus=len(found.gpus))
     each = "a backend" if count == 1 else f"{count} backends"
     return Devices(
         gpus=found.gpus,

@@ -8,6 +8,7 @@
      cuda NUMBER                    13000 is CUDA 13.0, 0 is a driver without libcuda
      card UUID CODE BYTES MAJOR MINOR DIVIDED NAME
      mig UUID CODE BYTES NAME       a device of the last card
+     mode NUMBER                    the compute mode of all cards: 3 is for one process each
 
    CODE is 0, or the error with which the device answers: 15 is a card that is lost. */
 
@@ -23,7 +24,7 @@ struct device {
     unsigned long long bytes;
 };
 
-static int init, cuda, found;
+static int init, cuda, mode, found;
 static char driver[96];
 static struct device devices[MOST];
 
@@ -32,7 +33,7 @@ static void look(void) {
     FILE *file = path ? fopen(path, "r") : NULL;
     char line[512];
     int cards = 0;
-    init = 9, cuda = 13000, found = 0;
+    init = 9, cuda = 13000, mode = 0, found = 0;
     strcpy(driver, "580.65.06");
     if (!file) return;
     init = 0;
@@ -45,7 +46,8 @@ static void look(void) {
         else if (sscanf(line, "mig %95s %d %llu %95[^\n]", next->uuid, &next->code, &next->bytes,
                         next->name) == 4)
             next->card = cards - 1, found++;
-        else if (sscanf(line, "init %d", &init) != 1 && sscanf(line, "cuda %d", &cuda) != 1)
+        else if (sscanf(line, "init %d", &init) != 1 && sscanf(line, "cuda %d", &cuda) != 1 &&
+                 sscanf(line, "mode %d", &mode) != 1)
             sscanf(line, "driver %95s", driver);
     }
     fclose(file);
@@ -150,6 +152,13 @@ int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     if (device->card >= 0) return INVALID;
     *major = device->major, *minor = device->minor;
     return 0;
+}
+
+int nvmlDeviceGetComputeMode(void *handle, unsigned *answer) {
+    struct device *device;
+    int code = find(handle, &device);
+    *answer = mode;
+    return code ? code : device->card >= 0 ? NOT_SUPPORTED : 0;
 }
 
 int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long memory[3]) {

@@ -48,9 +48,10 @@ class FakeDriver:
         init: int = 0,
         driver: str = "580.65.06",
         cuda: int = 13000,
+        mode: int = 0,
     ) -> None:
         """Show these devices from the next call on."""
-        lines = [f"init {init}", f"driver {driver}", f"cuda {cuda}"]
+        lines = [f"init {init}", f"driver {driver}", f"cuda {cuda}", f"mode {mode}"]
         for gpu in gpus:
             major, minor = gpu.capability
             numbers = f"{gpu.code} {gpu.memory_bytes} {major} {minor} {int(gpu.mig is not None)}"

@@ -53,6 +53,7 @@ def test_a_card_is_found_with_its_memory_and_capability(driver: FakeDriver) -> N
             "memory_bytes": 80_000_000_000,
             "compute_capability": [9, 0],
             "is_mig": False,
+            "is_exclusive": False,
         }
     ]
     assert (version, reason) == ("580.65.06", "")
@@ -78,6 +79,12 @@ def test_a_divided_card_has_its_mig_devices_alone(driver: FakeDriver) -> None:
     for part in parts:
         assert part["is_mig"]
         assert (part["index"], part["compute_capability"]) == (1, [8, 0])
+
+
+def test_a_card_for_one_process_is_exclusive(driver: FakeDriver) -> None:
+    driver.show(_CARDS[:1], mode=3)
+
+    assert found(driver.environment)[0][0]["is_exclusive"]
 
 
 def test_a_lost_card_is_left_out(driver: FakeDriver) -> None:

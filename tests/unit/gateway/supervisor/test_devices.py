@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,13 @@ def test_gpus_that_were_asked_for_and_are_not_there_are_a_problem() -> None:
 )
 def test_cores_say_how_many_backends_share_a_gpu(cores: int, gpus: int, count: int) -> None:
     assert backends_of_a_gpu(cores=cores, gpus=gpus) == count
+
+
+def test_a_gpu_for_one_process_has_one_backend() -> None:
+    exclusive = tuple(replace(gpu, is_exclusive=True) for gpu in GPUS)
+
+    assert chosen(FOUR, "gpu").backends_of_each == 2
+    assert chosen(GpusFound(exclusive, "580.65.06", ""), "gpu").backends_of_each == 1
 
 
 def test_every_gpu_has_backends_that_see_it_alone() -> None:
