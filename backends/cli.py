@@ -111,16 +111,22 @@ def serve_command(**options: object) -> None:
 def check_runtime(settings: BackendSettings) -> None:
     """Make sure that the installed runtime can use the device, before anything imports it.
 
+    CUDA numbers GPUs as the driver and `nvidia-smi` do from then on.
+
     Raises:
         StartProblem: two runtimes are installed, or there is no GPU for a provider that needs one.
     """
     if conflict := conflict_of_runtimes():
         raise StartProblem(conflict)
-    if settings.provider in GPU_PROVIDERS and (reason := find_gpus().reason):
+    if settings.provider not in GPU_PROVIDERS:
+        return
+    if reason := find_gpus().reason:
         raise StartProblem(
             f"the provider is `{settings.provider}`, and it cannot run: {reason}. To run models on "
             "the CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"
         )
+    # By itself, CUDA would begin with the fastest card.
+    process_environment().setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 @main.group("models", cls=_OneLineGroup)

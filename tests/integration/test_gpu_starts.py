@@ -67,6 +67,26 @@ def test_with_an_old_driver_a_sentence_says_which_is_needed(tmp_path: Path) -> N
     assert said.count("\n") == 1
 
 
+def test_cuda_numbers_cards_as_the_driver_does(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path)
+    driver.show([FakeGpu("GPU-1"), FakeGpu("GPU-2")])
+    program = (
+        "import os; from backends.cli import check_runtime; "
+        "from backends.settings import BackendSettings; "
+        "check_runtime(BackendSettings(provider='cuda')); print(os.environ['CUDA_DEVICE_ORDER'])"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        env={**process_environment(), **driver.environment},
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+
+    assert done.stdout == "PCI_BUS_ID\n"
+
+
 @pytest.mark.parametrize("command", [BACKEND, UP])
 def test_both_runtimes_are_refused_in_a_sentence(
     command: tuple[str, ...], both_runtimes: dict[str, str]
