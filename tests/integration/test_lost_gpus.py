@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,16 @@ import msgspec
 import pytest
 
 from backends.protocol import STATE_PATH, GpuState, ServingState
+from gateway.supervisor.probes import probe_http
+from gateway.supervisor.spawn import Spawner
+from gateway.supervisor.spec import ProcessRole, ProcessSpec
+from gateway.supervisor.supervisor import Supervisor
 from loadtests.harness.model_repository import write_repository
 from loadtests.harness.ports import free_port
 from loadtests.harness.raw_http import KEY
 from loadtests.harness.valkey import Valkey
 from loadtests.harness.waiting import until, wait_until
-from tests.support.backend_process import request, serving
+from tests.support.backend_process import is_ready, request, serving
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
 from tests.support.steady_load import SteadyLoad
 from tests.support.worker import running_worker
@@ -59,6 +64,38 @@ def test_a_backend_ends_when_its_gpu_is_lost(tmp_path: Path, driver: FakeDriver)
     assert process.returncode == 70
     assert "the GPU is lost (its error 15)" in log
     assert "Traceback" not in log
+
+
+async def test_a_backend_is_started_anew_until_its_gpu_is_back(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    models, port = write_repository(tmp_path / "models", real=True), free_port()
+    said: list[str] = []
+    spec = ProcessSpec(
+        name="backend-eu-0",
+        role=ProcessRole.BACKEND,
+        argv=(*PROGRAM, "--models", str(models), "--port", str(port)),
+        environment={**driver.environment, "CUDA_VISIBLE_DEVICES": "GPU-2"},
+        probe=partial(probe_http, "127.0.0.1", port),
+        ready_within=180,
+    )
+    spawner = Spawner(logs=tmp_path)
+    async with Supervisor(root=tmp_path, spawner=spawner, say=said.append) as supervisor:
+        await supervisor.ready(supervisor.start([spec]))
+
+        driver.show([CARDS[0], CARDS[1]._replace(code=LOST)])
+        await until(lambda: any("exited with code 1;" in line for line in said), within=60)
+        driver.show(CARDS)
+        async with asyncio.timeout(180):
+            while not await asyncio.to_thread(is_ready, port):
+                pass  # the supervisor runs on this loop, and waits before it starts the next one
+
+        await supervisor.stop(asyncio.Event())
+
+    assert any("backend-eu-0 exited with code 70; restarting in 0.1 s" in line for line in said)
+    assert (
+        "which names no GPU that models can run on" in (tmp_path / "backend-eu-0.log").read_text()
+    )
 
 
 async def test_items_of_a_lost_gpu_are_answered_elsewhere(

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,8 @@ import uvloop
 
 from backends.api.server import BackendServer, bind
 from backends.app import make_routes, open_backend, run_until_stopped
+from backends.cli import check_runtime
+from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
 from backends.serving.device_watch import watch_device
 from backends.settings import BackendSettings
@@ -17,9 +20,8 @@ from backends.telemetry.nvml import open_gpus
 from backends.telemetry.spans import NO_TRACING
 
 
-async def run(settings: BackendSettings) -> None:
+async def run(settings: BackendSettings, on_gpu: BackendSettings) -> None:
     """Serve until a signal, or until the GPU fails."""
-    on_gpu = msgspec.structs.replace(settings, provider="cuda")
     opener = executor_opener(settings)
     with bind(settings.host, settings.port) as listener:
         async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
@@ -39,4 +41,10 @@ if __name__ == "__main__":
     parser.add_argument("--region", default="eu")
     parser.add_argument("--id", dest="backend_id", default="eu-0")
     configure_logging()
-    uvloop.run(run(BackendSettings(**vars(parser.parse_args()))))
+    given = BackendSettings(**vars(parser.parse_args()))
+    following = msgspec.structs.replace(given, provider="cuda")
+    try:
+        check_runtime(following)
+    except StartProblem as error:
+        sys.exit(str(error))
+    uvloop.run(run(given, following))
