@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU := .venv-gpu
 PARITY := .venv-parity
 LOAD := .venv-load
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help checks tests install install-dev install-system install-load load run test lint format types imports shape lock proto \
+.PHONY: help checks tests install install-gpu install-dev install-system install-load load run test lint format types imports shape lock proto \
 	chaos arena check-compose check-redis sbom pin-images arena-partitions soak fuzz fuzz-amplification fuzz-api fuzz-doors fuzz-http fuzz-dialects check-openapi check-wheel bench-hit bench-miss \
 	bench-pipeline bench-console bench-growth bench-threads bench-overload bench-shares bench-mixed bench-rows bench-precision bench-limits bench-regions bench-latency \
 	bench-peers check-triton check-clients check-scaling check-kubernetes fuzz-cache bench-memory bench-hostile chaos-redis chaos-sentinel chaos-fleet chaos-batches \
@@ -38,10 +39,17 @@ help: ## List the targets
 
 install: $(VENV)/.installed ## Install what `make run` needs into .venv
 
+install-gpu: $(GPU)/.installed ## Install what `make run` needs on NVIDIA GPUs into .venv-gpu
+
 install-dev: $(VENV)/.installed-dev ## Install what `make test` needs into .venv
 
-run: install ## Start everything on this machine; options in ARGS="--port 9090 ..."
-	@exec $(BIN)/sluicegate up $(ARGS)
+# On a machine with GPUs that models can run on, `make run` has an environment of its own: the CPU and
+# the GPU build of ONNX Runtime cannot share one, and `make test` is for the CPU.
+ifneq ($(filter run,$(MAKECMDGOALS)),)
+RUN := $(shell $(PYTHON) -m backends.gpus 2>/dev/null && echo $(GPU) || echo $(VENV))
+endif
+run: $(RUN)/.installed ## Start everything on this machine, on its GPUs if it has some; options in ARGS="--port 9090 ..."
+	@exec $(RUN)/bin/sluicegate up $(ARGS)
 
 test: install-dev ## Run every check and every test, side by side; options in PYTEST_ARGS
 	@$(MAKE) --no-print-directory --jobs 2 tests checks
@@ -305,6 +313,16 @@ $(VENV)/.installed-dev: requirements/dev.txt pyproject.toml $(OTHER_PYTHON) | $(
 	@$(INSTALL_HALF)-0.txt & first=$$!; $(INSTALL_HALF)-1.txt; second=$$?; wait $$first && exit $$second
 	@$(PIP) install --no-deps --no-build-isolation --quiet --editable .
 	@touch $(VENV)/.installed $@
+
+$(GPU)/.installed: requirements/demo-gpu.txt requirements/pip.txt pyproject.toml
+	@echo 'Installing packages for GPUs into $(GPU) (once, about 2 GB)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo 'Python 3.11 or newer is needed; name one with `make PYTHON=python3.12 ...`' >&2; exit 1; }
+	@$(PYTHON) -m venv $(GPU)
+	@$(GPU)/bin/python -m pip install --quiet --no-input --disable-pip-version-check --require-hashes -r requirements/pip.txt
+	@$(GPU)/bin/python -m pip install --no-input --no-deps --require-hashes -r $<
+	@$(GPU)/bin/python -m pip install --no-input --no-deps --no-build-isolation --quiet --editable .
+	@touch $@
 
 # The reference libraries have an environment of their own: torch is large, and nothing else needs it.
 $(PARITY)/.installed: requirements/parity.txt

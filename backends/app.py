@@ -30,16 +30,18 @@ from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import GraphManifest
 from backends.serving.core import ServingCore
+from backends.serving.device_watch import DeviceWatch, watch_device
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, process_environment, quiet_libraries
 from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
-from backends.telemetry.nvml import open_gpus
+from backends.telemetry.nvml import GpuReader, open_gpus
 from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import NO_TRACING, Tracing
 
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
+_DEVICE_FAILED = 70
 
 
 @asynccontextmanager
@@ -81,6 +83,7 @@ def make_routes(
     settings: BackendSettings,
     tracing: Tracing,
     process: ProcessFigures | None = None,
+    gpus: GpuReader | None = None,
 ) -> Routes:
     """Return the ASGI application over a repository's serving core."""
     core = repository.core
@@ -103,7 +106,7 @@ def make_routes(
         assign=repository.assign,
         tracing=tracing,
         process=process,
-        gpus=open_gpus(),
+        gpus=gpus or open_gpus(),
     )
 
 
@@ -167,13 +170,15 @@ async def _serve(
             gc.freeze()
             # Requests leave no cycles worth looking for every 700 objects.
             gc.set_threshold(20_000, 20, 20)
-            routes = make_routes(repository, settings, tracing, process)
+            gpus = open_gpus()
+            routes = make_routes(repository, settings, tracing, process, gpus)
             server = BackendServer(routes, tls)
             host, port = listener.getsockname()[:2]
             serves = {"address": f"{host}:{port}", "provider": core.state().provider}
             _log.info("backend serves", extra=serves)
             async with _following(tls), _pushing(settings, routes):
-                await run_until_stopped(server, listener, core, settings, parent)
+                watch = watch_device(settings, core, gpus)
+                await run_until_stopped(server, listener, core, settings, parent, watch)
     await asyncio.to_thread(tracing.close)
 
 
@@ -256,14 +261,21 @@ async def run_until_stopped(
     core: ServingCore,
     settings: BackendSettings,
     parent: int,
+    watch: DeviceWatch | None = None,
 ) -> None:
-    """Serve until a signal, or until the parent ends if so set; then drain."""
+    """Serve until a signal, or until the parent ends if so set; then drain.
+
+    When `watch` says that the device has failed, the process ends at once: work on the device may
+    hang for ever, and the gateways send it elsewhere as soon as their connections end.
+    """
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve(sockets=[listener]))
         waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
             waits.append(group.create_task(wait_for_parent_end(parent)))
+        if watch is not None:
+            waits.append(group.create_task(_end_with_device(watch)))
         await asyncio.wait([serving, *waits], return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
@@ -275,6 +287,13 @@ async def run_until_stopped(
         server.force_exit = stop.forced.is_set()
         server.should_exit = True
     _log.info("backend stopped")
+
+
+async def _end_with_device(watch: DeviceWatch) -> None:
+    reason = await watch.until_failed()
+    _log.critical("the GPU has failed: this process ends", extra={"reason": reason})
+    logging.shutdown()
+    os._exit(_DEVICE_FAILED)  # no library may wait for the device
 
 
 async def leave(

@@ -17,6 +17,8 @@ from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
+from backends.gpus import GPU_PROVIDERS, find_gpus
+from backends.installing import conflict_of_runtimes
 from backends.model_tools.comparing.command import compare_command
 from backends.model_tools.importing.command import import_command
 from backends.model_tools.syncing.command import push_command, sync_command
@@ -99,10 +101,32 @@ def serve_command(**options: object) -> None:
     with _one_line("backend"):
         # Options are named as the settings that they set.
         settings = read_settings(None, **options)
+        check_runtime(settings)
         configure_logging()
         for problem in unknown_variables(process_environment()):
             _log.warning(problem)
         serve(settings)
+
+
+def check_runtime(settings: BackendSettings) -> None:
+    """Make sure that the installed runtime can use the device, before anything imports it.
+
+    CUDA numbers GPUs as the driver and `nvidia-smi` do from then on.
+
+    Raises:
+        StartProblem: two runtimes are installed, or there is no GPU for a provider that needs one.
+    """
+    if conflict := conflict_of_runtimes():
+        raise StartProblem(conflict)
+    if settings.provider not in GPU_PROVIDERS:
+        return
+    if reason := find_gpus().reason:
+        raise StartProblem(
+            f"the provider is `{settings.provider}`, and it cannot run: {reason}. To run models on "
+            "the CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"
+        )
+    # By itself, CUDA would begin with the fastest card.
+    process_environment().setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 @main.group("models", cls=_OneLineGroup)

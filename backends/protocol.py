@@ -322,6 +322,25 @@ class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[str, str] = {}
 
 
+class GpuState(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what the driver tells of a GPU; what it does not tell, as of MIG devices, is `None`.
+
+    `device` is the number of the card in the driver, which its MIG devices share. `utilization` is
+    the share of time in which it was busy. `throttling` says why its clocks are low, if they are.
+    `ecc_errors` are those since the driver was loaded that were corrected, and that were not.
+    """
+
+    device: int
+    uuid: str
+    name: str
+    used_bytes: int
+    total_bytes: int
+    utilization: float | None = None
+    watts: float | None = None
+    throttling: list[str] | None = None
+    ecc_errors: tuple[int, int] | None = None
+
+
 class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's identity, readiness, models and load.
 
@@ -341,6 +360,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     plans: int = 0
     assignment: Assignment = Assignment()
     arms: list[ArmStatistics] = []
+    gpu: GpuState | None = None
     report: Report
 
 

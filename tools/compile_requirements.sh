@@ -41,6 +41,9 @@ compile ray pyproject.toml requirements/build.in requirements/demo.in \
     --extra backend-cpu --extra bulk --extra ray --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --extra models --extra otlp-grpc --constraint "$pins" "$@"
+grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/backend-gpu.txt >>"$pins"
+compile demo-gpu pyproject.toml requirements/build.in requirements/demo.in \
+    --extra gateway --extra zstd --extra grpc --extra backend-gpu --constraint "$pins" "$@"
 # The peers of `make bench-peers` and `make bench-latency`: exact packages for this one platform, and apart from all of ours.
 for peer in litserve bentoml triton litellm infinity bettertransformer; do
     echo "compiling loadtests/peers/$peer/requirements.txt"

@@ -18,7 +18,7 @@ from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head
 from backends.plans import NO_MODEL, Assignment
-from backends.protocol import Call, ModelInfo, Report, ServingState, encode_frame
+from backends.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.arms import ArmCounts
 from backends.serving.call_work import CallWork
 from backends.serving.item_memory import open_memory
@@ -152,6 +152,9 @@ class ServingCore:
 
     The model set can be replaced; calls that name an old revision get it until `forget`.
     """
+
+    gpu: GpuState | None = None
+    """Its GPU a moment ago, if it has one."""
 
     def __init__(
         self,
@@ -326,6 +329,7 @@ class ServingCore:
             plans=self.plans,
             assignment=self.assignment,
             arms=self.arms.statistics(self._mirror.statistics()),
+            gpu=self.gpu,
             report=self.report(),
         )
 

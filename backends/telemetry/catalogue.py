@@ -88,10 +88,16 @@ _ENCODERS: Final = (
 _PROCESS: Final = (
     _gauge("device_busy_share", "Share of the device in use over the last seconds."),
     _gauge("gpu_memory_used_bytes", "Memory in use of a GPU, by all processes; where NVML is "
-           "there.", "device"),
-    _gauge("gpu_memory_total_bytes", "Memory of a GPU.", "device"),
-    _gauge("gpu_utilization_ratio", "Share of the last sample period in which a GPU was busy.",
-           "device"),
+           "there. Backends that share a GPU all show it, and each shows the GPUs that it can see. "
+           "`device` is the number in the driver.", "device", "uuid"),
+    _gauge("gpu_memory_total_bytes", "Memory of a GPU.", "device", "uuid"),
+    _gauge("gpu_utilization_ratio", "Share of the last sample period in which a GPU was busy; MIG "
+           "devices do not tell.", "device", "uuid"),
+    _gauge("gpu_power_watts", "Power that a GPU draws.", "device", "uuid"),
+    _gauge("gpu_throttled", "Is 1 while clocks are low for a `reason`: `power`, `heat` or "
+           "`hardware`.", "device", "uuid", "reason"),
+    _counter("gpu_ecc_errors_total", "Errors of a GPU's memory since its driver was loaded. "
+             "`kind`: `corrected`, `uncorrected`.", "device", "uuid", "kind"),
     _gauge("row_cache_bytes", "Size of the row cache."),
     _gauge("row_cache_rows", "Rows in it."),
     _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second."),

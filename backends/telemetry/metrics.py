@@ -17,8 +17,9 @@ from typing_extensions import override
 from backends.metric_declaration import MetricDeclaration, MetricKind
 from backends.otlp_statistics import TracingStatistics
 from backends.plans import ArmStatistics, bucket_bound
+from backends.protocol import GpuState
 from backends.telemetry.catalogue import SECONDS, backend_metrics
-from backends.telemetry.nvml import GpuReader, NoGpuReader
+from backends.telemetry.nvml import THROTTLING, GpuReader, NoGpuReader
 from backends.telemetry.process import ProcessFigures
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 
@@ -48,6 +49,12 @@ _ENCODERS: Final[Mapping[str, Callable[[EncoderStatistics], float]]] = {
     "tokens_per_second": lambda e: e.queue.tokens_per_second,
     "queued_seconds": lambda e: e.queue.queued_seconds,
     "padding_waste_ratio": lambda e: padding_waste_ratio(e.queue),
+}
+_GPUS: Final[Mapping[str, Callable[[GpuState], float | None]]] = {
+    "gpu_memory_used_bytes": lambda gpu: gpu.used_bytes,
+    "gpu_memory_total_bytes": lambda gpu: gpu.total_bytes,
+    "gpu_utilization_ratio": lambda gpu: gpu.utilization,
+    "gpu_power_watts": lambda gpu: gpu.watts,
 }
 
 
@@ -131,14 +138,27 @@ class BackendMetrics(Collector):
         yield self._labelled("spans_total", [((outcome,), n) for outcome, n in spans.items()])
 
     def _of_gpus(self) -> Iterator[Metric]:
-        found = [((str(gpu.device),), gpu) for gpu in self._gpus.read()]
-        if found:
-            used = [(device, gpu.used_bytes) for device, gpu in found]
-            yield self._labelled("gpu_memory_used_bytes", used)
-            total = [(device, gpu.total_bytes) for device, gpu in found]
-            yield self._labelled("gpu_memory_total_bytes", total)
-            busy = [(d, gpu.utilization) for d, gpu in found if gpu.utilization is not None]
-            yield self._labelled("gpu_utilization_ratio", busy)
+        found = [((str(gpu.device), gpu.uuid), gpu) for gpu in self._gpus.read()]
+        if not found:
+            return
+        for name, read in _GPUS.items():
+            values = [(labels, read(gpu)) for labels, gpu in found]
+            told = [(labels, value) for labels, value in values if value is not None]
+            yield self._labelled(name, told)
+        throttled = [
+            ((*labels, reason), float(reason in gpu.throttling))
+            for labels, gpu in found
+            if gpu.throttling is not None
+            for reason in THROTTLING
+        ]
+        yield self._labelled("gpu_throttled", throttled)
+        errors = [
+            ((*labels, kind), float(count))
+            for labels, gpu in found
+            if gpu.ecc_errors is not None
+            for kind, count in zip(("corrected", "uncorrected"), gpu.ecc_errors, strict=True)
+        ]
+        yield self._labelled("gpu_ecc_errors_total", errors)
 
     def _labelled(self, name: str, values: _Labelled) -> Metric:
         declared = self._declaration(name)

@@ -1,34 +1,19 @@
-"""Reads memory and use of GPUs by NVIDIA's management library, where the driver brings one."""
+"""Reads the state of GPUs by NVIDIA's management library, where the driver brings one."""
 
 import ctypes
 import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
+from backends.gpus import Gpu, Memory, driver_library, open_devices, visible_gpus
+from backends.protocol import GpuState
 
-_LIBRARY: Final = "libnvidia-ml.so.1"
 _log = logging.getLogger(__name__)
-
-
-class GpuUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives the memory of a device in bytes, and its busy share of time where it tells.
-
-    `device` is its number in the library, which may differ from that in CUDA.
-    """
-
-    device: int
-    used_bytes: int
-    total_bytes: int
-    utilization: float | None
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
+_CORRECTED, _UNCORRECTED = ctypes.c_int(0), ctypes.c_int(1)
+_SINCE_THE_DRIVER_WAS_LOADED: Final = ctypes.c_int(0)
+_NO_FUNCTION: Final = 13
+THROTTLING: Final = {"power": 0x04 | 0x80, "heat": 0x20 | 0x40, "hardware": 0x08}
+"""Reasons for low clocks, by the bits of the library's; an idle device has low clocks, too."""
 
 
 class _Utilization(ctypes.Structure):
@@ -36,38 +21,62 @@ class _Utilization(ctypes.Structure):
 
 
 class GpuReader:
-    """Reads all devices by `library`; a device that cannot be read is left out."""
+    """Reads the devices that this process can see, by `library`; those that fail are left out."""
 
     def __init__(self, library: Any) -> None:  # of functions that take pointers
         self._library = library
-        self._handles: list[tuple[int, ctypes.c_void_p]] = []
-        count = ctypes.c_uint()
-        if library.nvmlInit_v2() or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        self._devices: dict[str, tuple[Gpu, ctypes.c_void_p]] = {}
+        if library.nvmlInit_v2():
             return
-        for number in range(count.value):
-            handle = ctypes.c_void_p()
-            found = library.nvmlDeviceGetHandleByIndex_v2(
-                ctypes.c_uint(number), ctypes.byref(handle)
-            )
-            if not found:
-                self._handles.append((number, handle))
+        devices = {gpu.uuid: (gpu, handle) for gpu, handle in open_devices(library)}
+        seen = visible_gpus([gpu for gpu, _ in devices.values()])
+        self._devices = {gpu.uuid: devices[gpu.uuid] for gpu in seen}
 
-    def read(self) -> Sequence[GpuUsage]:
-        """Return the usage of each device now; takes about a millisecond."""
-        return [usage for number, handle in self._handles if (usage := self._usage(number, handle))]
+    @property
+    def uuids(self) -> Sequence[str]:
+        """The devices in the order in which CUDA numbers them."""
+        return list(self._devices)
 
-    def _usage(self, number: int, handle: ctypes.c_void_p) -> GpuUsage | None:
-        memory, rates = _Memory(), _Utilization()
-        if self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-            return None
-        # Devices that are divided do not tell.
-        is_known = not self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates))
-        return GpuUsage(
-            device=number,
+    def read(self) -> Sequence[GpuState]:
+        """Return the state of each device now; takes about a millisecond."""
+        found = map(self.read_device, self._devices)
+        return [state for state in found if isinstance(state, GpuState)]
+
+    def read_device(self, uuid: str) -> GpuState | int:
+        """Return the state of one of `uuids`, or the library's error where it does not answer."""
+        gpu, handle = self._devices[uuid]
+        memory = Memory()
+        if error := self._library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+            return int(error)
+        rates, milliwatts, reasons = _Utilization(), ctypes.c_uint(), ctypes.c_ulonglong()
+        knows_rates = self._fill("nvmlDeviceGetUtilizationRates", handle, rates)
+        knows_power = self._fill("nvmlDeviceGetPowerUsage", handle, milliwatts)
+        knows_clocks = self._fill("nvmlDeviceGetCurrentClocksThrottleReasons", handle, reasons)
+        return GpuState(
+            device=gpu.index,
+            uuid=uuid,
+            name=gpu.name,
             used_bytes=memory.used,
             total_bytes=memory.total,
-            utilization=rates.gpu / 100 if is_known else None,
+            utilization=rates.gpu / 100 if knows_rates else None,
+            watts=milliwatts.value / 1000 if knows_power else None,
+            throttling=_throttling(reasons.value) if knows_clocks else None,
+            ecc_errors=self._ecc_errors(handle),
         )
+
+    def _ecc_errors(self, handle: ctypes.c_void_p) -> tuple[int, int] | None:
+        corrected, uncorrected = ctypes.c_ulonglong(), ctypes.c_ulonglong()
+        name, since = "nvmlDeviceGetTotalEccErrors", _SINCE_THE_DRIVER_WAS_LOADED
+        if not self._fill(name, handle, _CORRECTED, since, corrected):
+            return None  # no card of data centers, or ECC is off
+        self._fill(name, handle, _UNCORRECTED, since, uncorrected)
+        return corrected.value, uncorrected.value
+
+    def _fill(self, name: str, *arguments: Any) -> bool:
+        """Call a function that writes to the last argument; return whether it did."""
+        *values, target = arguments
+        function = getattr(self._library, name, None)
+        return function is not None and not function(*values, ctypes.byref(target))
 
 
 class NoGpuReader(GpuReader):
@@ -79,13 +88,20 @@ class NoGpuReader(GpuReader):
 
 class _NoLibrary:
     def nvmlInit_v2(self) -> int:  # noqa: N802 - as the library calls it
-        return 1
+        return _NO_FUNCTION
 
 
-def open_gpus(name: str = _LIBRARY) -> GpuReader:
-    """Return what reads the GPUs of this machine."""
-    try:
-        return GpuReader(ctypes.CDLL(name))
-    except (OSError, AttributeError) as error:
-        _log.debug("GPUs are not measured", extra={"reason": type(error).__name__})
+def open_gpus(library: Any = None) -> GpuReader:
+    """Return what reads the GPUs of this machine, by the driver's library unless it is given."""
+    library = library or driver_library()
+    if library is None:
         return NoGpuReader()
+    try:
+        return GpuReader(library)
+    except AttributeError as error:  # a function that the library does not have
+        _log.debug("GPUs are not measured", extra={"reason": str(error)})
+        return NoGpuReader()
+
+
+def _throttling(reasons: int) -> list[str]:
+    return [name for name, bits in THROTTLING.items() if reasons & bits]

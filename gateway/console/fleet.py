@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from backends.protocol import GpuState
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import BackendConfig
 from gateway.runtime.control import Control
@@ -23,6 +24,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str] = []
     models: dict[str, str] = {}
     problems: dict[str, str] = {}
+    gpu: GpuState | None = None
     in_flight: int = 0
     ejected_for: float = 0.0
     share: float = 0.0
@@ -100,6 +102,11 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     def models(self) -> Mapping[str, str]:
         """The revisions that it serves, by model."""
         return {name: revision for each in self.seen for name, revision in each.models.items()}
+
+    @property
+    def gpu(self) -> GpuState | None:
+        """Its GPU, as the driver showed it at the last probe of a worker."""
+        return next((each.gpu for each in self._ready if each.gpu is not None), None)
 
     @property
     def ejected_for(self) -> float:

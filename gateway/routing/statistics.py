@@ -2,7 +2,7 @@
 
 import msgspec
 
-from backends.protocol import Report
+from backends.protocol import GpuState, Report
 from gateway.routing.member import Health, Member
 from gateway.types import BackendId, RegionName
 
@@ -26,6 +26,7 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     problems: dict[str, str]
     """Problems of models by name, whether or not another revision is served."""
     provider: str
+    gpu: GpuState | None
     in_flight: int
     ejected_for: float
     """Seconds until the end of its ejection; 0 when it is not ejected."""
@@ -57,6 +58,7 @@ def endpoint_statistics(member: Member, now: float, slow_start: float) -> Endpoi
         models={name: info.revision for name, info in member.models.items()},
         problems=dict(state.problems) if state else {},
         provider=state.provider if state else "",
+        gpu=state.gpu if state else None,
         in_flight=member.in_flight,
         ejected_for=max(0.0, member.ejection.until - now),
         share=member.share(now, slow_start),

@@ -86,9 +86,13 @@ class Child:
             CannotStart: it ended, or took too long.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.spec.ready_within
+        started, within, is_heard = loop.time(), self.spec.ready_within, False
         missing = "does not run yet"
-        while loop.time() < deadline:
+        while loop.time() < started + within:
+            if self.has_spoken and not is_heard:
+                is_heard = True
+                passed = loop.time() - started
+                within = min(within, passed + self.spec.ready_once_heard_within)
             if self._ended.is_set():
                 log = self._spawner.log_of(self.spec)
                 said = "" if log is None else last_line(log)
@@ -99,8 +103,7 @@ class Child:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
-        within = f"within {self.spec.ready_within:g} s"
-        raise CannotStart(f"{self.spec.name} {missing} {within}; {self._see}")
+        raise CannotStart(f"{self.spec.name} {missing} within {round(within, 1):g} s; {self._see}")
 
     def heard(self) -> None:
         """Note a heartbeat, or an answer, of the process."""

@@ -12,10 +12,12 @@ import yaml
 from gateway.settings import Settings
 from gateway.supervisor import topology, valkey
 from gateway.supervisor.data_directory import Credentials, DataDirectory
+from gateway.supervisor.devices import Devices
 from gateway.supervisor.machine_memory import available_memory
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
+_ON_CPU = Devices()
 _EVENT_ROLES = (
     ProcessRole.BILLING,
     ProcessRole.REQUEST_LOG,
@@ -63,8 +65,9 @@ def plan_up(
     keys: Credentials,
     workers: Sequence[socket.socket],
     admin: socket.socket,
+    devices: Devices = _ON_CPU,
 ) -> ProcessPlan:
-    """Return what to run; `workers` and `admin` are the sockets to hand down.
+    """Return what to run on `devices`; `workers` and `admin` are the sockets to hand down.
 
     Raises:
         CannotStart: there is no Valkey for this machine, or no free port.
@@ -102,6 +105,7 @@ def plan_up(
                 settings=own,
                 choose=random.SystemRandom(),
                 memory=available_memory(),
+                devices=devices,
             )
         ),
         others=(

@@ -53,6 +53,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     region: str = ""
     index: int = 0
     address: str = ""
+    device: str = ""
+    """The UUID of the GPU that it uses, of which nobody else may be measured meanwhile."""
     environment: Mapping[str, str] = {}
     listener: socket.socket | None = None
     """A socket of the supervisor's that the child inherits, and its successor after it.
@@ -63,6 +65,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 60.0
+    ready_once_heard_within: float = 60.0
+    """Seconds from its first sign of life, which comes when models are loaded, to readiness."""
     heartbeat_variable: str = ""
     """The variable with the descriptor for heartbeats; empty: the child sends none."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None

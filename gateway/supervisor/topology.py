@@ -3,15 +3,18 @@
 import random
 import socket
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from backends.gpus import Gpu
 from gateway.settings import Settings, environment
 from gateway.sockets.networks import Networks
 from gateway.sockets.proxy_protocol import UNKNOWN_CLIENT
+from gateway.supervisor.devices import PROVIDER, Devices
 from gateway.supervisor.listeners import free_port
 from gateway.supervisor.local_http import Preface
 from gateway.supervisor.probes import probe_http, probe_listener
@@ -26,6 +29,10 @@ _OF_BACKENDS = 0.8
 """The part of the memory that backends share; gateway and Valkey take the rest."""
 # Factor on the time-out: a backend that opens a large model may hold the interpreter so long.
 _LOADING = 3.0
+_READY_WITHIN = 60.0
+# Forms of each graph are compared, and graphs captured or engines built, at the first start.
+_READY_ON_GPU_WITHIN = 1800.0
+_ON_CPU = Devices()
 
 
 def backend_specs(
@@ -36,42 +43,92 @@ def backend_specs(
     settings: Settings,
     choose: random.Random,
     memory: int = 0,
+    devices: Devices = _ON_CPU,
 ) -> list[ProcessSpec]:
-    """Return one backend for each region, on a free loopback port that it keeps.
+    """Return the backends of the regions, each on a free loopback port that it keeps.
 
-    Without a bound in the settings, the backends share `memory` bytes; 0: no bound.
+    A region has one backend, or those of its GPUs. Without a bound in the settings, the backends
+    share `memory` bytes; 0: no bound.
     """
+    places = list(_places(regions, devices))
+    sharing = Counter(gpu.uuid for _, gpu in places if gpu is not None)
     bound = settings.backend_memory_limit_bytes
     if bound is None:
-        bound = int(memory * _OF_BACKENDS) // max(1, len(regions))
+        bound = int(memory * _OF_BACKENDS) // max(1, len(places))
     more = () if more_models is None else ("--more-models", str(more_models))
     taken: set[int] = set()
+    indexes: Counter[str] = Counter()
     specs = []
-    for region in regions:
+    for region, gpu in places:
         port = free_port(_LOOPBACK, taken=taken, choose=choose)
         taken.add(port)
         options = ("--models", str(models), *more, "--host", _LOOPBACK, "--port", str(port))
-        name = f"{region}-0"
+        index = indexes[region]
+        indexes[region] += 1
+        name = f"{region}-{index}"
+        own = {} if gpu is None else _on_gpu(gpu, devices.provider, sharing[gpu.uuid])
         specs.append(
             ProcessSpec(
                 name=f"backend-{name}",
                 role=ProcessRole.BACKEND,
                 region=region,
+                index=index,
                 argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
                 # No delay: the gateways that call it stop before.
                 environment={
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
                     "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
+                    **own,
                 },
                 probe=partial(probe_http, _LOOPBACK, port),
                 address=f"http://{_LOOPBACK}:{port}",
                 stop_within=settings.drain + _BEYOND_DRAIN,
+                ready_within=_READY_WITHIN if gpu is None else _READY_ON_GPU_WITHIN,
                 heartbeat_variable="SLUICEGATE_BACKEND_HEARTBEAT_FD",
                 silent_within=settings.heartbeat_timeout * _LOADING,
                 memory_bytes=bound,
+                device="" if gpu is None else gpu.uuid,
             )
         )
     return specs
+
+
+def _places(regions: Sequence[str], devices: Devices) -> Iterator[tuple[str, Gpu | None]]:
+    """Yield where each backend runs: GPUs and regions are dealt out to each other in turn."""
+    if not devices.gpus:
+        yield from ((region, None) for region in regions)
+        return
+    for number in range(max(len(regions), len(devices.gpus))):
+        region = regions[number % len(regions)]
+        gpu = devices.gpus[number % len(devices.gpus)]
+        yield from [(region, gpu)] * devices.backends_of_each
+
+
+def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
+    """Return the variables of a backend that sees this GPU alone, of which it is then the first."""
+    return {
+        "CUDA_VISIBLE_DEVICES": gpu.uuid,
+        PROVIDER: provider,
+        "SLUICEGATE_BACKEND_DEVICE": "0",
+        "SLUICEGATE_BACKEND_GPU_PROCESSES": str(sharing),
+    }
+
+
+def first_of_devices(
+    backends: Sequence[ProcessSpec],
+) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
+    """Return the backends to start at once, and those to start when these are ready.
+
+    The first backend of a GPU measures how its models run best, while nothing else uses the GPU.
+    """
+    seen: set[str] = set()
+    first: list[ProcessSpec] = []
+    later: list[ProcessSpec] = []
+    for spec in backends:
+        (later if spec.device in seen else first).append(spec)
+        if spec.device:
+            seen.add(spec.device)
+    return first, later
 
 
 def worker_specs(

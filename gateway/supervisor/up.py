@@ -9,16 +9,18 @@ from pathlib import Path
 
 import msgspec
 
-from backends.installing import install_command
+from backends.cores import usable_cores
+from backends.installing import conflict_of_runtimes, install_command, installed_runtimes
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.http.listener_settings import check_listeners
-from gateway.settings import Settings, environment
+from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor import topology
 from gateway.supervisor.broken_models import broken_models
 from gateway.supervisor.child import Child
 from gateway.supervisor.data_directory import Credentials, choose_credentials, open_directory
+from gateway.supervisor.devices import choose_devices
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import open_listeners
 from gateway.supervisor.log_files import keep_small
@@ -47,6 +49,11 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
     check_runtime()
     check_configuration(settings)
     check_models(options)
+    devices = choose_devices(
+        process_environment(), runtimes=installed_runtimes(), cores=usable_cores()
+    )
+    if devices.notice:
+        tell(devices.notice)
     with (
         open_directory(settings.data_dir, tell) as directory,
         open_listeners(settings.host, settings.port, options.workers, option="--port") as workers,
@@ -58,7 +65,13 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
         settings = msgspec.structs.replace(settings, grpc_port=grpc_port)
         keys = choose_credentials(directory, admin_key=options.admin_key, demo_key=options.demo_key)
         plan = plan_up(
-            settings, options, directory=directory, keys=keys, workers=workers, admin=admin
+            settings,
+            options,
+            directory=directory,
+            keys=keys,
+            workers=workers,
+            admin=admin,
+            devices=devices,
         )
         write_placement(directory.placement, plan.backends)
         spawner = Spawner(logs=directory.logs)
@@ -83,10 +96,15 @@ def check_runtime() -> None:
     """Make sure that backends find what they run models with.
 
     Raises:
-        CannotStart: it is not installed.
+        CannotStart: it is not installed, or twice.
     """
+    if conflict := conflict_of_runtimes():
+        raise CannotStart(conflict)
     if importlib.util.find_spec("onnxruntime") is None:
-        raise CannotStart(f"no model runtime is installed; run {install_command('up')}")
+        raise CannotStart(
+            f"no model runtime is installed; run {install_command('up')} (for NVIDIA GPUs, the "
+            "extra is `gpu`)"
+        )
 
 
 def check_models(options: UpOptions) -> None:
@@ -175,7 +193,12 @@ class _Up:
                     self._tell(f"`{name}` is that of {own}, not the demo model of the same name")
         if bound := self._plan.backends[0].memory_bytes:
             self._tell(f"a backend that takes more than {bound // _MEBIBYTE} MiB is replaced")
-        return self._supervisor.start(self._plan.backends)
+        first, later = topology.first_of_devices(self._plan.backends)
+        started = self._supervisor.start(first)
+        if any(spec.device for spec in first):
+            self._tell("each GPU measures its models at their first start, which takes minutes")
+            await self._supervisor.ready(started)
+        return [*started, *self._supervisor.start(later)]
 
     async def _prepare_ledger(self) -> None:
         await self._spawner.run_step(

@@ -42,6 +42,12 @@ signal.sigwait({{signal.SIGTERM}})
 """
 ROOT = Path(__file__).parents[2]
 
+BEATS = """
+import os, time
+os.write(int(os.environ["BEATS"]), b".")
+time.sleep(1000)
+"""
+
 
 class Ready:
     """A probe of a process that says it is ready by printing something."""
@@ -156,6 +162,17 @@ async def test_a_process_that_is_never_ready_is_an_error(bench: Bench) -> None:
     spec = bench.spec(WAITS, probe=Ready(bench.root / "never"), ready_within=0.2)
 
     with pytest.raises(CannotStart, match=r"backend says nothing within 0\.2 s; see "):
+        await bench.supervisor.ready(bench.supervisor.start([spec]))
+
+
+async def test_a_process_that_has_loaded_and_is_not_ready_is_an_error(bench: Bench) -> None:
+    spec = msgspec.structs.replace(
+        bench.spec(BEATS, probe=Ready(bench.root / "never"), ready_within=10_000),
+        heartbeat_variable="BEATS",
+        ready_once_heard_within=0.1,
+    )
+
+    with pytest.raises(CannotStart, match="backend says nothing within"):
         await bench.supervisor.ready(bench.supervisor.start([spec]))
 
 

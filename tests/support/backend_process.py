@@ -3,7 +3,7 @@
 import http.client
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -30,9 +30,13 @@ SERVE = (sys.executable, "-m", "backends", "serve")
 
 @contextmanager
 def serving(
-    models: Path, port: int, *options: str, environment: Mapping[str, str] | None = None
+    models: Path,
+    port: int,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = SERVE,
 ) -> Iterator["subprocess.Popen[str]"]:
-    command = [*SERVE, "--models", str(models), "--port", str(port), *options]
+    command = [*program, "--models", str(models), "--port", str(port), *options]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

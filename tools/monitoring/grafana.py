@@ -5,7 +5,9 @@ from typing import Literal
 
 import msgspec
 
-Unit = Literal["s", "reqps", "ops", "percentunit", "bytes", "short", "none", "dateTimeFromNow"]
+Unit = Literal[
+    "s", "reqps", "ops", "percentunit", "bytes", "watt", "short", "none", "dateTimeFromNow"
+]
 Kind = Literal["timeseries", "stat", "table"]
 SOURCE = {"type": "prometheus", "uid": "prometheus"}
 TAG = "sluicegate"

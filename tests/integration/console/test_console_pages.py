@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from backends.plans import Serving
-from backends.protocol import Task
+from backends.protocol import GpuState, Task
 from gateway.console.history import History
 from gateway.console.traffic import Reading
 from gateway.ledger.ledger import Ledger
@@ -30,6 +30,17 @@ regions:
 """
 _TASKS = ["classify", "tokenize", "detokenize"]
 _HTMX = {"hx-request": "true"}
+_GPU = GpuState(
+    device=0,
+    uuid="GPU-1",
+    name="NVIDIA H100",
+    used_bytes=2**34,
+    total_bytes=80 * 2**30,
+    utilization=0.61,
+    watts=312.4,
+    throttling=["heat"],
+    ecc_errors=(7, 2),
+)
 
 
 @pytest.fixture
@@ -41,8 +52,9 @@ def settings(settings: Settings) -> Settings:
 @pytest.fixture
 async def worker(settings: Settings, redis: Redis) -> AsyncIterator[None]:
     """A worker that sees one backend ready, whose `mood` it serves, and one that is gone."""
+    models = {"mood": "aa", "mood@2": "bb"}
     fleet = [
-        {"backend": "eu-0", "health": "ready", "models": {"mood": "aa", "mood@2": "bb"}},
+        {"backend": "eu-0", "health": "ready", "models": models, "gpu": _GPU},
         {"backend": "eu-1", "health": "not_ready", "missing": ["<b>no model</b>"]},
     ]
     report = msgspec.json.encode({"fleet": fleet})
@@ -123,6 +135,16 @@ async def test_backends_are_shown_escaped_and_filtered(operator: httpx.AsyncClie
     assert "1 of 2 backends" in part.text
     assert "eu-0" not in part.text
     assert "<html" not in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_backend_is_shown_with_its_gpu(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/backends")
+
+    assert "NVIDIA H100: 61 % busy, 16.0 GiB of 80.0 GiB, 312 W" in page.text
+    assert "slowed down: heat" in page.text
+    assert "memory errors: 2" in page.text
+    assert page.text.count("busy,") == 1
 
 
 @pytest.mark.usefixtures("worker")

@@ -1,7 +1,9 @@
 """The metrics page of a backend has what its list declares, and nothing else."""
 
-import ctypes.util
+import ctypes
+from pathlib import Path
 
+import pytest
 from prometheus_client.core import Metric
 
 from backends.metric_declaration import MetricKind
@@ -9,7 +11,7 @@ from backends.otlp_statistics import TracingStatistics
 from backends.plans import ArmStatistics
 from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.metrics import BackendMetrics
-from backends.telemetry.nvml import GpuReader, open_gpus
+from backends.telemetry.nvml import GpuReader, NoGpuReader, open_gpus
 from backends.telemetry.process import ProcessFigures
 from backends.types import (
     EncoderStatistics,
@@ -18,7 +20,7 @@ from backends.types import (
     ShadowStatistics,
     Snapshot,
 )
-from tests.support.gpu_library import FakeGpuLibrary
+from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
 
 _DURATIONS = ((1, *[0] * len(SECONDS)), 0.000004)
 _SNAPSHOT = Snapshot(
@@ -52,6 +54,15 @@ _SNAPSHOT = Snapshot(
 )
 
 
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """A driver with a whole card and a part of another."""
+    driver = FakeDriver(tmp_path)
+    driver.show([FakeGpu("GPU-1"), FakeGpu("GPU-2", mig={"MIG-1": 10_000_000_000})])
+    monkeypatch.setenv("FAKE_GPUS", driver.environment["FAKE_GPUS"])
+    return driver
+
+
 def metrics(gpus: GpuReader) -> BackendMetrics:
     process = ProcessFigures()
     process.lags.add(0.001)
@@ -64,8 +75,9 @@ def shown(metric: Metric) -> tuple[str, set[str]]:
     return name, {label for sample in metric.samples for label in sample.labels} - {"le"}
 
 
-def test_a_scrape_has_every_declared_metric_and_no_other() -> None:
-    found = list(metrics(GpuReader(FakeGpuLibrary())).collect())
+def test_a_scrape_has_every_declared_metric_and_no_other(driver: FakeDriver) -> None:
+    reader = GpuReader(ctypes.CDLL(str(driver.library)))
+    found = list(metrics(reader).collect())
 
     assert all(metric.samples for metric in found)
     assert dict(map(shown, found)) == {
@@ -76,7 +88,7 @@ def test_a_scrape_has_every_declared_metric_and_no_other() -> None:
 
 
 def test_durations_are_cumulative_buckets_on_the_page() -> None:
-    text = metrics(GpuReader(FakeGpuLibrary())).render().decode()
+    text = metrics(NoGpuReader()).render().decode()
 
     name, labels = "sluicegate_backend_phase_duration_seconds", 'encoder="minilm"'
     for phase in ("tokenize", "queue", "run"):
@@ -84,14 +96,34 @@ def test_durations_are_cumulative_buckets_on_the_page() -> None:
         assert f'{name}_bucket{{{labels},le="+Inf",phase="{phase}"}} 1.0' in text
 
 
-def test_gpus_are_read_and_one_that_does_not_tell_its_use_has_none() -> None:
-    first, second = GpuReader(FakeGpuLibrary()).read()
+def test_a_gpu_is_read_and_a_part_of_one_does_not_tell_all(driver: FakeDriver) -> None:
+    first, second = open_gpus(ctypes.CDLL(str(driver.library))).read()
 
-    assert (first.device, first.used_bytes, first.utilization) == (0, 100_000_000, 0.37)
-    assert (second.total_bytes, second.utilization) == (80_000_000_000, None)
+    assert (first.device, first.uuid, first.name) == (0, "GPU-1", "NVIDIA H100 80GB HBM3")
+    assert (first.used_bytes, first.total_bytes) == (20_000_000_000, 80_000_000_000)
+    assert (first.utilization, first.watts, first.ecc_errors) == (0.37, 312.5, (7, 1))
+    assert first.throttling == ["power", "heat"]
+    assert (second.device, second.uuid, second.total_bytes) == (1, "MIG-1", 10_000_000_000)
+    assert (second.utilization, second.watts) == (None, None)
+    assert (second.throttling, second.ecc_errors) == (None, None)
 
 
-def test_without_a_library_or_a_driver_there_are_no_gpus() -> None:
-    assert open_gpus("libno-such-library.so.1").read() == []
-    assert open_gpus(ctypes.util.find_library("c") or "").read() == []  # has no such functions
-    assert GpuReader(FakeGpuLibrary(fails=True)).read() == []
+def test_a_lost_gpu_is_on_no_page(driver: FakeDriver) -> None:
+    reader = open_gpus(ctypes.CDLL(str(driver.library)))
+    driver.show([FakeGpu("GPU-1", code=LOST)])
+
+    assert reader.read() == []
+    assert reader.read_device("GPU-1") == LOST
+
+
+def test_only_visible_gpus_are_read(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1")
+
+    assert open_gpus(ctypes.CDLL(str(driver.library))).uuids == ["MIG-1"]
+
+
+def test_without_a_library_or_a_driver_there_are_no_gpus(driver: FakeDriver) -> None:
+    driver.show(init=9)
+
+    assert open_gpus(ctypes.CDLL(None)).read() == []  # has no such functions
+    assert open_gpus(ctypes.CDLL(str(driver.library))).read() == []

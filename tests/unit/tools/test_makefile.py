@@ -1,4 +1,4 @@
-"""`make` installs with the Python that it is given, also where there is an environment already."""
+"""`make` installs with the Python that it is given, and for the GPUs that it finds."""
 
 import shutil
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import process_environment
+from tests.support.gpu_library import FakeDriver, FakeGpu
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +25,10 @@ def clone(tmp_path: Path) -> Path:
     """A clone whose environment is complete, of the interpreter `one`."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
-    for name in ("demo", "dev"):
+    (tmp_path / "backends").mkdir()
+    for name in ("__init__.py", "gpus.py"):
+        shutil.copy(ROOT / "backends" / name, tmp_path / "backends")
+    for name in ("demo", "demo-gpu", "dev", "pip"):
         (tmp_path / "requirements").mkdir(exist_ok=True)
         (tmp_path / f"requirements/{name}.txt").touch()
     write_python(tmp_path / ".venv/bin/python", "one")
@@ -33,9 +37,10 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(clone: Path, *arguments: str) -> str:
+def make(clone: Path, *arguments: str, **environment: str) -> str:
     """Return what `make` would do."""
-    own = {name: value for name, value in process_environment().items() if name != "PYTHON"}
+    inherited = dict(process_environment()) | environment
+    own = {name: value for name, value in inherited.items() if name != "PYTHON"}
     done = subprocess.run(
         [shutil.which("make") or "make", "--dry-run", *arguments],
         cwd=clone,
@@ -64,3 +69,35 @@ def test_the_same_python_or_none_installs_nothing(clone: Path, target: str) -> N
 
     assert "Nothing to be done" in make(clone, target, f"PYTHON={same}")
     assert "Nothing to be done" in make(clone, target)
+
+
+def test_a_run_is_on_the_cpu_where_there_is_no_gpu(clone: Path, tmp_path: Path) -> None:
+    assert make(clone, "run") == "exec .venv/bin/sluicegate up \n"
+    assert make(clone, "run", **FakeDriver(tmp_path).environment) == make(clone, "run")
+
+
+def test_a_run_on_a_gpu_has_an_environment_of_its_own(clone: Path, tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path)
+    driver.show([FakeGpu("GPU-1")])
+
+    would = make(clone, "run", "ARGS=--port 9090", **driver.environment)
+
+    assert "venv .venv-gpu\n" in would
+    assert "--require-hashes -r requirements/demo-gpu.txt\n" in would
+    assert would.endswith("exec .venv-gpu/bin/sluicegate up --port 9090\n")
+
+
+def test_a_run_on_a_gpu_installs_once(clone: Path, tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path)
+    driver.show([FakeGpu("GPU-1")])
+    (clone / ".venv-gpu").mkdir()
+    (clone / ".venv-gpu/.installed").touch()
+
+    assert make(clone, "run", **driver.environment) == "exec .venv-gpu/bin/sluicegate up \n"
+
+
+def test_no_other_target_looks_for_gpus(clone: Path, tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path)
+    driver.show([FakeGpu("GPU-1")])
+
+    assert ".venv-gpu" not in make(clone, "tests", **driver.environment)

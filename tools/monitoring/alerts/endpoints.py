@@ -13,6 +13,8 @@ _SLOWEST = f"max_over_time({_FINISH}[1m])"
 """It falls for a moment whenever a slow backend has finished what it had."""
 _FASTEST = "sluicegate_endpoint_fastest_finish_seconds"
 _BACKEND = 'job="backend", instance="eu-0:8100"'
+_ON_BACKEND = {"job": "backend", "instance": "eu-0:8100"}
+_GPU = 'device="0", uuid="GPU-1"'
 _ITEMS = "sluicegate_items_total"
 _OF_MODEL = 'instance="gateway-1", model="sentiment"'
 _FAILED = f'sum by (model, revision) (rate({_ITEMS}{{source="failed"}}[5m]))'
@@ -363,26 +365,84 @@ ENDPOINTS = Group(
             fires=Case(
                 series=(
                     Series(
-                        f'sluicegate_backend_gpu_memory_used_bytes{{{_BACKEND}, device="0"}}',
+                        f"sluicegate_backend_gpu_memory_used_bytes{{{_BACKEND}, {_GPU}}}",
                         "78x20",
                     ),
                     Series(
-                        f'sluicegate_backend_gpu_memory_total_bytes{{{_BACKEND}, device="0"}}',
+                        f"sluicegate_backend_gpu_memory_total_bytes{{{_BACKEND}, {_GPU}}}",
                         "80x20",
                     ),
                 ),
                 at="15m",
-                labels={"job": "backend", "instance": "eu-0:8100", "device": "0"},
+                labels={**_ON_BACKEND, "device": "0", "uuid": "GPU-1"},
             ),
             quiet=Case(
                 series=(
                     Series(
-                        f'sluicegate_backend_gpu_memory_used_bytes{{{_BACKEND}, device="0"}}',
+                        f"sluicegate_backend_gpu_memory_used_bytes{{{_BACKEND}, {_GPU}}}",
                         "70x20",
                     ),
                     Series(
-                        f'sluicegate_backend_gpu_memory_total_bytes{{{_BACKEND}, device="0"}}',
+                        f"sluicegate_backend_gpu_memory_total_bytes{{{_BACKEND}, {_GPU}}}",
                         "80x20",
+                    ),
+                ),
+                at="15m",
+            ),
+        ),
+        Alert(
+            name="GpuThrottled",
+            expr="max by (job, instance, device, uuid, reason)"
+            ' (sluicegate_backend_gpu_throttled{reason=~"heat|hardware"}) > 0',
+            lasts="10m",
+            severity="ticket",
+            summary="GPU {{ $labels.device }} of {{ $labels.instance }} is slowed down:"
+            " {{ $labels.reason }}",
+            description="It computes with low clocks, to cool down or to save itself.",
+            fires=Case(
+                series=(
+                    Series(
+                        f'sluicegate_backend_gpu_throttled{{{_BACKEND}, {_GPU}, reason="heat"}}',
+                        "1x20",
+                    ),
+                ),
+                at="15m",
+                labels={**_ON_BACKEND, "device": "0", "uuid": "GPU-1", "reason": "heat"},
+            ),
+            quiet=Case(
+                series=(
+                    Series(
+                        f'sluicegate_backend_gpu_throttled{{{_BACKEND}, {_GPU}, reason="power"}}',
+                        "1x20",
+                    ),
+                ),
+                at="15m",
+            ),
+        ),
+        Alert(
+            name="GpuMemoryErrors",
+            expr="max by (job, instance, device, uuid)"
+            ' (sluicegate_backend_gpu_ecc_errors_total{kind="uncorrected"}) > 0',
+            severity="ticket",
+            summary="GPU {{ $labels.device }} of {{ $labels.instance }} has memory errors",
+            description="Errors of its memory were not corrected; work on it failed.",
+            fires=Case(
+                series=(
+                    Series(
+                        "sluicegate_backend_gpu_ecc_errors_total"
+                        f'{{{_BACKEND}, {_GPU}, kind="uncorrected"}}',
+                        "0x5 1x15",
+                    ),
+                ),
+                at="15m",
+                labels={**_ON_BACKEND, "device": "0", "uuid": "GPU-1"},
+            ),
+            quiet=Case(
+                series=(
+                    Series(
+                        "sluicegate_backend_gpu_ecc_errors_total"
+                        f'{{{_BACKEND}, {_GPU}, kind="corrected"}}',
+                        "0+1x20",
                     ),
                 ),
                 at="15m",

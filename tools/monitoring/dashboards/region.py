@@ -210,6 +210,42 @@ REGION_PAGE = Dashboard(
                     may_be_empty=True,
                 ),
                 Panel(
+                    title="Power of GPUs",
+                    unit="watt",
+                    queries=(
+                        Query("sluicegate_backend_gpu_power_watts", "{{instance}} {{device}}"),
+                    ),
+                    description="GPUs only. Far below the card's limit while *Use of GPUs* is near"
+                    " 1: kernels run, but small ones; batches are too small.",
+                    may_be_empty=True,
+                ),
+                Panel(
+                    title="Throttled GPUs",
+                    unit="short",
+                    queries=(
+                        Query(
+                            "sluicegate_backend_gpu_throttled > 0",
+                            "{{instance}} {{device}} {{reason}}",
+                        ),
+                    ),
+                    description="GPUs only. `power` is usual under full load. `heat` and"
+                    " `hardware` are not: look at fans, air and power supply.",
+                    may_be_empty=True,
+                ),
+                Panel(
+                    title="Memory errors of GPUs",
+                    unit="short",
+                    queries=(
+                        Query(
+                            "sluicegate_backend_gpu_ecc_errors_total",
+                            "{{instance}} {{device}} {{kind}}",
+                        ),
+                    ),
+                    description="GPUs only, since the driver was loaded. One that was not"
+                    " corrected: the card needs a reset, and if it comes back, a replacement.",
+                    may_be_empty=True,
+                ),
+                Panel(
                     title="Memory of processes",
                     unit="bytes",
                     queries=(

@@ -1,0 +1,229 @@
+"""Finds the GPUs that models can run on, by NVIDIA's driver; needs no package besides Python."""
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+GPU_PROVIDERS: Final = ("cuda", "tensorrt")
+"""The providers of `SLUICEGATE_BACKEND_PROVIDER` that run models on a GPU."""
+LEAST_CUDA: Final = (13, 0)
+"""The CUDA version that ONNX Runtime's wheel is built for."""
+LEAST_DRIVER: Final = 580
+"""The first branch of the driver with that version."""
+LEAST_COMPUTE_CAPABILITY: Final = (7, 5)
+
+_LIBRARY: Final = "libnvidia-ml.so.1"
+# Where containers and WSL have the driver's libraries, often on no search path.
+_FOLDERS: Final = ("", "/usr/local/nvidia/lib64/", "/usr/lib/wsl/lib/")
+_TEXT_BYTES: Final = 96
+_EXCLUSIVE_PROCESS: Final = 3
+_NO_PERMISSION, _NOT_LOADED, _OTHER_VERSION = 4, 9, 18
+_REFUSALS: Final = {
+    _NO_PERMISSION: "this user may not use the NVIDIA driver",
+    _NOT_LOADED: "the NVIDIA driver is installed, but not loaded",
+    _OTHER_VERSION: "the NVIDIA driver and its libraries are of different versions: restart the "
+    "machine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A device that one process can run models on: a card, or a MIG device of a card.
+
+    `index` is the number of the card in the driver. MIG devices of a card share it. Where the
+    device is in the compute mode `EXCLUSIVE_PROCESS`, no second process can use it.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int
+    compute_capability: tuple[int, int]
+    is_mig: bool
+    is_exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpusFound:
+    """The GPUs that models can run on, and the driver's version.
+
+    `reason` is a sentence about why there is none, and empty where there is one.
+    """
+
+    gpus: tuple[Gpu, ...]
+    driver: str
+    reason: str
+
+
+class Memory(ctypes.Structure):
+    """The driver's `nvmlMemory_t`: bytes."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def find_gpus() -> GpusFound:
+    """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` leaves visible.
+
+    Takes some tens of milliseconds where there is a driver, and opens no CUDA context.
+    """
+    library = driver_library()
+    if library is None:
+        return _none("this machine has no NVIDIA driver")
+    try:
+        if code := library.nvmlInit_v2():
+            told = _REFUSALS.get(code, f"the NVIDIA driver cannot be used (its error {code})")
+            return _none(f"{told}; `nvidia-smi` says more")
+        try:
+            return _find(library)
+        finally:
+            library.nvmlShutdown()
+    except AttributeError:  # a function that the library does not have
+        return _none(f"the NVIDIA driver is too old; install version {LEAST_DRIVER} or newer")
+
+
+def driver_library() -> Any:
+    """Return the driver's management library, `None` where there is none."""
+    for folder in _FOLDERS:
+        try:
+            return ctypes.CDLL(folder + _LIBRARY)
+        except OSError:
+            continue
+    return None
+
+
+def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
+    """Return every device that answers, with its handle in the library.
+
+    A card in MIG mode has its MIG devices alone.
+    """
+    found = []
+    count = ctypes.c_uint()
+    library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in range(count.value):
+        card = ctypes.c_void_p()
+        if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(card)):
+            continue
+        is_mig = _is_divided(library, card)
+        capability = _compute_capability(library, card)
+        for handle in _parts(library, card) if is_mig else (card,):
+            uuid = text_of(library.nvmlDeviceGetUUID, handle)
+            name = text_of(library.nvmlDeviceGetName, handle)
+            memory = Memory()
+            if not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
+                alone = _is_exclusive(library, handle)
+                gpu = Gpu(index, uuid, name, memory.total, capability, is_mig, alone)
+                found.append((gpu, handle))
+    return found
+
+
+def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order; without it, all of them.
+
+    It has numbers of cards, or UUIDs or the beginnings of some.
+    """
+    names = _visible_devices()
+    if names is None:
+        return list(gpus)
+    chosen: dict[str, Gpu] = {}
+    for name in filter(None, map(str.strip, names.split(","))):
+        for gpu in gpus:
+            if gpu.uuid.startswith(name) or str(gpu.index) == name:
+                chosen.setdefault(gpu.uuid, gpu)
+    return list(chosen.values())
+
+
+def _visible_devices() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 - settings.py needs packages
+
+
+def text_of(function: Any, *arguments: object) -> str:
+    """Return the text that a function of the library writes, empty where it fails."""
+    text = ctypes.create_string_buffer(_TEXT_BYTES)
+    failed = function(*arguments, text, ctypes.c_uint(_TEXT_BYTES))
+    return "" if failed else text.value.decode(errors="replace")
+
+
+def _find(library: Any) -> GpusFound:
+    driver = text_of(library.nvmlSystemGetDriverVersion)
+    if reason := _why_no_cuda(library, driver):
+        return _none(reason, driver)
+    found = [gpu for gpu, _ in open_devices(library)]
+    if not found:
+        told = f"the NVIDIA driver {driver} shows no device that models can run on"
+        return _none(f"{told}; `nvidia-smi -L` lists its GPUs and MIG devices", driver)
+    able = [gpu for gpu in found if gpu.compute_capability >= LEAST_COMPUTE_CAPABILITY]
+    if not able:
+        newest = max(found, key=lambda gpu: gpu.compute_capability)
+        told = f"`{newest.name}` has compute capability {_version(newest.compute_capability)}"
+        least = _version(LEAST_COMPUTE_CAPABILITY)
+        return _none(f"{told}, and models need {least} or more", driver)
+    chosen = visible_gpus(able)
+    if not chosen:
+        told = f"`CUDA_VISIBLE_DEVICES` is `{_visible_devices()}`"
+        return _none(f"{told}, which names no GPU that models can run on", driver)
+    return GpusFound(tuple(chosen), driver, "")
+
+
+def _why_no_cuda(library: Any, driver: str) -> str:
+    version = ctypes.c_int()
+    if library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version)):
+        return (
+            f"the NVIDIA driver {driver} comes without `libcuda.so.1`; in a container, set "
+            "`NVIDIA_DRIVER_CAPABILITIES=compute,utility`"
+        )
+    cuda = (version.value // 1000, version.value % 1000 // 10)
+    if cuda >= LEAST_CUDA:
+        return ""
+    return (
+        f"the NVIDIA driver {driver} is for CUDA {_version(cuda)}, and models need CUDA "
+        f"{_version(LEAST_CUDA)}; install driver {LEAST_DRIVER} or newer"
+    )
+
+
+def _compute_capability(library: Any, card: ctypes.c_void_p) -> tuple[int, int]:
+    """Return that of a card; MIG devices do not tell theirs."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvmlDeviceGetCudaComputeCapability(card, ctypes.byref(major), ctypes.byref(minor))
+    return major.value, minor.value
+
+
+def _is_divided(library: Any, card: ctypes.c_void_p) -> bool:
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    failed = library.nvmlDeviceGetMigMode(card, ctypes.byref(mode), ctypes.byref(pending))
+    return not failed and bool(mode.value)
+
+
+def _is_exclusive(library: Any, device: ctypes.c_void_p) -> bool:
+    mode = ctypes.c_uint()
+    failed = library.nvmlDeviceGetComputeMode(device, ctypes.byref(mode))
+    return not failed and mode.value == _EXCLUSIVE_PROCESS
+
+
+def _parts(library: Any, card: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
+    """Yield the MIG devices of a card."""
+    most = ctypes.c_uint()
+    library.nvmlDeviceGetMaxMigDeviceCount(card, ctypes.byref(most))
+    get = library.nvmlDeviceGetMigDeviceHandleByIndex
+    for number in range(most.value):
+        part = ctypes.c_void_p()
+        if not get(card, ctypes.c_uint(number), ctypes.byref(part)):
+            yield part
+
+
+def _none(reason: str, driver: str = "") -> GpusFound:
+    return GpusFound((), driver, reason)
+
+
+def _version(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
+
+
+if __name__ == "__main__":  # `make run` asks, before any package is installed
+    sys.exit(not find_gpus().gpus)

@@ -1,0 +1,98 @@
+"""Notices that the GPU of this process is lost, or that work on it has failed for good."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Final
+
+from backends.gpus import GPU_PROVIDERS
+from backends.protocol import GpuState
+from backends.serving.core import ServingCore
+from backends.settings import BackendSettings
+from backends.telemetry.nvml import GpuReader
+
+# Seconds between two looks, and how long the driver may take to answer one.
+_INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0
+# So many looks in a row must fail, unless the error says that the device does not come back.
+_FAILED_LOOKS: Final = 3
+_GPU_IS_LOST, _RESET_REQUIRED = 15, 16
+
+Look = Callable[[], GpuState | int]
+
+
+class DeviceWatch:
+    """Looks at a GPU once a second, from threads of its own: a driver that hangs holds up no loop.
+
+    `look` returns the state of the GPU, or the error of the driver. `seen` is called with each
+    state, and `failures` returns the encoders that have failed for good: after an error of the
+    device, no process recovers that was using it.
+    """
+
+    def __init__(
+        self,
+        look: Look,
+        *,
+        failures: Callable[[], list[str]],
+        seen: Callable[[GpuState], None],
+        interval: float = _INTERVAL,
+        answers_within: float = _ANSWERS_WITHIN,
+    ) -> None:
+        self._look = look
+        self._failures = failures
+        self._seen = seen
+        self._interval = interval
+        self._answers_within = answers_within
+
+    async def until_failed(self) -> str:
+        """Watch until only another process can use the GPU; return why."""
+        failed_looks = 0
+        while True:
+            try:
+                async with asyncio.timeout(self._answers_within):
+                    found = await _in_thread(self._look)
+            except TimeoutError:
+                return f"the driver has not answered for {self._answers_within:g} s"
+            if isinstance(found, GpuState):
+                failed_looks = 0
+                self._seen(found)
+            else:
+                failed_looks += 1
+                if found in (_GPU_IS_LOST, _RESET_REQUIRED) or failed_looks == _FAILED_LOOKS:
+                    return f"the driver says that the GPU is lost (its error {found})"
+            if failures := self._failures():
+                return "; ".join(failures)
+            await asyncio.sleep(self._interval)
+
+
+def watch_device(
+    settings: BackendSettings, core: ServingCore, gpus: GpuReader
+) -> DeviceWatch | None:
+    """Return what watches the GPU that runs the models, `None` where no GPU of `gpus` does."""
+    if settings.provider not in GPU_PROVIDERS or settings.device >= len(gpus.uuids):
+        return None
+
+    def seen(state: GpuState) -> None:
+        core.gpu = state
+
+    look = partial(gpus.read_device, gpus.uuids[settings.device])
+    return DeviceWatch(look, failures=core.failures, seen=seen)
+
+
+def _in_thread(look: Look) -> "asyncio.Future[GpuState | int]":
+    """Return the answer of `look`, which a daemon gives: it may hang for ever."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[GpuState | int] = loop.create_future()
+
+    def settle(found: GpuState | int) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    def run() -> None:
+        found = look()
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=run, name="device-watch", daemon=True).start()
+    return answer

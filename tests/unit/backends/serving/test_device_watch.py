@@ -1,0 +1,62 @@
+"""A watch tells a GPU that is lost from one whose driver is slow or wrong for a moment."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from backends.protocol import GpuState
+from backends.serving.device_watch import DeviceWatch, Look
+
+pytestmark = pytest.mark.anyio
+STATE = GpuState(device=0, uuid="GPU-1", name="NVIDIA H100", used_bytes=1, total_bytes=2)
+UNKNOWN, LOST, RESET_REQUIRED = 999, 15, 16
+
+
+def looks(*answers: GpuState | int) -> Look:
+    """Return what gives the answers in their order; one look too many fails."""
+    following: Iterator[GpuState | int] = iter(answers)
+    return lambda: next(following)
+
+
+async def failure(look: Look, *, broken: list[str] | None = None) -> tuple[str, list[GpuState]]:
+    """Return why the watch ended, and the states that it has passed on."""
+    seen: list[GpuState] = []
+    watch = DeviceWatch(look, failures=lambda: broken or [], seen=seen.append, interval=0)
+    return await watch.until_failed(), seen
+
+
+@pytest.mark.parametrize("error", [LOST, RESET_REQUIRED])
+async def test_a_gpu_that_does_not_come_back_has_failed_at_once(error: int) -> None:
+    reason, seen = await failure(looks(STATE, STATE, error))
+
+    assert reason == f"the driver says that the GPU is lost (its error {error})"
+    assert seen == [STATE, STATE]
+
+
+async def test_an_error_that_may_pass_is_looked_at_again() -> None:
+    look = looks(UNKNOWN, UNKNOWN, STATE, UNKNOWN, UNKNOWN, UNKNOWN)
+
+    reason, seen = await failure(look)
+
+    assert "its error 999" in reason
+    assert seen == [STATE]
+
+
+async def test_a_driver_that_hangs_has_failed() -> None:
+    end = threading.Event()
+
+    def hang() -> int:
+        end.wait()
+        return LOST
+
+    watch = DeviceWatch(hang, failures=list, seen=lambda _: None, answers_within=0.01)
+
+    assert await watch.until_failed() == "the driver has not answered for 0.01 s"
+    end.set()
+
+
+async def test_work_that_failed_for_good_is_a_failure_of_the_gpu() -> None:
+    reason, _ = await failure(looks(STATE), broken=["minilm: a worker thread died"])
+
+    assert reason == "minilm: a worker thread died"

@@ -1,0 +1,137 @@
+"""What runs the models of `sluicegate up`, and which backends that makes."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.gpus import Gpu, GpusFound
+from gateway.settings import Settings
+from gateway.supervisor.devices import PROVIDER, Devices, backends_of_a_gpu, choose_devices
+from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.spec import ProcessSpec
+from gateway.supervisor.topology import backend_specs, first_of_devices
+
+GPUS = tuple(
+    Gpu(
+        index=number,
+        uuid=f"GPU-{number}",
+        name="NVIDIA H100",
+        memory_bytes=80 * 10**9,
+        compute_capability=(9, 0),
+        is_mig=False,
+    )
+    for number in range(4)
+)
+FOUR = GpusFound(GPUS, "580.65.06", "")
+NONE = GpusFound((), "", "this machine has no NVIDIA driver")
+
+
+def chosen(
+    found: GpusFound, *runtimes: str, provider: str | None = None, cores: int = 32
+) -> Devices:
+    environment = {} if provider is None else {PROVIDER: provider}
+    return choose_devices(environment, runtimes=runtimes, cores=cores, find=lambda: found)
+
+
+def specs(devices: Devices, regions: Sequence[str] = ("eu",)) -> list[ProcessSpec]:
+    return backend_specs(
+        regions,
+        models=Path("models"),
+        settings=Settings(),
+        choose=random.Random(1),
+        memory=8000,
+        devices=devices,
+    )
+
+
+def test_gpus_run_the_models_where_their_runtime_is_installed() -> None:
+    devices = chosen(FOUR, "gpu")
+
+    assert (devices.gpus, devices.provider) == (GPUS, "cuda")
+    assert devices.notice == (
+        "models run on 4 x NVIDIA H100 (80 GB), NVIDIA driver 580.65.06, with 2 backends on each"
+    )
+
+
+def test_a_line_says_why_models_run_on_the_cpu() -> None:
+    assert chosen(NONE, "cpu").notice == (
+        "models run on the CPU: this machine has no NVIDIA driver"
+    )
+    assert "the GPU build of ONNX Runtime is not installed for 4 x" in chosen(FOUR, "cpu").notice
+    assert not chosen(FOUR, "cpu").gpus
+
+
+def test_a_provider_that_is_set_needs_no_line() -> None:
+    assert chosen(FOUR, "gpu", provider="cpu") == Devices()
+    assert chosen(FOUR, "cpu", provider="openvino") == Devices()
+    assert chosen(FOUR, "gpu", provider="tensorrt").provider == "tensorrt"
+
+
+def test_gpus_that_were_asked_for_and_are_not_there_are_a_problem() -> None:
+    with pytest.raises(CannotStart, match=r"no NVIDIA driver\. To run them on the CPU, set"):
+        chosen(NONE, "gpu")
+    with pytest.raises(CannotStart, match="no NVIDIA driver"):
+        chosen(NONE, "cpu", provider="cuda")
+    with pytest.raises(CannotStart, match=r"is `cuda`, and the GPU build .* is not installed"):
+        chosen(FOUR, "cpu", provider="cuda")
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "count"), [(2, 1, 1), (8, 1, 2), (16, 1, 3), (224, 8, 3), (8, 7, 1)]
+)
+def test_cores_say_how_many_backends_share_a_gpu(cores: int, gpus: int, count: int) -> None:
+    assert backends_of_a_gpu(cores=cores, gpus=gpus) == count
+
+
+def test_a_gpu_for_one_process_has_one_backend() -> None:
+    exclusive = tuple(replace(gpu, is_exclusive=True) for gpu in GPUS)
+
+    assert chosen(FOUR, "gpu").backends_of_each == 2
+    assert chosen(GpusFound(exclusive, "580.65.06", ""), "gpu").backends_of_each == 1
+
+
+def test_every_gpu_has_backends_that_see_it_alone() -> None:
+    found = specs(chosen(FOUR, "gpu"))
+
+    assert [spec.name for spec in found] == [f"backend-eu-{number}" for number in range(8)]
+    assert [spec.index for spec in found] == list(range(8))
+    assert [spec.environment["CUDA_VISIBLE_DEVICES"] for spec in found] == [
+        gpu.uuid for gpu in GPUS for _ in range(2)
+    ]
+    for spec in found:
+        assert spec.environment[PROVIDER] == "cuda"
+        assert spec.environment["SLUICEGATE_BACKEND_DEVICE"] == "0"
+        assert spec.environment["SLUICEGATE_BACKEND_GPU_PROCESSES"] == "2"
+        assert spec.memory_bytes == 800
+
+
+def test_on_the_cpu_a_backend_inherits_its_devices() -> None:
+    (spec,) = specs(Devices())
+
+    assert not {PROVIDER, "CUDA_VISIBLE_DEVICES"} & spec.environment.keys()
+
+
+def test_regions_and_gpus_are_dealt_out_to_each_other() -> None:
+    two = [(s.region, s.device) for s in specs(Devices(gpus=GPUS, provider="cuda"), ("eu", "us"))]
+    one = specs(Devices(gpus=GPUS[:1], provider="cuda"), ("eu", "us"))
+
+    assert two == [("eu", "GPU-0"), ("us", "GPU-1"), ("eu", "GPU-2"), ("us", "GPU-3")]
+    assert [(spec.region, spec.device) for spec in one] == [("eu", "GPU-0"), ("us", "GPU-0")]
+    assert {spec.environment["SLUICEGATE_BACKEND_GPU_PROCESSES"] for spec in one} == {"2"}
+
+
+def test_the_first_backend_of_a_gpu_starts_alone() -> None:
+    first, later = first_of_devices(specs(chosen(FOUR, "gpu")))
+
+    assert [spec.device for spec in first] == [gpu.uuid for gpu in GPUS]
+    assert [spec.device for spec in later] == [gpu.uuid for gpu in GPUS]
+    assert all(spec.ready_within > 600 for spec in first)
+
+
+def test_backends_on_the_cpu_start_together() -> None:
+    found = specs(Devices(), ("eu", "us"))
+
+    assert first_of_devices(found) == (found, [])
