@@ -49,7 +49,7 @@ CONTROLLERS = (
 )
 _RAW = {"raw": True}
 _TAGS = {
-    "inference": "Answers of models; a task each.",
+    "inference": "Ask a model: one route for each task.",
     "metadata": "Which models there are, and what was used.",
     "health": "Probes for balancers and orchestrators.",
 }
@@ -194,7 +194,7 @@ def customers_document(
         title="Sluicegate",
         version=version,
         description="Labels, choices, rankings, entities and vectors from small transformers.",
-        key="An API key, which an operator creates.",
+        key="An API key, which an operator of this gateway gives you.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
         samples=CUSTOMERS,
         takes_idempotency_keys=True,

@@ -213,7 +213,8 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
         if labels["region"] == name
     ]
     up = gauges("up")
-    ready = {endpoint for endpoint, value in up.items() if value > 0}
+    drained = {endpoint for endpoint, value in gauges("drained").items() if value > 0}
+    ready = {endpoint for endpoint, value in up.items() if value > 0} - drained
     finish = gauges("predicted_finish_seconds")
     return RegionFlow(
         name=name,
@@ -227,7 +228,7 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
         in_flight=sum(gauges("in_flight_items").values()),
         finish=min((finish[one] for one in ready & finish.keys()), default=None),
         ready=len(ready),
-        drained=sum(value > 0 for value in gauges("drained").values()),
+        drained=len(drained),
         ejected=sum(value > 0 for value in gauges("ejected").values()),
         endpoints=len(up),
     )

@@ -1,0 +1,23 @@
+"""Writes messages, of errors and of backends, as sentences of a page."""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from markupsafe import Markup, escape
+
+_CODE: Final = re.compile(r"`([^`]+)`")
+_FIRST_WORD: Final = re.compile(r"[a-z]+[ ,]")
+_STOPS: Final = (".", "!", "?", ":")
+
+
+def prose(text: str) -> Markup:
+    """Return a message as HTML: a capital, a full stop, and what is in backticks as code."""
+    if _FIRST_WORD.match(text):  # `name: problem` keeps the name as it is
+        text = text[0].upper() + text[1:]
+    if text and not text.endswith(_STOPS):
+        text += "."
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
+
+
+FILTERS: dict[str, Callable[[str], Markup]] = {"prose": prose}
