@@ -18,6 +18,7 @@ from gateway.console.access import PUBLIC, AnyRequest, ConsoleAccess
 from gateway.console.assets import Assets, static_file
 from gateway.console.frame import ROOT, Frame
 from gateway.console.history import History
+from gateway.console.incidents import GAUGES
 from gateway.console.login import LoginController
 from gateway.console.login_limits import LoginLimiter
 from gateway.console.margins import MarginReader
@@ -92,7 +93,7 @@ class ConsoleMetrics:
     """Reads the metrics of all processes, and the supervisor's counts of restarts."""
 
     def __init__(self, settings: Settings) -> None:
-        self._files = MetricReader(settings.metrics_dir, METRICS)
+        self._files = MetricReader(settings.metrics_dir, (*METRICS, *GAUGES))
         self._folder = settings.data_dir
 
     def read(self) -> dict[Series, float]:
