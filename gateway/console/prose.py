@@ -1,9 +1,10 @@
-"""Writes messages, of errors and of backends, as sentences of a page."""
+"""Writes messages as sentences of a page, and values as JSON."""
 
 import re
 from collections.abc import Callable
 from typing import Final
 
+import msgspec
 from markupsafe import Markup, escape
 
 _CODE: Final = re.compile(r"`([^`]+)`")
@@ -20,4 +21,9 @@ def prose(text: str) -> Markup:
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
-FILTERS: dict[str, Callable[[str], Markup]] = {"prose": prose}
+def compact(value: object) -> str:
+    """Return a value as JSON on one line; a text as it is."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+FILTERS: dict[str, Callable[..., str]] = {"prose": prose, "compact": compact}

@@ -1,8 +1,8 @@
-"""Messages as sentences of a page."""
+"""Messages as sentences of a page, and values as JSON."""
 
 import pytest
 
-from gateway.console.prose import prose
+from gateway.console.prose import compact, prose
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,8 @@ def test_a_message_is_shown_as_a_sentence(message: str, shown: str) -> None:
 
 def test_a_message_brings_no_markup() -> None:
     assert prose("No tenant `<b>`") == "No tenant <code>&lt;b&gt;</code>."
+
+
+def test_a_value_is_shown_as_json_and_a_text_as_it_is() -> None:
+    assert compact({"revisions": {"1": 1}, "preload": []}) == '{"revisions":{"1":1},"preload":[]}'
+    assert (compact("acme"), compact(3), compact(True)) == ("acme", "3", "true")
