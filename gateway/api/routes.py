@@ -199,7 +199,7 @@ def customers_document(
         title="Sluicegate",
         version=version,
         description=_ABOUT,
-        key="An API key, which an operator of this gateway gives you.",
+        key="An API key, which an operator creates.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
         samples=CUSTOMERS,
         takes_idempotency_keys=True,
