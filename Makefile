@@ -88,7 +88,7 @@ arena: install-dev ## Run compose.yaml with `ha` in containers, each killed, cut
 	$(BIN)/python -m loadtests arena $(ARGS)
 	$(if $(ARGS),,$(MAKE) arena-partitions)
 
-check-compose: install-dev ## Run compose.yaml with `ha` and `observability` in containers: each lost under load, all upgraded, a backup restored (30 minutes; root, podman)
+check-compose: install-dev ## Run compose.yaml with `ha` and `observability` in containers: each lost under load, secrets rotated, all upgraded, a backup restored (30 minutes; root, podman)
 	$(BIN)/python -m loadtests compose $(ARGS)
 
 docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links

@@ -59,7 +59,7 @@ def build_served_model(
 
 
 def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
-    """Refuse to build on a model whose revisions share its items, as that has no encoder or labels.
+    """Refuse to build on a model whose traffic is split, as that has no one encoder or labels.
 
     A model owner's code has its items answered, by whichever revision that is.
     """
@@ -69,8 +69,8 @@ def _check_shared(model: Model, below: Sequence[ModelAlgorithms]) -> None:
     for info in (served_model.info for served_model in below):
         if info.algorithm == _SPLIT:
             raise ModelProblem(
-                f"{model.folder}: it cannot build on `{info.name}`, whose revisions share its "
-                f"items; name one of them, as `{info.name}@1`"
+                f"{model.folder}: it cannot build on `{info.name}`, whose traffic is split "
+                f"between revisions; name one of them, as `{info.name}@1`"
             )
 
 

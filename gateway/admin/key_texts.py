@@ -57,7 +57,7 @@ class KeyTextController(Controller):
         opt={"role": Role.OPERATOR},
         operation=Operation(
             id="replace_key_text",
-            summary="Give a key another text",
+            summary="Replace the text of a key",
             tag="accounts",
             errors=(NotFound, DependencyUnavailable),
             body=(Content(example={"former_valid_for": 3600}),),

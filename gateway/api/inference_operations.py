@@ -51,18 +51,22 @@ INFERENCE_HEADERS = (
     TIMEOUT_HEADER,
     request_header(
         "Sluicegate-Criticality",
-        "What is refused first while backends are full.",
+        "While backends are full, `sheddable` requests are refused first and `critical` ones last.",
         {"type": "string", "enum": list(Criticality), "default": Criticality.DEFAULT.value},
         "sheddable",
     ),
     request_header(
         "Cache-Control",
-        "`no-cache`, `no-store`, `max-age=N`, `max-stale[=N]`, `only-if-cached`.",
+        "Whether the cache may answer: `no-cache`, `no-store`, `max-age=N`, `max-stale[=N]`, "
+        "`only-if-cached`.",
         {"type": "string"},
         "max-age=60",
     ),
     request_header(
-        "X-Server-Timing", "Any value asks for `Server-Timing`.", {"type": "string"}, "1"
+        "X-Server-Timing",
+        "With any value, the answer says in `Server-Timing` how long each phase took.",
+        {"type": "string"},
+        "1",
     ),
     request_header(
         "traceparent",

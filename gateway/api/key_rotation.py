@@ -61,7 +61,7 @@ class KeyRotationController(Controller):
         opt={
             "operation": Operation(
                 id="rotate_key",
-                summary="Give the calling key another text",
+                summary="Replace the text of the calling key",
                 tag="metadata",
                 kind=Kind.LIMITED,
                 errors=(RateLimited, DependencyUnavailable),

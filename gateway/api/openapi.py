@@ -43,6 +43,8 @@ from gateway.errors import (
 from gateway.http.problem_details import Problem
 
 _SECURITY = "key"
+_SPELLINGS = {"openai": "OpenAI", "tei": "TEI"}
+"""Words of tags that are not merely capitalized."""
 Name = tuple[str, str]
 """A method in lower case and a path."""
 
@@ -91,7 +93,7 @@ def build_document(
             "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": text} for name, text in tags.items()],
+        "tags": [_tag(name, text) for name, text in tags.items()],
         "security": [{_SECURITY: []}],
         "paths": {path: dict(sorted(paths[path].items())) for path in sorted(paths)},
         "components": {
@@ -104,6 +106,11 @@ def build_document(
         },
     }
     return msgspec.json.encode(document)
+
+
+def _tag(name: str, description: str) -> Json:
+    words = [_SPELLINGS.get(word, word.capitalize()) for word in name.split("-")]
+    return {"name": name, "description": description, "x-displayName": " ".join(words)}
 
 
 def described_by_litestar(

@@ -48,8 +48,13 @@ CONTROLLERS = (
     HealthController,
 )
 _RAW = {"raw": True}
+_ABOUT = (
+    "Labels, choices, rankings, entities and vectors from small transformers.\n\n"
+    "Send your key as `Authorization: Bearer KEY`. Every error has a stable `code`; its `detail`"
+    " says what to do."
+)
 _TAGS = {
-    "inference": "Answers of models; a task each.",
+    "inference": "Ask a model: one route for each task.",
     "metadata": "Which models there are, and what was used.",
     "health": "Probes for balancers and orchestrators.",
 }
@@ -193,7 +198,7 @@ def customers_document(
         INFERENCE_OPERATIONS | described,
         title="Sluicegate",
         version=version,
-        description="Labels, choices, rankings, entities and vectors from small transformers.",
+        description=_ABOUT,
         key="An API key, which an operator creates.",
         tags=_TAGS | {dialect.name: dialect.description for dialect in dialects},
         samples=CUSTOMERS,

@@ -9,6 +9,7 @@ from typing import Any
 from litestar import Controller, Response, Router, get
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.params import FromPath
 from litestar.response import Redirect
 from litestar.types import ASGIApp
 
@@ -17,6 +18,7 @@ from gateway.console.access import PUBLIC, AnyRequest, ConsoleAccess
 from gateway.console.assets import Assets, static_file
 from gateway.console.frame import ROOT, Frame
 from gateway.console.history import History
+from gateway.console.incidents import GAUGES
 from gateway.console.login import LoginController
 from gateway.console.login_limits import LoginLimiter
 from gateway.console.margins import MarginReader
@@ -26,6 +28,7 @@ from gateway.console.pages import PAGES
 from gateway.console.playground_client import PlaygroundClient
 from gateway.console.sessions import Sessions
 from gateway.console.traffic import METRICS
+from gateway.errors import NotFound
 from gateway.settings import Settings
 from gateway.telemetry.metric_reading import MetricReader, Series
 from gateway.telemetry.restarts import read_restarts
@@ -80,11 +83,17 @@ async def to_console() -> Redirect:
     return Redirect(ROOT)
 
 
+@get("/{path:path}", include_in_schema=False)
+async def no_page(path: FromPath[str]) -> None:  # noqa: ARG001 - Litestar passes it by this name
+    """Refuse an address of the console that no page has."""
+    raise NotFound("There is no such page; choose one from the menu.")
+
+
 class ConsoleMetrics:
     """Reads the metrics of all processes, and the supervisor's counts of restarts."""
 
     def __init__(self, settings: Settings) -> None:
-        self._files = MetricReader(settings.metrics_dir, METRICS)
+        self._files = MetricReader(settings.metrics_dir, (*METRICS, *GAUGES))
         self._folder = settings.data_dir
 
     def read(self) -> dict[Series, float]:
@@ -107,7 +116,7 @@ def _router(*, frame: Frame, access: ConsoleAccess, objects: dict[str, object]) 
 
     return Router(
         ROOT,
-        route_handlers=[static_file, LoginController, *_controllers()],
+        route_handlers=[static_file, LoginController, *_controllers(), no_page],
         dependencies={
             **{name: _provide(value) for name, value in objects.items()},
             "incidents": Provide(provide_incidents),

@@ -122,7 +122,7 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     def finish(self) -> float | None:
         """Predicted seconds until an item sent now is answered, at the worst; as `share`."""
         worst = max((each.finish_time for each in self._ready), default=None)
-        return None if worst is None or worst > _MEGA else worst
+        return None if self.drained or worst is None or worst > _MEGA else worst
 
     @property
     def in_flight(self) -> int:

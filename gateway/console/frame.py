@@ -12,7 +12,7 @@ from litestar import Controller, Response
 from gateway.admin.authorization import OPERATOR
 from gateway.admin.operators import Operator, Role
 from gateway.api.error_handling import gateway_error
-from gateway.console import amounts
+from gateway.console import amounts, prose
 from gateway.console.access import LOGIN_COOKIE, SESSION, AnyRequest
 from gateway.console.assets import Assets
 from gateway.console.formats import FILTERS
@@ -61,7 +61,7 @@ class Frame:
             lstrip_blocks=True,
         )
         self._environment.globals |= {"asset": assets.url, "region": region, "Role": Role}
-        self._environment.filters |= FILTERS | amounts.FILTERS
+        self._environment.filters |= FILTERS | amounts.FILTERS | prose.FILTERS
 
     def render(
         self,

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final
 from urllib.parse import quote
 
 import msgspec
@@ -267,6 +268,10 @@ _RULES = (
         is_bad=False,
     ),
 )
+
+
+GAUGES: Final = tuple(rule.metric for rule in _RULES)
+"""The gauges that may tell of an incident."""
 
 
 def state_incidents(values: Samples) -> Iterator[Incident]:

@@ -12,12 +12,8 @@ METRICS = (
     *("sluicegate_endpoint_calls", "sluicegate_endpoint_up", "sluicegate_endpoint_drained"),
     *("sluicegate_endpoint_ejected", "sluicegate_endpoint_in_flight_items"),
     *("sluicegate_endpoint_predicted_finish_seconds", "sluicegate_spilled_items"),
-    *("sluicegate_breaker_open", "sluicegate_billing_lag_seconds", "sluicegate_dead_letters"),
-    *("sluicegate_shipper_lag_seconds", "sluicegate_data_disk_free_bytes"),
-    *("sluicegate_event_log_writable", "sluicegate_stream_full", "sluicegate_limit_decisions"),
-    *("sluicegate_config_reloads", "sluicegate_discovery_failing_names"),
-    *("sluicegate_process_restarts", "sluicegate_region_limit_lease_seconds"),
-    "sluicegate_failed_items",
+    *("sluicegate_limit_decisions", "sluicegate_config_reloads", "sluicegate_process_restarts"),
+    *("sluicegate_region_limit_lease_seconds", "sluicegate_failed_items"),
 )
 """What is read, by the names of the declarations, counters without `_total`."""
 _HITS = frozenset({"memory_hit", "redis_hit", "hit", "stale"})
@@ -213,7 +209,8 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
         if labels["region"] == name
     ]
     up = gauges("up")
-    ready = {endpoint for endpoint, value in up.items() if value > 0}
+    drained = {endpoint for endpoint, value in gauges("drained").items() if value > 0}
+    ready = {endpoint for endpoint, value in up.items() if value > 0} - drained
     finish = gauges("predicted_finish_seconds")
     return RegionFlow(
         name=name,
@@ -227,7 +224,7 @@ def _region(name: str, values: Samples, rates: Samples) -> RegionFlow:
         in_flight=sum(gauges("in_flight_items").values()),
         finish=min((finish[one] for one in ready & finish.keys()), default=None),
         ready=len(ready),
-        drained=sum(value > 0 for value in gauges("drained").values()),
+        drained=len(drained),
         ejected=sum(value > 0 for value in gauges("ejected").values()),
         endpoints=len(up),
     )

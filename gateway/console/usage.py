@@ -56,6 +56,8 @@ class UsageFigures(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[GroupUsage]
     hidden: int
     """Rows of the table that are left out."""
+    unnamed: int
+    """Requests that are in no row: they named no model that is served."""
     margins: Margins
     is_whole: bool
     """All tenants and models are shown, so that there is a margin."""
@@ -107,6 +109,7 @@ class UsageController(Controller):
             money=margin_chart(charged, found.costs, buckets, currency),
             rows=rows[:_MOST_ROWS],
             hidden=max(0, len(rows) - _MOST_ROWS),
+            unnamed=sum(row.requests for row in total) - sum(row.requests for row in rows),
             margins=found,
             is_whole=is_whole,
         )

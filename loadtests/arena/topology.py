@@ -91,9 +91,19 @@ def secrets_of_the_arena() -> dict[str, str]:
     kept: dict[str, str] = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
     values = {name: kept.get(name) or secrets.token_urlsafe(24) for name in names}
     if values != kept:
-        path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(values))
+        _keep(values)
     return values
+
+
+def keep_secrets(changed: Mapping[str, str]) -> None:
+    """Keep the new values of secrets that were rotated."""
+    _keep(secrets_of_the_arena() | dict(changed))
+
+
+def _keep(values: Mapping[str, str]) -> None:
+    path = HOME / "secrets.json"
+    path.touch(mode=0o600)
+    path.write_bytes(msgspec.json.encode(values))
 
 
 def volume_folder(name: str) -> Path:

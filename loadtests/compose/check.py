@@ -16,10 +16,10 @@ from loadtests.compose.bringing_up import bring_up
 from loadtests.compose.losses import Loss, losses
 from loadtests.compose.releases import Release, tools_in
 from loadtests.compose.restoring import restore_into_fresh_volumes
-from loadtests.compose.run import Phase, is_answered, lose_each, upgrade
+from loadtests.compose.run import Phase, is_answered, lose_each, rotate, upgrade
 from loadtests.harness.compose_files import OBSERVED
 
-PHASES = ("losses", "upgrade", "restore")
+PHASES = ("losses", "rotation", "upgrade", "restore")
 _HEALTHY = 90.0
 _SEEN = 60.0
 _TARGETS = 4
@@ -65,6 +65,8 @@ class LayoutCheck:
             if "losses" in phases:
                 chosen = chosen_losses(self._arena, only)
                 self._add(lose_each(self._arena, expected, chosen, rate=rate, requests=requests))
+            if "rotation" in phases:
+                self._add(rotate(self._arena, expected, rate=rate))
             if "upgrade" in phases:
                 self._add(upgrade(self._arena, expected, self._present, rate=rate))
             self._observe()

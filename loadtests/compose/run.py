@@ -14,6 +14,7 @@ from loadtests.arena.questions import ExpectedAnswers
 from loadtests.arena.run import compare_with_ledger
 from loadtests.arena.system import Arena, ArenaError
 from loadtests.arena.topology import BALANCER_PORT
+from loadtests.compose import rotation
 from loadtests.compose.losses import HOLD, Loss
 from loadtests.compose.releases import Release
 from loadtests.compose.upgrade import steps
@@ -174,6 +175,20 @@ def upgrade(
         return traffic
 
     return asyncio.run(run()).judged("upgrade", errors_allowed=0.0)
+
+
+def rotate(arena: Arena, expected: ExpectedAnswers, *, rate: float) -> Phase:
+    """Rotate the secrets under load; no request may fail."""
+
+    async def run() -> Traffic:
+        traffic = Traffic(arena, expected, rate=rate, requests=0)
+        async with traffic.load:
+            for name, act in rotation.steps(arena):
+                await traffic.replace(name, act)
+            await traffic.load.finish()
+        return traffic
+
+    return asyncio.run(run()).judged("rotation", errors_allowed=0.0)
 
 
 def is_answered(arena: Arena) -> bool:

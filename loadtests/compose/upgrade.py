@@ -51,7 +51,7 @@ def steps(
         else:
             is_ours = service.image.startswith("localhost/")
             image = release.image(service.image) if is_ours else ""
-            yield name, partial(_replace, arena, service, image)
+            yield name, partial(replace, arena, service, image)
 
 
 def primary_of(arena: Arena) -> str:
@@ -60,7 +60,8 @@ def primary_of(arena: Arena) -> str:
     return run("exec", arena.services["sentinel-0"].container, *ask).split()[0]
 
 
-def _replace(arena: Arena, service: Service, image: str) -> None:
+def replace(arena: Arena, service: Service, image: str) -> None:
+    """Replace a container, and wait until it is healthy; without `image` by a next version."""
     if service.name in _STATE and primary_of(arena) == service.name:
         _fail_over(arena, service.name)
     image = image or next_version(service)

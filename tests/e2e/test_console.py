@@ -64,7 +64,7 @@ async def page(
     """A page whose operator has logged in."""
     async with open_page(tmp_path_factory.mktemp("browser")) as opened:
         await opened.open(f"{system.admin_url}/console")
-        await opened.text_with("Key of an operator")
+        await opened.text_with("Operator key")
         await opened.follow(_LOG_IN.format(_quoted(ADMIN_KEY)))
         await opened.text_with("Requests per second")
         yield opened
@@ -287,13 +287,13 @@ async def test_an_operator_tries_a_request_with_a_key_for_tests(system: System, 
     await choose(page, "model", "sentiment")
     await wait_for(page, "document.getElementById('body').value.includes('sentiment')")
     await press(page, "Send")
-    await page.text_with("enter the key of a tenant")
+    await page.text_with("Enter the key of a tenant")
     await press(page, "Create a test key")
-    await page.text_with("A key of playground")
+    await page.text_with("A test key of the tenant playground is entered")
     await press(page, "Send")
 
     text = await page.text_with("Trace id")
-    assert "enter the key of a tenant" not in text  # the error of before
+    assert "Enter the key of a tenant" not in text  # the error of before
     assert "Status 200" in text
     assert "positive" in text
     assert await faults(page) == []
@@ -320,4 +320,4 @@ async def test_the_theme_is_chosen_and_an_operator_logs_out(system: System, page
     assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
     await follow(page, "Log out")
 
-    await page.text_with("Key of an operator")
+    await page.text_with("Operator key")

@@ -45,7 +45,7 @@ _TRY = """(key, path) => {
   });
 }"""
 _GO = "location.hash = '#tag/{}'"
-_LAST = "voyage"
+_LAST = "Voyage"
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_what_builds_on_a_model_whose_revisions_share_is_told_to_name_one(models
 
     _, problems = describe(read_catalogue(models))
 
-    said = "it cannot build on `mood`, whose revisions share its items; name one of them"
+    said = "it cannot build on `mood`, whose traffic is split between revisions; name one of them"
     assert said in problems["a-cascade"]
     assert "a-ensemble" not in problems
 

@@ -35,11 +35,13 @@
     const axis = { stroke: soft, grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line") } };
     const series = chart.series.map((each, index) => ({
       label: each.label,
+      total: each.values.reduce((sum, value) => sum + value, 0),
       stroke: style(`--series-${index % COLOURS + 1}`),
       dash: index < COLOURS ? undefined : [6, 3],
       width: 1.5,
       points: { show: chart.times.length < 3 },
-      value: (_, value) => value == null ? "-" : short(value),
+      // Where nobody points at the chart, the legend has the sum.
+      value: (plot, value, place) => value == null ? `${short(plot.series[place].total)} in total` : short(value),
     }));
     const options = {
       width: element.clientWidth,

@@ -218,3 +218,11 @@ async def test_the_address_of_the_listener_leads_to_the_console(browser: httpx.A
 
     assert answer.status_code == 302
     assert answer.headers["location"] == "/console"
+
+
+async def test_an_address_without_a_page_is_told_on_a_page(operator: httpx.AsyncClient) -> None:
+    answer = await operator.get("/console/nothing/here")
+
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert "There is no such page" in answer.text
+    assert "Go to the overview" in answer.text

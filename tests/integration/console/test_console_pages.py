@@ -176,7 +176,7 @@ async def test_a_backend_is_drained_and_restored_with_an_audit(
     assert "Restore" in drained.text
     assert "eu-0 is restored" in restored.text
     assert unknown.status_code == 404
-    assert "there is no backend `eu-9`" in unknown.text
+    assert "There is no backend <code>eu-9</code>" in unknown.text
     changes = [each for each in await actions(ledger) if each[1].startswith("backend.")]
     assert sorted(changes) == [
         ("admin", "backend.drain", "eu-0"),
@@ -217,7 +217,7 @@ async def test_a_model_whose_requests_fail_is_listed_with_its_errors(
 async def test_what_revisions_did_is_asked_of_the_backends(operator: httpx.AsyncClient) -> None:
     part = await operator.get("/console/models/mood/arms", headers=_HTMX)
 
-    assert "on 1 backend" in part.text
+    assert "1 backend serves" in part.text
     assert 'name="weight-2"' in part.text
 
 
@@ -312,5 +312,5 @@ async def test_a_viewer_sees_no_actions_and_is_refused_them(browser: httpx.Async
 
     assert all("hx-post" not in text for text in shown)
     assert [each.status_code for each in refused] == [403, 403, 403]
-    assert "`vera` lacks the role `operator`" in refused[0].text
+    assert "<code>vera</code> lacks the role <code>operator</code>" in refused[0].text
     assert (await log_in(browser, KEY)).status_code == 303

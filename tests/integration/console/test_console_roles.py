@@ -43,7 +43,7 @@ async def test_who_may_read_metrics_only_does_not_log_in(browser: httpx.AsyncCli
     refused = await log_in(browser, created.json()["key"])
 
     assert refused.status_code == 403
-    assert "`prom`" in refused.text
+    assert "<code>prom</code>" in refused.text
     assert "sluicegate_console" not in refused.cookies
 
 

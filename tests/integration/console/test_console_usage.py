@@ -43,6 +43,19 @@ def charts_of(page: str) -> list[dict[str, float]]:
     return found
 
 
+async def test_usage_by_model_counts_requests_that_named_none(
+    operator: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    event = make_event(1, time=time.time_ns(), model="", usage=make_usage(failed=1))
+    record(ledger, "log", 1, [event])
+
+    by_model = (await operator.get("/console/usage/figures?by=model")).text
+    by_tenant = (await operator.get("/console/usage/figures?by=tenant")).text
+
+    assert "1 request is in no row" in by_model
+    assert "in no row" not in by_tenant
+
+
 async def test_usage_is_drawn_by_source_and_tenant(
     operator: httpx.AsyncClient, ledger: Ledger
 ) -> None:

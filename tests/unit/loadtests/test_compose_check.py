@@ -14,6 +14,7 @@ from loadtests.arena.system import Arena, ArenaError
 from loadtests.compose.check import chosen_losses
 from loadtests.compose.losses import HOLD, NetworkCut, losses, window
 from loadtests.compose.restoring import LASTING_KEYS
+from loadtests.compose.rotation import ADMIN_KEY, SECOND_ADMIN_KEY, SECOND_TOKEN, TOKEN, plan
 from loadtests.compose.run import LONGEST, Episode, Phase
 from loadtests.compose.upgrade import order
 from loadtests.harness.compose_files import OBSERVED
@@ -135,3 +136,26 @@ def test_what_a_restore_of_the_state_must_bring_back_is_what_does_not_expire() -
         found = server.ask(f'EVAL "{LASTING_KEYS}" 0')
 
     assert found.split(b"\r\n")[2:-1:2] == [b"stream events", b"string config"]
+
+
+def test_at_each_restart_of_a_rotation_backends_accept_what_gateways_send() -> None:
+    services = {
+        name: each.environment | {TOKEN: "old", ADMIN_KEY: "old"}
+        for name, each in SERVICES.items()
+        if name.startswith(("backend-", "gateway-"))
+    }
+    given = {
+        name: msgspec.structs.replace(SERVICES[name], environment=environment)
+        for name, environment in services.items()
+    }
+
+    for restart in plan(given, "new", "newer"):
+        services[restart.service] = services[restart.service] | restart.variables
+        sent = {each[TOKEN] for name, each in services.items() if name.startswith("gateway-")}
+        for name, each in services.items():
+            if name.startswith("backend-"):
+                assert sent <= {each[TOKEN], each.get(SECOND_TOKEN)}
+
+    assert {each[TOKEN] for each in services.values()} == {"new"}
+    assert {each.get(SECOND_TOKEN) or "" for each in services.values()} == {""}
+    assert {each.get(SECOND_ADMIN_KEY) or "" for each in services.values()} == {""}

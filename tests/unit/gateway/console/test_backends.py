@@ -52,3 +52,13 @@ def test_only_workers_that_find_a_backend_ready_predict_what_it_does(
     )
 
     assert (backend.share, backend.finish) == (share, finish)
+
+
+def test_a_drained_backend_predicts_nothing() -> None:
+    seen = [EndpointReport(backend="eu-0", health="ready", share=1.0, finish_time=0.01)]
+
+    backend = Backend(
+        id="eu-0", region="eu", url="", pool="p", drained=True, is_entry=False, seen=seen
+    )
+
+    assert (backend.share, backend.finish) == (None, None)

@@ -1,9 +1,14 @@
-"""The console's metrics: restarts that the supervisor counted are among them."""
+"""The console's metrics: restarts that the supervisor counted, and gauges of incidents."""
 
 from pathlib import Path
 
+import pytest
+from prometheus_client.mmap_dict import mmap_key
+
 from gateway.console.console import ConsoleMetrics
+from gateway.console.incidents import GAUGES
 from gateway.settings import Settings
+from gateway.telemetry.metric_files import MetricFile
 from gateway.telemetry.restarts import RestartCounts
 
 
@@ -15,3 +20,15 @@ def test_restarts_are_among_the_metrics(tmp_path: Path) -> None:
 
     labels = (("reason", "crash"), ("role", "valkey-cache"))
     assert found["sluicegate_process_restarts_total", labels] == 1.0
+
+
+@pytest.mark.parametrize("name", GAUGES)
+def test_a_gauge_that_may_tell_of_an_incident_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "metrics").mkdir()
+    file = MetricFile(tmp_path / "metrics" / "gauge_max_1.db")
+    file.write(mmap_key(name, name, ["dependency"], ["ledger"], ""), 7.0)
+
+    found = ConsoleMetrics(Settings(data_dir=tmp_path)).read()
+
+    assert found[name, (("dependency", "ledger"),)] == 7.0
+    file.close()

@@ -79,7 +79,7 @@ def test_a_region_has_its_backends_and_calls() -> None:
 
     values = {
         endpoint("up", "eu-0"): 1.0,
-        endpoint("up", "eu-1"): 0.0,
+        endpoint("up", "eu-1"): 1.0,  # it answers probes
         endpoint("drained", "eu-1"): 1.0,
         endpoint("in_flight_items", "eu-0"): 7.0,
         endpoint("predicted_finish_seconds", "eu-0"): 0.02,

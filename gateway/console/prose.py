@@ -1,0 +1,29 @@
+"""Writes messages as sentences of a page, and values as JSON."""
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from markupsafe import Markup, escape
+
+_CODE: Final = re.compile(r"`([^`]+)`")
+_FIRST_WORD: Final = re.compile(r"[a-z]+[ ,]")
+_STOPS: Final = (".", "!", "?", ":")
+
+
+def prose(text: str) -> Markup:
+    """Return a message as HTML: a capital, a full stop, and what is in backticks as code."""
+    if _FIRST_WORD.match(text):  # `name: problem` keeps the name as it is
+        text = text[0].upper() + text[1:]
+    if text and not text.endswith(_STOPS):
+        text += "."
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
+
+
+def compact(value: object) -> str:
+    """Return a value as JSON on one line; a text as it is."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+FILTERS: dict[str, Callable[..., str]] = {"prose": prose, "compact": compact}
