@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import copytree
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -229,6 +230,15 @@ class PipelineMeter:
         cost = ProcessorTime(**used, executor=executor, generator=generator)
         return PipelineSample(cost=cost.divided(len(texts) / 1e6), outcome=outcome)
 
+    def check_use(self) -> None:
+        """Make sure that every backend has computed rows.
+
+        Raises:
+            RuntimeError: one has not.
+        """
+        if not all(backend.counter("rows_total", _ENCODER) for backend in self._backends):
+            raise RuntimeError("a backend was asked nothing")
+
     def _idle_rates(self, seconds: float) -> dict[str, float]:
         before = self._used()
         time.sleep(seconds)
@@ -265,9 +275,12 @@ def measure(
         root = Path(folder)
         models = root / "models"
         build_demo_models(models, print)
+        config = Path(copytree(_ROOT / "config", root / "config"))
         with (
-            System(root / "data", models=models, environment=environment) as system,
-            sharing_backends(system, models, environment, count=max(1, backends)) as running,
+            System(root / "data", models=models, config=config, environment=environment) as system,
+            sharing_backends(
+                system, models, config, environment, count=max(1, backends)
+            ) as running,
             bare_server() as (target, pid),
         ):
             pipeline = PipelineMeter(system, device, running)
@@ -286,6 +299,7 @@ def measure(
                     before, bare = bare, bare_seconds(target, pid)
                     units[each].append((before + bare) / 2 * 1e6)
                     print(f"round {number}, {each} items a request: {sample.cost}", file=sys.stderr)
+            pipeline.check_use()
     # The first round warms up.
     table = [
         row(each, samples[each][1:], units[each][1:], backends=max(1, backends)) for each in items
@@ -296,7 +310,7 @@ def measure(
 
 @contextlib.contextmanager
 def sharing_backends(
-    system: System, models: Path, environment: Mapping[str, str], *, count: int
+    system: System, models: Path, config: Path, environment: Mapping[str, str], *, count: int
 ) -> Iterator[list[RunningBackend]]:
     """Yield `count` backends of one region: that of `system`, and others beside it.
 
@@ -311,7 +325,7 @@ def sharing_backends(
             own = {"region": region, "backend_id": f"{region}-{number}"}
             running.append(stack.enter_context(backend(models, **settings, **own)))
         if len(running) > len(backends_of(system)):
-            _place(system, region, running)
+            _place(system, config, region, running)
         yield running
 
 
@@ -323,7 +337,7 @@ def backends_of(system: System) -> list[RunningBackend]:
     ]
 
 
-def _place(system: System, region: str, backends: Sequence[RunningBackend]) -> None:
+def _place(system: System, config: Path, region: str, backends: Sequence[RunningBackend]) -> None:
     """Have all workers ask these backends."""
     pool = [
         {"id": f"{region}-{number}", "url": f"http://127.0.0.1:{each.port}"}
@@ -332,6 +346,9 @@ def _place(system: System, region: str, backends: Sequence[RunningBackend]) -> N
     regions = [{"name": region, "pools": [{"backends": pool}]}]
     placement = system.data_dir / "placement.yaml"
     placement.write_bytes(msgspec.json.encode({"regions": regions}))  # JSON is YAML
+    # A document that has not changed is not published again.
+    models = config / "models.yaml"
+    models.write_text(f"{models.read_text()}# Placed anew.\n")
     with system.admin() as admin:
         admin.post("/admin/config/reload").raise_for_status()
 
