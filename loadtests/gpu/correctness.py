@@ -153,7 +153,7 @@ def _run_out_of_memory(options: Options, figure: Figure) -> Measurement:
 def _is_refused(run: Callable[[], FloatArray]) -> bool:
     try:
         run()
-    except Exception as error:
+    except Exception as error:  # ONNX Runtime's errors have no other base
         if isinstance(explain(error), OutOfMemory):
             return True
         raise
