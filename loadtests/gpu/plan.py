@@ -119,7 +119,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
             device=options.device,
             attention_kernels=self.kernels,
             graphs=self.graphs,
-            tf32=self.form.precision == "fp32",
         )
 
 
