@@ -11,7 +11,15 @@ from backends.protocol import ServingState
 from loadtests.gpu.client import LoadResult, LoadSpec
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.imported import chosen_form, import_classifier
-from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, Figure, Options, Section, figures_of
+from loadtests.gpu.plan import (
+    BATCH_TOKENS,
+    BUDGETS,
+    FULL_BATCH,
+    Figure,
+    Options,
+    Section,
+    figures_of,
+)
 from loadtests.gpu.results import Journal, Measurement, SectionState
 from loadtests.harness.loopback import get
 from loadtests.harness.system import System
@@ -59,7 +67,9 @@ def _measure(options: Options, section: Section) -> SectionState:
         workers=options.gateway_workers(),
         environment=backend_environment(options),
     )
-    with system:
+    # A GPU compares the forms of a model at its first start.
+    system.start(within=BUDGETS[section])
+    try:
         _load(options, system, figures[0], seed=100, seconds=min(_WARM_SECONDS, options.seconds))
         for place, figure in enumerate(figures):
             journal.begin(figure.name)
@@ -67,10 +77,11 @@ def _measure(options: Options, section: Section) -> SectionState:
                 answers = _load(
                     options, system, figure, seed=200 + 100 * place, seconds=options.seconds
                 )
-            states = _states(system)
-            found = summary(options, figure, answers, states)
+            found = summary(options, figure, answers, _states(system))
             note = f"{found.note}; {chosen_form(models)}"
             journal.end(msgspec.structs.replace(found, busy=busy.share, note=note))
+    finally:
+        system.stop()
     return SectionState(status="done")
 
 

@@ -22,13 +22,13 @@ SECTIONS: tuple[Section, ...] = get_args(Section)
 BUDGETS: MappingProxyType[Section, float] = MappingProxyType(
     {
         "check": 90,
-        "gateway-small": 100,
-        "gateway-large": 120,
-        "session": 160,
+        "gateway-small": 130,
+        "gateway-large": 150,
+        "session": 150,
         "pytorch": 50,
-        "tensorrt": 100,
-        "engine": 60,
-        "peer": 60,
+        "tensorrt": 90,
+        "engine": 50,
+        "peer": 50,
     }
 )
 LARGE, SMALL = "bert-base", "minilm-l6"
