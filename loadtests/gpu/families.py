@@ -5,6 +5,7 @@ kernels as twelve, and are built and compared in a fraction of the time.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -91,6 +92,7 @@ def _config(options: Options, family: str) -> dict[str, Any]:
     return common | own.get(family, bert)
 
 
+@cache
 def _weights(options: Options, family: str) -> Weights:
     size = _size(options, family)
     if family in (SMALL, LARGE):

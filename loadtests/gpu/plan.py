@@ -210,8 +210,9 @@ def _answers() -> Iterator[Figure]:
         for each in candidates:
             name = checked(family, each)
             yield Figure(name=name, section="check", preset=family, way=each.name)
-    for name in (OUT_OF_MEMORY, TWO_PROCESSES):
-        yield Figure(name=name, section="check", way=name)
+        if family == SMALL:  # before the families that are not served below
+            for name in (OUT_OF_MEMORY, TWO_PROCESSES):
+                yield Figure(name=name, section="check", way=name)
 
 
 def _alone(section: Section, title: str) -> Iterator[Figure]:
