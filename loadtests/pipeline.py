@@ -6,6 +6,10 @@ so is what each process takes without work, at rates that are printed: work repl
 idle wake-ups, so a figure may be too small by what was taken off at most.
 All is in microseconds an item, and in units of what bare uvicorn takes for a request just before
 and after each run. Where there are fewer than four cores, the generator shares the gateway's.
+
+In the topology of a GPU several backends share the device, as on a machine that has one. The time
+of all processes for an item then says how many rows a core answers, and how many cores the rows
+of the aim take. What a device's own executor takes of a core is not in it.
 """
 
 import asyncio
@@ -18,6 +22,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shutil import copytree
 from statistics import median
 from tempfile import TemporaryDirectory
 
@@ -27,7 +32,7 @@ from backends.executors.dummy import SimulatedExecutor
 from backends.executors.padded_batch import ones
 from backends.model_tools.demo.build import build_demo_models
 from backends.types import OutputKind
-from loadtests.backend import RunningBackend
+from loadtests.backend import RunningBackend, backend
 from loadtests.generator import Outcome, Target, closed_loop
 from loadtests.harness.loopback import is_answered
 from loadtests.harness.ports import free_port
@@ -51,6 +56,12 @@ _HEAD = (
     "| items a request | an item takes | gateway worker | backend | events | Valkeys | together"
     " | generator | paced executor, left out | items/s |\n"
 )
+_AIM = 50_000  # rows a second
+# What a backend collects for a GPU.
+_GPU_BATCHES = {
+    "SLUICEGATE_BACKEND_MAX_BATCH_ROWS": "256",
+    "SLUICEGATE_BACKEND_MAX_BATCH_TOKENS": "32768",
+}
 _ROLES = {
     "gateway": ("gateway",),
     "backend": ("backend",),
@@ -85,15 +96,22 @@ class ProcessorTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The medians for requests of so many items. `p50` and `p99` are seconds of a request."""
+    """The medians for requests of so many items. `p50` and `p99` are seconds of a request.
+
+    `rows_per_core` is what a core answers a second that is shared as the processes need it, and
+    `cores_for_aim` how many of them answer 50,000.
+    """
 
     items: int
+    backends: int = 1
     connections: int
     microseconds: ProcessorTime
     units: ProcessorTime
     items_per_second: float
     p50: float
     p99: float
+    rows_per_core: float
+    cores_for_aim: float
 
 
 class PacedDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,16 +157,20 @@ class PipelineSample(msgspec.Struct, frozen=True, kw_only=True):
 class PipelineMeter:
     """A running system and what it takes for missed items."""
 
-    def __init__(self, system: System, device: PacedDevice) -> None:
+    def __init__(
+        self,
+        system: System,
+        device: PacedDevice,
+        backends: Sequence[RunningBackend] | None = None,
+    ) -> None:
         self._system = system
         self._device = device
         self._pids = {
             what: [p.pid for role in roles for p in system.processes(role)]
             for what, roles in _ROLES.items()
         }
-        child = system.processes("backend")[0]
-        port = int((child.address or "").rpartition(":")[2])
-        self._backend = RunningBackend(port=port, pid=child.pid)
+        self._backends = backends_of(system) if backends is None else backends
+        self._pids["backend"] = [each.pid for each in self._backends]
         headers = (("authorization", f"Bearer {system.key}"),)
         self._target = Target(
             host="127.0.0.1", port=system.port, path="/v1/classify", headers=headers
@@ -208,6 +230,15 @@ class PipelineMeter:
         cost = ProcessorTime(**used, executor=executor, generator=generator)
         return PipelineSample(cost=cost.divided(len(texts) / 1e6), outcome=outcome)
 
+    def check_use(self) -> None:
+        """Make sure that every backend has computed rows.
+
+        Raises:
+            RuntimeError: one has not.
+        """
+        if not all(backend.counter("rows_total", _ENCODER) for backend in self._backends):
+            raise RuntimeError("a backend was asked nothing")
+
     def _idle_rates(self, seconds: float) -> dict[str, float]:
         before = self._used()
         time.sleep(seconds)
@@ -218,7 +249,7 @@ class PipelineMeter:
 
     def _batches(self) -> tuple[float, float, float]:
         batches, rows, tokens = (
-            self._backend.counter(name, _ENCODER)
+            sum(backend.counter(name, _ENCODER) for backend in self._backends)
             for name in ("batches_total", "rows_total", "padded_tokens_total")
         )
         return batches, rows, tokens
@@ -229,26 +260,34 @@ class PipelineMeter:
         return int(count or 0)
 
 
-def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevice) -> None:
-    """Measure requests of each number of items in turns with bare uvicorn; print the table."""
+def measure(
+    *, items: Sequence[int], count: int, rounds: int, device: PacedDevice, backends: int = 0
+) -> None:
+    """Measure requests of each number of items in turns with bare uvicorn; print the table.
+
+    With `backends` so many share the device, and no process is kept on a core.
+    """
     texts = iter(sentences((rounds + 1) * len(items) * count, seed=3))
     samples: dict[int, list[PipelineSample]] = {each: [] for each in items}
     units: dict[int, list[float]] = {each: [] for each in items}
+    environment = device.environment() | (_GPU_BATCHES if backends else {})
     with TemporaryDirectory() as folder:
         root = Path(folder)
-        build_demo_models(root / "models", print)
+        models = root / "models"
+        build_demo_models(models, print)
+        config = Path(copytree(_ROOT / "config", root / "config"))
         with (
-            System(
-                root / "data",
-                models=root / "models",
-                environment=device.environment(),
-            ) as system,
+            System(root / "data", models=models, config=config, environment=environment) as system,
+            sharing_backends(
+                system, models, config, environment, count=max(1, backends)
+            ) as running,
             bare_server() as (target, pid),
         ):
-            pin([os.getpid()], _GENERATOR_CORE)
-            pin([pid], _GATEWAY_CORE)
-            pipeline = PipelineMeter(system, device)
-            pipeline.pin()
+            pipeline = PipelineMeter(system, device, running)
+            if not backends:
+                pin([os.getpid()], _GENERATOR_CORE)
+                pin([pid], _GATEWAY_CORE)
+                pipeline.pin()
             idle = {what: round(rate * 1e3, 2) for what, rate in pipeline.settle().items()}
             print(f"without work, ms of processor time a second: {idle}", file=sys.stderr)
             for number in range(rounds + 1):
@@ -260,9 +299,58 @@ def measure(*, items: Sequence[int], count: int, rounds: int, device: PacedDevic
                     before, bare = bare, bare_seconds(target, pid)
                     units[each].append((before + bare) / 2 * 1e6)
                     print(f"round {number}, {each} items a request: {sample.cost}", file=sys.stderr)
+            pipeline.check_use()
     # The first round warms up.
-    table = [row(each, samples[each][1:], units[each][1:]) for each in items]
-    show(table, median(unit for each in items for unit in units[each][1:]), this_machine())
+    table = [
+        row(each, samples[each][1:], units[each][1:], backends=max(1, backends)) for each in items
+    ]
+    unit = median(unit for each in items for unit in units[each][1:])
+    show(table, unit, this_machine(), name=" of a GPU" if backends else "")
+
+
+@contextlib.contextmanager
+def sharing_backends(
+    system: System, models: Path, config: Path, environment: Mapping[str, str], *, count: int
+) -> Iterator[list[RunningBackend]]:
+    """Yield `count` backends of one region: that of `system`, and others beside it.
+
+    Gateways spread items over them as over backends that share a GPU.
+    """
+    region = system.processes("backend")[0].region or ""
+    prefix = "SLUICEGATE_BACKEND_"
+    settings = {name.removeprefix(prefix).lower(): value for name, value in environment.items()}
+    running = backends_of(system)
+    with contextlib.ExitStack() as stack:
+        for number in range(len(running), count):
+            own = {"region": region, "backend_id": f"{region}-{number}"}
+            running.append(stack.enter_context(backend(models, **settings, **own)))
+        if len(running) > len(backends_of(system)):
+            _place(system, config, region, running)
+        yield running
+
+
+def backends_of(system: System) -> list[RunningBackend]:
+    """Return the backends that `up` has started."""
+    return [
+        RunningBackend(port=int((each.address or "").rpartition(":")[2]), pid=each.pid)
+        for each in system.processes("backend")
+    ]
+
+
+def _place(system: System, config: Path, region: str, backends: Sequence[RunningBackend]) -> None:
+    """Have all workers ask these backends."""
+    pool = [
+        {"id": f"{region}-{number}", "url": f"http://127.0.0.1:{each.port}"}
+        for number, each in enumerate(backends)
+    ]
+    regions = [{"name": region, "pools": [{"backends": pool}]}]
+    placement = system.data_dir / "placement.yaml"
+    placement.write_bytes(msgspec.json.encode({"regions": regions}))  # JSON is YAML
+    # A document that has not changed is not published again.
+    models = config / "models.yaml"
+    models.write_text(f"{models.read_text()}# Placed anew.\n")
+    with system.admin() as admin:
+        admin.post("/admin/config/reload").raise_for_status()
 
 
 def settled(windows: Iterable[Mapping[str, float]]) -> Mapping[str, float]:
@@ -308,23 +396,31 @@ def bare_seconds(target: Target, pid: int) -> float:
     return (processor_seconds(pid) - used) / sum(outcome.statuses.values())
 
 
-def row(items: int, samples: Sequence[PipelineSample], units: Sequence[float]) -> PipelineRow:
+def row(
+    items: int, samples: Sequence[PipelineSample], units: Sequence[float], *, backends: int = 1
+) -> PipelineRow:
     """Return the median of each figure; `units` are the microseconds of a bare request by run."""
     costs = [sample.cost for sample in samples]
+    middle = _median(costs)
     return PipelineRow(
         items=items,
+        backends=backends,
         connections=connections_for(items),
-        microseconds=_median(costs),
+        microseconds=middle,
         units=_median([cost.divided(unit) for cost, unit in zip(costs, units, strict=True)]),
         items_per_second=median(sample.outcome.rate for sample in samples) * items,
         p50=median(sample.outcome.percentile(0.5) for sample in samples),
         p99=median(sample.outcome.percentile(0.99) for sample in samples),
+        rows_per_core=1e6 / middle.served,
+        cores_for_aim=_AIM * middle.served / 1e6,
     )
 
 
-def show(table: Sequence[PipelineRow], unit: float, machine: Machine) -> None:
+def show(table: Sequence[PipelineRow], unit: float, machine: Machine, *, name: str = "") -> None:
     """Print a table as Markdown, and keep it under `loadtests/results`."""
-    title = f"Pipeline: misses of a model that takes no time; bare uvicorn takes {unit:.1f} us"
+    title = (
+        f"Pipeline{name}: misses of a model that takes no time; bare uvicorn takes {unit:.1f} us"
+    )
     print(f"\n## {title}\n\n{machine.headline}\n")
     print(_HEAD + "|---" * _HEAD.count(" | ") + "|---|")
     for line in table:
@@ -338,6 +434,11 @@ def show(table: Sequence[PipelineRow], unit: float, machine: Machine) -> None:
             )
             cells = " | ".join(f"{figure:.{digits}f}" for figure in figures)
             print(f"| {line.items} | {what} | {cells} | {line.items_per_second:,.0f} |")
+    for line in table:
+        print(
+            f"\n{line.items} items a request, {line.backends} backends: a core answers "
+            f"{line.rows_per_core:,.0f} rows a second; {_AIM:,} take {line.cores_for_aim:.1f} cores"
+        )
     keep(title, table, {}, machine)
 
 

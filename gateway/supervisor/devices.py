@@ -5,14 +5,12 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from backends.device_processes import processes_for_a_gpu
 from backends.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
 from backends.installing import install_command
 from gateway.supervisor.errors import CannotStart
 
 PROVIDER = "SLUICEGATE_BACKEND_PROVIDER"
-# A core each for the interpreter of a backend and its tokenizer, and two for gateway workers. More
-# than three backends on a device mostly wait for each other (decision 0037).
-_CORES_OF_A_BACKEND, _MOST_BACKENDS = 4, 3
 _GIGABYTE = 1e9
 
 
@@ -55,7 +53,7 @@ def choose_devices(
         raise CannotStart(f"`{PROVIDER}` is `{asked}`, and {_no_runtime(found)}")
     count = 1
     if not any(gpu.is_exclusive for gpu in found.gpus):
-        count = backends_of_a_gpu(cores=cores, gpus=len(found.gpus))
+        count = processes_for_a_gpu(cores, len(found.gpus))
     each = "a backend" if count == 1 else f"{count} backends"
     return Devices(
         gpus=found.gpus,
@@ -63,11 +61,6 @@ def choose_devices(
         provider=asked or "cuda",
         notice=f"models run on {described(found)}, with {each} on each",
     )
-
-
-def backends_of_a_gpu(*, cores: int, gpus: int) -> int:
-    """Return how many backends share a GPU on a machine of so many cores."""
-    return min(_MOST_BACKENDS, max(1, cores // gpus // _CORES_OF_A_BACKEND))
 
 
 def described(found: GpusFound) -> str:

@@ -3,17 +3,19 @@
 import sys
 
 from loadtests.gpu.command import gpu_command, run_section
-from loadtests.gpu.plan import BUDGETS, unpack, write_result
+from loadtests.gpu.plan import SECTIONS, unpack
+from loadtests.gpu.results import Journal
 
 
 def main() -> None:
     """Run the command, or the section that the command started this process for."""
-    if len(sys.argv) != 2 or sys.argv[1] not in BUDGETS:
+    if len(sys.argv) != 2 or sys.argv[1] not in SECTIONS:
         gpu_command()
         return
-    section = next(name for name in BUDGETS if name == sys.argv[1])
+    section = next(name for name in SECTIONS if name == sys.argv[1])
     options = unpack(sys.stdin.buffer.read())
-    write_result(options, run_section(section, options))
+    state = run_section(section, options)
+    Journal(options).close(section, state)
 
 
 if __name__ == "__main__":

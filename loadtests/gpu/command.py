@@ -2,7 +2,9 @@
 
 import contextlib
 import importlib
+import importlib.metadata
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,30 +18,34 @@ import click
 import msgspec
 
 from backends.settings import Provider
-from loadtests.gpu.plan import (
-    BUDGETS,
-    MAIN,
-    SMALL,
-    Options,
-    Section,
-    SectionResult,
-    pack,
-    read_result,
-    write_result,
+from loadtests.gpu.plan import BUDGETS, SECTIONS, Options, Section, pack, sections_in_order
+from loadtests.gpu.results import (
+    FILE,
+    UNFINISHED,
+    Journal,
+    SectionState,
+    known_figures,
+    open_report,
+    read_report,
 )
-from loadtests.gpu.table import collect, render
+from loadtests.gpu.table import render
 
 _ROOT = Path(__file__).parents[2]
 _OUT_OF_TIME = 124
+# Less is not worth the start of a section's process.
+_LEAST_SECONDS = 15.0
 # Where each section is. Imported in its own process: what one lacks, another may not need.
 _PLACES: dict[Section, tuple[str, str]] = {
-    "check": ("loadtests.gpu.sessions", "check"),
-    "ceiling": ("loadtests.gpu.sessions", "ceiling"),
-    "floor": ("loadtests.gpu.torch_side", "floor"),
+    "check": ("loadtests.gpu.correctness", "check"),
+    "gateway-small": ("loadtests.gpu.full_path", "small"),
+    "gateway-large": ("loadtests.gpu.full_path", "large"),
+    "session": ("loadtests.gpu.sessions", "session"),
+    "pytorch": ("loadtests.gpu.torch_side", "pytorch"),
+    "tensorrt": ("loadtests.gpu.sessions", "tensorrt"),
     "engine": ("loadtests.gpu.engine", "engine"),
-    "http": ("loadtests.gpu.full_path", "http"),
     "peer": ("loadtests.gpu.torch_side", "peer"),
 }
+_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
 
 @click.command("gpu")
@@ -47,59 +53,87 @@ _PLACES: dict[Section, tuple[str, str]] = {
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     required=True,
-    help="Folder for the results; those of earlier runs in it count.",
+    help="Folder for the results; a run that was cut short goes on in it.",
 )
-@click.option("--only", multiple=True, type=click.Choice(get_args(Section)), help="Sections.")
+@click.option("--only", multiple=True, type=click.Choice(SECTIONS), help="Sections, done again.")
+@click.option("--within", default=780.0, show_default=True, help="Seconds of the whole run.")
 @click.option("--provider", type=click.Choice(get_args(Provider)), default="cuda")
 @click.option("--device", default=0, show_default=True)
-@click.option("--served", type=click.Choice((MAIN, SMALL)), default=MAIN, help="By the whole path.")
 @click.option("--tiny", is_flag=True, help="Toy models and short runs: does it all work?")
 @click.option("--seconds", default=4.0, show_default=True, help="Of each timed run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs at least; the median counts.")
-@click.option("--workers", default=8, show_default=True, help="Gateway processes.")
-@click.option("--backends", default=1, show_default=True, help="Backend processes.")
+@click.option("--workers", default=0, help="Gateway processes. [default: 3 of 8 cores]")
 @click.option("--clients", default=4, show_default=True, help="Load processes.")
-@click.option("--connections", default=2048, show_default=True, help="Of all clients together.")
+@click.option("--connections", default=4096, show_default=True, help="Texts asked for at a time.")
 @click.option("--work", type=click.Path(path_type=Path, file_okay=False), help="Keeps the models.")
-def gpu_command(only: Sequence[Section], output: Path, work: Path | None, **given: object) -> None:
-    """Measure a GPU: answers first, then the bare session, the engine, HTTP and a peer."""
+def gpu_command(
+    only: Sequence[Section], output: Path, work: Path | None, within: float, **given: object
+) -> None:
+    """Check a GPU's answers, then measure the figures, the most important missing ones first."""
+    until = time.monotonic() + within
     output.mkdir(parents=True, exist_ok=True)
     with _folder(work) as folder:
         settings = {"output": output.absolute(), "work": folder.absolute()} | given
         options = msgspec.convert(settings, Options)
         if options.tiny:
             options = msgspec.structs.replace(options, seconds=min(options.seconds, 0.5))
-        for section in only or BUDGETS:
-            print(f"{section}: up to {BUDGETS[section]:.0f} s", flush=True)
-            result = in_process(options, section, BUDGETS[section])
-            print(f"{section}: {result.status} in {result.took:.1f} s {result.reason}", flush=True)
-    report = collect(options)
-    (output / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    text = render(report)
-    (output / "report.md").write_text(text + "\n")
+        report = open_report(options, only, _runtimes())
+        options = msgspec.structs.replace(options, known=tuple(known_figures(report)))
+        for section in only or sections_in_order(options.known):
+            budget = min(BUDGETS[section], until - time.monotonic())
+            if budget < _LEAST_SECONDS:
+                print(f"{section}: no time is left; the same command goes on with it", flush=True)
+                continue
+            print(f"{section}: up to {budget:.0f} s", flush=True)
+            state = in_process(options, section, budget)
+            print(f"{section}: {state.status} in {state.took:.1f} s {state.reason}", flush=True)
+    found = read_report(output / FILE)
+    text = render(found or report)
+    (output / "gpu.md").write_text(text + "\n")
     print(f"\n{text}")
 
 
-def in_process(options: Options, section: Section, budget: float) -> SectionResult:
+def in_process(options: Options, section: Section, budget: float) -> SectionState:
     """Run a section in a process of its own, and again in another if that one dies.
 
     The next one goes on after what was being measured, as long as each gets any further.
     """
     started = time.perf_counter()
-    (options.output / f"{section}.json").unlink(missing_ok=True)
-    result = SectionResult(section=section, status="failed", reason=f"see {section}.log")
-    known = -1
+    count = -1
+    state = SectionState(status="out of time", reason="it was not finished")
     while (left := budget - (time.perf_counter() - started)) > 0:
         status = _run_child(options, section, left)
-        result = read_result(options, section) or result
-        if status == 0 or len(result.lines) == known:
+        journal = Journal(options)
+        if status == 0:
+            state = journal.report.sections[section]
             break
-        known = len(result.lines)
-        reason = f"it ended with {status}; see {section}.log"
-        result = msgspec.structs.replace(result, status="failed", reason=reason)
-    result = msgspec.structs.replace(result, took=round(time.perf_counter() - started, 1))
-    write_result(options, result)
-    return result
+        if status == _OUT_OF_TIME:
+            _forget_unfinished(journal)
+            break
+        state = SectionState(status="failed", reason=f"it ended with {status}; see {section}.log")
+        if len(journal.report.figures) == count:
+            break
+        count = len(journal.report.figures)
+    _keep_logs(options)
+    took = round(time.perf_counter() - started, 1)
+    state = msgspec.structs.replace(state, took=took)
+    Journal(options).close(section, state)
+    return state
+
+
+def _keep_logs(options: Options) -> None:
+    """Copy what `up` and its processes wrote about themselves to the results."""
+    for logs in options.work.glob("up-*/up/logs"):
+        target = options.output / logs.parents[1].name
+        shutil.copytree(logs, target, dirs_exist_ok=True)
+        shutil.copy(logs.parents[1] / "up.out", target)
+
+
+def _forget_unfinished(journal: Journal) -> None:
+    """Forget the figure for which there was no time: the next run measures it."""
+    for figure in journal.report.figures:
+        if figure.note == UNFINISHED:
+            journal.drop(figure.what)
 
 
 def _run_child(options: Options, section: Section, left: float) -> int:
@@ -126,15 +160,24 @@ def _run_child(options: Options, section: Section, left: float) -> int:
     return child.returncode
 
 
-def run_section(section: Section, options: Options) -> SectionResult:
+def run_section(section: Section, options: Options) -> SectionState:
     """Run a section here; a package that is missing skips it, with its name."""
     module, name = _PLACES[section]
     try:
-        run: Callable[[Options], SectionResult] = getattr(importlib.import_module(module), name)
+        run: Callable[[Options], SectionState] = getattr(importlib.import_module(module), name)
         return run(options)
     except ModuleNotFoundError as error:
         reason = f"the package `{error.name}` is not installed"
-        return SectionResult(section=section, status="skipped", reason=reason)
+        return SectionState(status="skipped", reason=reason)
+
+
+def _runtimes() -> str:
+    """Return the versions of what runs models."""
+    found = []
+    for name in _RUNTIMES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return ", ".join(found)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import msgspec
 
@@ -19,55 +20,47 @@ from backends.telemetry.spans import NO_TRACING
 from loadtests.gpu.device import UtilizationSampler
 from loadtests.gpu.imported import chosen_form, import_classifier
 from loadtests.gpu.models import texts
-from loadtests.gpu.plan import (
-    Candidate,
-    Journal,
-    Measurement,
-    Options,
-    SectionResult,
-    best_candidate,
-)
+from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, SMALL, Figure, Options, figures_of
+from loadtests.gpu.results import Journal, Measurement, SectionState
 
 _MODEL = "bench"
 _TIMEOUT = 60.0
 
 
-def backend_settings(options: Options, candidate: Candidate) -> BackendSettings:
-    """Return how the backend is set up: batches as the bare session had them, and no row cache."""
-    batch = options.batch
+def backend_settings(options: Options, figure: Figure, models: Path) -> BackendSettings:
+    """Return how the backend is set up: full batches, and no row cache."""
+    batch = options.batch(msgspec.structs.replace(figure, items=FULL_BATCH))
+    tokens = max(batch.tokens, BATCH_TOKENS)
     return BackendSettings(
-        models=options.work,
+        models=models,
         provider=options.provider,
         device=options.device,
         threads=1,
         tokenizer_threads=4,
         max_batch_rows=batch.rows,
-        max_batch_tokens=batch.tokens,
+        max_batch_tokens=tokens,
         max_queue_rows=32 * batch.rows,
-        max_queue_tokens=32 * batch.tokens,
+        max_queue_tokens=32 * tokens,
         row_cache_bytes=0,
-        gpu_attention_kernels=candidate.kernels,
+        gpu_runs=int(figure.way),
     )
 
 
-def engine(options: Options) -> SectionResult:
+def engine(options: Options) -> SectionState:
     """Ask for single texts from many tasks at once, with one, two and three runs in flight."""
-    candidate = best_candidate(options)
-    models = import_classifier(options, candidate)
-    journal = Journal(options, "engine")
-    for runs in (1,) if options.provider == "cpu" else (1, 2, 3):
-        settings = msgspec.structs.replace(
-            backend_settings(options, candidate), models=models, gpu_runs=runs
-        )
-        name = f"engine, {options.served} imported, {candidate.form.precision}, {runs} in flight"
-        if not journal.has(name):
-            journal.begin(name)
-            journal.end(asyncio.run(_measure(options, settings, name)))
-    return SectionResult(section="engine", status="done", lines=journal.lines, best=candidate.name)
+    models = import_classifier(options, SMALL)
+    journal = Journal(options)
+    for figure in figures_of("engine", options.known):
+        if journal.has(figure.name):
+            continue
+        journal.begin(figure.name)
+        journal.end(asyncio.run(_measure(options, figure, models)))
+    return SectionState(status="done")
 
 
-async def _measure(options: Options, settings: BackendSettings, what: str) -> Measurement:
+async def _measure(options: Options, figure: Figure, models: Path) -> Measurement:
     quiet_libraries()
+    settings = backend_settings(options, figure, models)
     async with AsyncExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(settings.tokenizer_threads))
         tools = LoadingTools(
@@ -80,14 +73,15 @@ async def _measure(options: Options, settings: BackendSettings, what: str) -> Me
         )
         loaded = load_models(read_catalogue(settings.models), tools, make_shared(tools))
         if loaded.problems:
-            return Measurement(what=what, passed=False, note="; ".join(loaded.problems.values()))
+            note = "; ".join(loaded.problems.values())
+            return Measurement(what=figure.name, passed=False, note=note)
         for encoder in loaded.encoders:
             await stack.enter_async_context(encoder.batcher)
-        return await _load(options, loaded, what, note=chosen_form(settings.models))
+        return await _load(options, loaded, figure, note=chosen_form(models))
 
 
-async def _load(options: Options, loaded: ModelSet, what: str, *, note: str) -> Measurement:
-    source = texts(options, length=options.length, seed=8)
+async def _load(options: Options, loaded: ModelSet, figure: Figure, *, note: str) -> Measurement:
+    source = texts(options, length=options.batch(figure).length, seed=8)
     latencies: list[float] = []
     warm = time.perf_counter() + options.seconds / 4
     await _ask(options, loaded, source, [], until=warm)
@@ -101,7 +95,7 @@ async def _load(options: Options, loaded: ModelSet, what: str, *, note: str) -> 
     latencies.sort()
     rows = (after.rows - before.rows) / max(1, after.batches - before.batches)
     return Measurement(
-        what=what,
+        what=figure.name,
         rate=len(latencies) / took,
         tokens_per_second=tokens / took,
         busy=busy.share,

@@ -1,205 +1,154 @@
-"""Measures the full path: load processes, gateway workers, backends, device."""
+"""Measures texts through the gateway: load processes, and all that `sluicegate up` starts."""
 
-import contextlib
-import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
+from tempfile import mkdtemp
 
 import msgspec
 
 from backends.protocol import ServingState
-from gateway.settings import Settings, environment, process_environment
-from gateway.supervisor.bootstrap import bootstrap
 from loadtests.gpu.client import LoadResult, LoadSpec
 from loadtests.gpu.device import UtilizationSampler
-from loadtests.gpu.engine import backend_settings
 from loadtests.gpu.imported import chosen_form, import_classifier
 from loadtests.gpu.plan import (
-    Candidate,
-    Journal,
-    Measurement,
+    BATCH_TOKENS,
+    BUDGETS,
+    FULL_BATCH,
+    Figure,
     Options,
-    SectionResult,
-    best_candidate,
+    Section,
+    figures_of,
 )
-from loadtests.harness.loopback import get, is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from loadtests.gpu.results import Journal, Measurement, SectionState
+from loadtests.harness.loopback import get
+from loadtests.harness.system import System
 
 _ROOT = Path(__file__).parents[2]
-_KEY = "sk-bench-key-0123456789abcdef"
-_START = 60.0
-_ITEMS = (1, 16)
+_WARM_SECONDS = 1.0
 
 
-def http(options: Options) -> SectionResult:
-    """Send single texts, then several in a request, through the gateway."""
-    candidate = best_candidate(options)
-    models = import_classifier(options, candidate)
-    journal = Journal(options, "http")
-    with contextlib.ExitStack() as stack:
-        backends = [
-            stack.enter_context(_backend(options, candidate, models, number))
-            for number in range(options.backends)
-        ]
-        port = stack.enter_context(_gateway(options, backends))
-        _load(options, port, items=1, seed=100, seconds=1.0)  # warm
-        for place, items in enumerate(_ITEMS):
+def small(options: Options) -> SectionState:
+    """Measure the small model."""
+    return _measure(options, "gateway-small")
+
+
+def large(options: Options) -> SectionState:
+    """Measure the large model."""
+    return _measure(options, "gateway-large")
+
+
+def backend_environment(options: Options) -> dict[str, str]:
+    """Return the settings of backends: those that are the defaults on a GPU, whatever the machine.
+
+    How many backends run, and on which device each, is what `up` chooses.
+    """
+    settings: dict[str, object] = {
+        "PROVIDER": options.provider,
+        "MAX_BATCH_ROWS": FULL_BATCH,
+        "MAX_BATCH_TOKENS": BATCH_TOKENS,
+    }
+    if options.provider == "cpu":
+        settings["THREADS"] = 1
+    return {f"SLUICEGATE_BACKEND_{name}": str(value) for name, value in settings.items()}
+
+
+def _measure(options: Options, section: Section) -> SectionState:
+    journal = Journal(options)
+    figures = [each for each in figures_of(section, options.known) if not journal.has(each.name)]
+    if not figures:
+        return SectionState(status="done")
+    preset = figures[0].preset
+    models = import_classifier(options, preset)
+    system = System(
+        # Another name each time: a process before this one may have died with `up` still ending.
+        Path(mkdtemp(prefix=f"up-{preset}-", dir=options.work)) / "up",
+        models=models,
+        workers=options.gateway_workers(),
+        environment=backend_environment(options),
+    )
+    # A GPU compares the forms of a model at its first start.
+    system.start(within=BUDGETS[section])
+    try:
+        _load(options, system, figures[0], seed=100, seconds=min(_WARM_SECONDS, options.seconds))
+        for place, figure in enumerate(figures):
+            journal.begin(figure.name)
             with UtilizationSampler(options.device) as busy:
                 answers = _load(
-                    options, port, items=items, seed=200 + 100 * place, seconds=options.seconds
+                    options, system, figure, seed=200 + 100 * place, seconds=options.seconds
                 )
-            line = _line(options, answers, items, busy.share, _states(backends))
-            note = f"{line.note}; {options.served} imported: {chosen_form(models)}"
-            journal.end(msgspec.structs.replace(line, note=note))
-    return SectionResult(section="http", status="done", lines=journal.lines, best=candidate.name)
-
-
-@contextlib.contextmanager
-def _backend(options: Options, candidate: Candidate, models: Path, number: int) -> Iterator[int]:
-    port = free_port()
-    settings = backend_settings(options, candidate)
-    environment = {
-        f"SLUICEGATE_BACKEND_{name.upper()}": str(value)
-        for name, value in msgspec.structs.asdict(settings).items()
-        if value is not None
-        and name not in {"models", "port", "token", "traces", "drain"}
-        and not isinstance(value, bool)
-    }
-    command = [*(sys.executable, "-m", "backends", "serve", "--models", str(models))]
-    command += [*("--port", str(port), "--id", f"gpu-{number}", "--region", "gpu")]
-    with _process(options, f"backend-{number}", command, environment) as child:
-        wait_until(
-            lambda: _ready(child, f"http://127.0.0.1:{port}"), within=_START, what="a backend"
-        )
-        yield port
-
-
-@contextlib.contextmanager
-def _gateway(options: Options, backends: list[int]) -> Iterator[int]:
-    config = options.work / "config"
-    config.mkdir(exist_ok=True)
-    entries = ", ".join(
-        f'{{id: gpu-{number}, url: "http://127.0.0.1:{port}"}}'
-        for number, port in enumerate(backends)
-    )
-    (config / "gateway.yaml").write_text(
-        f"regions:\n  - name: gpu\n    pools:\n      - backends: [{entries}]\n"
-    )
-    with Valkey() as cache, Valkey("--appendonly", "yes") as state:
-        settings = Settings(
-            data_dir=(options.work / f"data-{time.monotonic_ns()}").absolute(),
-            config=config.absolute(),
-            cache_url=cache.url,
-            state_url=state.url,
-            port=free_port(),
-            admin_port=free_port(),
-            admin_key="admin-bench-key-0123456789",
-            secret="0" * 64,
-        )
-        settings.data_dir.mkdir(parents=True)
-        bootstrap(settings, _KEY)
-        workers = 1 if options.tiny else options.workers
-        command = [sys.executable, "-m", "gateway", "gateway", "--workers", str(workers)]
-        with _process(options, "gateway", command, environment(settings)) as child:
-            url = f"http://127.0.0.1:{settings.port}"
-            wait_until(lambda: _ready(child, url), within=_START, what="the gateway")
-            yield settings.port
+            found = summary(options, figure, answers, _states(system))
+            note = f"{found.note}; {chosen_form(models)}"
+            journal.end(msgspec.structs.replace(found, busy=busy.share, note=note))
+    finally:
+        system.stop()
+    return SectionState(status="done")
 
 
 def _load(
-    options: Options, port: int, *, items: int, seed: int, seconds: float
+    options: Options, system: System, figure: Figure, *, seed: int, seconds: float
 ) -> list[LoadResult]:
     """Run the load processes side by side and return what each saw."""
     count = 1 if options.tiny else options.clients
-    connections = 8 if options.tiny else max(1, options.connections // count)
+    in_flight = 32 if options.tiny else options.connections
     command = [sys.executable, "-m", "loadtests.gpu.client"]
     children = []
     for number in range(count):
         orders = LoadSpec(
-            port=port,
-            key=_KEY,
-            connections=max(1, connections // items),
+            port=system.port,
+            key=system.key,
+            connections=max(1, in_flight // count // figure.items),
             seconds=seconds,
-            items=items,
+            items=figure.items,
             seed=seed + number,
-            length=options.length,
+            length=options.batch(figure).length,
             tiny=options.tiny,
         )
         child = subprocess.Popen(command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         children.append((child, msgspec.json.encode(orders)))
-    for child, orders_text in children:
+    for child, text in children:
         if child.stdin is not None:
-            child.stdin.write(orders_text)
+            child.stdin.write(text)
             child.stdin.close()
     answers = []
     for child, _ in children:
         with child:
-            text = child.stdout.read() if child.stdout is not None else b""
-        answers.append(msgspec.json.decode(text, type=LoadResult))
+            answer = child.stdout.read() if child.stdout is not None else b""
+        answers.append(msgspec.json.decode(answer, type=LoadResult))
     return answers
 
 
-def _line(
-    options: Options,
-    answers: list[LoadResult],
-    items: int,
-    busy: float | None,
-    states: list[ServingState],
+def summary(
+    options: Options, figure: Figure, answers: list[LoadResult], states: list[ServingState]
 ) -> Measurement:
+    """Return the figure of what load processes and backends say.
+
+    It has passed if every request was answered, and every backend ran on the device.
+    """
     right = sum(answer.statuses.get(200, 0) for answer in answers)
     others = sum(answer.requests for answer in answers) - right
-    rate = sum(a.statuses.get(200, 0) / a.duration for a in answers)
+    rate = sum(a.statuses.get(200, 0) / a.duration for a in answers) * figure.items
     latencies = sorted(value for answer in answers for value in answer.latencies) or [0.0]
-    waste = max((state.report.padding_waste_ratio for state in states), default=0.0)
+    elsewhere = [s.provider for s in states if options.provider not in s.provider.lower()]
+    note = f"{len(states)} backends, {options.gateway_workers()} workers"
+    if others:
+        note += f"; {others} requests were not answered with 200"
+    if elsewhere:
+        note += f"; a backend runs on `{elsewhere[0]}`"
     return Measurement(
-        what=f"whole path over HTTP, {items} text{'s' if items > 1 else ''} a request",
-        rate=rate * items,
-        tokens_per_second=rate * items * options.length,
-        busy=busy,
-        waste=round(waste, 3),
+        what=figure.name,
+        rate=rate,
+        tokens_per_second=rate * options.batch(figure).length,
+        waste=round(max((s.report.padding_waste_ratio for s in states), default=0.0), 3),
         p50=latencies[len(latencies) // 2],
         p99=latencies[len(latencies) * 99 // 100],
-        passed=others == 0 and right > 0,
-        note=f"{rate * 60:,.0f} requests a minute, {others} not answered with 200",
+        passed=others == 0 and right > 0 and not elsewhere,
+        note=note,
     )
 
 
-def _states(backends: list[int]) -> list[ServingState]:
-    states = []
-    for port in backends:
-        answer = get(f"http://127.0.0.1:{port}/v1/state", timeout=10)
-        states.append(msgspec.msgpack.decode(answer.content, type=ServingState))
-    return states
-
-
-@contextlib.contextmanager
-def _process(
-    options: Options, name: str, command: list[str], environment: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process whose output is kept; end it, and wait until it has ended."""
-    inherited = dict(process_environment()) | environment
-    with (options.output / f"{name}.log").open("wb") as log:
-        child = subprocess.Popen(
-            command, cwd=_ROOT, env=inherited, stdout=log, stderr=subprocess.STDOUT
-        )
-    try:
-        yield child
-    finally:
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
-
-
-def _ready(child: subprocess.Popen[bytes], url: str) -> bool:
-    if child.poll() is not None:
-        raise RuntimeError(f"it ended with {child.returncode}; see its log in the output folder")
-    return is_answered(f"{url}/health/ready", timeout=1)
+def _states(system: System) -> list[ServingState]:
+    answers = (
+        get(f"{process.address}/v1/state", timeout=10) for process in system.processes("backend")
+    )
+    return [msgspec.msgpack.decode(answer.content, type=ServingState) for answer in answers]

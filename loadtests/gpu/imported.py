@@ -13,23 +13,23 @@ from backends.model_tools.importing.work import import_model
 from backends.qualification.forms import RECORD
 from backends.settings import BackendSettings
 from loadtests.gpu.models import write_tokenizer
-from loadtests.gpu.plan import Candidate, Options
+from loadtests.gpu.plan import Options
 from loadtests.harness.weight_files import write_safetensors
 
 _LABELS = ("negative", "positive")
 
 
-def import_classifier(options: Options, candidate: Candidate) -> Path:
-    """Return a repository with the classifier `bench`, in the precision of `candidate`.
+def import_classifier(options: Options, preset: str) -> Path:
+    """Return a repository with the classifier `bench` of a size, in the precision of the device.
 
     It has every form that an import writes: the backend that loads it takes the quickest.
     """
-    precision = candidate.form.precision
-    root = options.work / f"models-{options.served}-{precision}"
+    precision = options.precision()
+    root = options.work / f"models-{preset}-{precision}"
     revision = root / "bench" / "1"
     if not revision.exists():
         folder = options.work / "checkpoint"
-        _write_checkpoint(folder, options.shape(options.served))
+        _write_checkpoint(folder, options.shape(preset))
         settings = BackendSettings(models=root)
         import_model(
             folder, settings, name="bench", given={}, variant=None, dry_run=False, echo=print

@@ -11,7 +11,7 @@ from backends.executors.buckets import Shape
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.form import GraphForm
 from backends.model_tools.graphs.weights import seeded_weights
-from loadtests.gpu.plan import MAIN, Options
+from loadtests.gpu.plan import LARGE, Options
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -53,7 +53,7 @@ def words(vocabulary: int) -> list[str]:
 
 def texts(options: Options, *, length: int, seed: int) -> Iterator[str]:
     """Yield texts without end, none twice, of exactly `length` tokens each."""
-    known = words(options.shape(MAIN).vocab)
+    known = words(options.shape(LARGE).vocab)
     random = np.random.default_rng(seed)
     drawn = random.integers(0, len(known), (1000, length - _FRAME - 3))
     bodies = [" ".join(known[place] for place in row) for row in drawn]
@@ -70,8 +70,13 @@ def random_batch(options: Options, shape: Shape, *, seed: int, mixed: bool = Fal
         drawn = random.lognormal(np.log(shape.length / 3), 0.6, shape.rows)
         lengths = np.clip(drawn, 4, shape.length).astype(np.int64)
         lengths[0] = shape.length
-    mask = (np.arange(shape.length) < lengths[:, None]).astype(np.int32)
-    ids = random.integers(len(_SPECIAL), options.shape(MAIN).vocab, shape, dtype=np.int32) * mask
+    return batch_of(lengths, vocabulary=options.shape(LARGE).vocab, random=random)
+
+
+def batch_of(lengths: NDArray[np.int64], *, vocabulary: int, random: np.random.Generator) -> Batch:
+    """Return rows of these lengths, padded on the right, with ids below `vocabulary`."""
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int32)
+    ids = random.integers(len(_SPECIAL), vocabulary, mask.shape, dtype=np.int32) * mask
     return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
 
 

@@ -1,25 +1,57 @@
-"""Defines the GPU sections, their time budgets, and the results that they leave."""
+"""Lists what is measured on a GPU, in the order of importance, and the options of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
+from backends.cores import usable_cores
 from backends.executors.buckets import Shape
 from backends.executors.provider import DeviceOptions
-from backends.model_tools.graphs.form import GraphForm
+from backends.model_tools.graphs.form import Attention, GraphForm, Precision
 from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
 
-Section = Literal["check", "ceiling", "floor", "engine", "http", "peer"]
-# Seconds a section may take; together with starting them less than nine minutes.
+Section = Literal[
+    "check", "gateway-small", "gateway-large", "session", "pytorch", "tensorrt", "engine", "peer"
+]
+SECTIONS: tuple[Section, ...] = get_args(Section)
+# Seconds a section may take, the start of its process with it; together less than 13 minutes.
 BUDGETS: MappingProxyType[Section, float] = MappingProxyType(
-    {"check": 115, "ceiling": 120, "floor": 25, "engine": 70, "http": 130, "peer": 60}
+    {
+        "check": 90,
+        "gateway-small": 130,
+        "gateway-large": 150,
+        "session": 150,
+        "pytorch": 50,
+        "tensorrt": 90,
+        "engine": 50,
+        "peer": 50,
+    }
 )
-MAIN, SMALL = "bert-base", "minilm-l6"
+LARGE, SMALL = "bert-base", "minilm-l6"
+FULL_BATCH, BATCH_TOKENS = 256, 32_768
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)
+# Of eight cores, the gateway's processes get three: its part of an item's processor time.
+_GATEWAY_SHARE = 3 / 8
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing to measure. `items` are the texts of a request, or the rows of a batch.
+
+    `way` is what tells apart the figures of a section that have all else in common.
+    """
+
+    name: str
+    section: Section
+    preset: str = SMALL
+    length: int = 24
+    items: int = 1
+    way: str = ""
+    aim: float | None = None
+    """The sequences a second that are meant to be reached."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,37 +61,31 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     work: Path
     provider: Provider = "cuda"
     device: int = 0
-    served: str = MAIN
-    """The size of the model that the engine and the whole path run."""
     tiny: bool = False
     seconds: float = 4.0
     rounds: int = 3
-    workers: int = 8
-    backends: int = 1
+    workers: int = 0
     clients: int = 4
-    connections: int = 2048
+    connections: int = 4096
+    known: tuple[str, ...] = ()
+    """The figures that records of earlier runs have: they are measured after the others."""
 
     def shape(self, preset: str) -> BertShape:
         """Return the size of a model; a dry run takes tiny ones."""
         return _TINY if self.tiny else PRESETS[preset]
 
-    @property
-    def length(self) -> int:
-        """How many tokens a sequence of the main figures has."""
-        return 16 if self.tiny else 128
+    def batch(self, figure: Figure) -> Shape:
+        """Return the rows and the length of a figure's batch; a dry run takes small ones."""
+        batch = Shape(figure.items, figure.length)
+        return Shape(min(batch.rows, 8), min(batch.length, 16)) if self.tiny else batch
 
-    @property
-    def batch(self) -> Shape:
-        """The batch in which candidates are compared."""
-        return Shape(8, self.length) if self.tiny else Shape(256, self.length)
+    def precision(self) -> Precision:
+        """Return the precision of what is served; a CPU has kernels for fp32 only."""
+        return "fp32" if self.provider == "cpu" else "fp16"
 
-    @property
-    def shapes(self) -> list[Shape]:
-        """The batches in which the best candidate is timed."""
-        if self.tiny:
-            return [Shape(1, 16), Shape(8, 32)]
-        small = [Shape(rows, 128) for rows in (1, 8, 32, 128, 512)]
-        return [*small, Shape(1024, 32), Shape(64, 512)]
+    def gateway_workers(self) -> int:
+        """Return how many gateway processes run."""
+        return self.workers or max(1, int(usable_cores() * _GATEWAY_SHARE))
 
 
 def pack(options: Options) -> bytes:
@@ -96,119 +122,147 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _candidate(name: str, kernels: int = 0) -> Candidate:
-    precision, _, attention = name.partition("-")
-    given = {"precision": precision, "attention": attention, "outputs": ["pooled"]}
-    return Candidate(form=msgspec.convert(given, GraphForm), kernels=kernels)
+def _candidate(precision: Precision, attention: Attention, kernels: int = 0) -> Candidate:
+    form = GraphForm(precision=precision, attention=attention, outputs=("pooled",))
+    return Candidate(form=form, kernels=kernels)
 
 
 # The numbers are ONNX Runtime's: 1 flash, 2 memory-efficient, 8 cuDNN; 0 leaves the choice to it.
 CANDIDATES = (
-    _candidate("fp32-fused"),
-    _candidate("fp16-fused"),
-    _candidate("fp16-heads"),
-    _candidate("fp16-heads", 8),
-    _candidate("fp16-ranges"),
-    _candidate("fp16-ranges", 2),
-    _candidate("fp16-packed"),
-    _candidate("fp16-packed", 1),
-    _candidate("fp16-packed", 2),
-    _candidate("fp16-packed-qkv"),
-    _candidate("fp16-packed-fused"),
-    _candidate("bf16-heads"),
-    _candidate("bf16-heads", 8),
-    _candidate("bf16-ranges"),
+    _candidate("fp16", "packed"),
+    _candidate("fp16", "ranges"),
+    _candidate("fp16", "heads"),
+    _candidate("fp16", "packed", 1),
+    _candidate("fp16", "packed", 2),
+    _candidate("fp16", "ranges", 2),
+    _candidate("fp16", "heads", 8),
+    _candidate("fp16", "packed-qkv"),
+    _candidate("fp16", "packed-fused"),
+    _candidate("fp16", "fused"),
+    _candidate("bf16", "heads"),
+    _candidate("bf16", "heads", 8),
+    _candidate("bf16", "ranges"),
+    _candidate("fp32", "packed"),
+    _candidate("fp32", "fused"),
 )
-REFERENCE = CANDIDATES[0]
+REFERENCE = CANDIDATES[-1]
+# Correct answers are all that is asked of these: they are for other devices, or slower.
+_CHECKED_ONLY = (
+    _candidate("fp32", "gathered"),
+    _candidate("fp32", "plain"),
+    _candidate("fp32", "heads"),
+    _candidate("fp32", "ranges"),
+)
+# The forms of families other than BERT; a family that lacks one says so.
+_OTHER_FORMS = (
+    _candidate("fp16", "packed"),
+    _candidate("fp16", "heads"),
+    _candidate("fp16", "ranges"),
+    _candidate("bf16", "heads"),
+    _candidate("fp32", "packed"),
+    _candidate("fp32", "heads"),
+    _candidate("fp32", "gathered"),
+    _candidate("fp32", "plain"),
+)
+CHECKED: MappingProxyType[str, tuple[Candidate, ...]] = MappingProxyType(
+    {
+        SMALL: (*CANDIDATES, *_CHECKED_ONLY),
+        LARGE: (*CANDIDATES, *_CHECKED_ONLY),
+        "modernbert": _OTHER_FORMS,
+        "deberta-v2": _OTHER_FORMS,
+    }
+)
+"""What is checked of each family. The two sizes of BERT differ in the width of a head."""
+OUT_OF_MEMORY, TWO_PROCESSES = "out of memory", "two processes on one device"
+IN_FLIGHT = (2, 3)
+_BATCHES = ((SMALL, 24), (LARGE, 128))
+_OTHER_ROWS = (1, 8, 64, 1024)
 
 
-class Measurement(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. Rates are sequences and real tokens per second; latencies are seconds."""
-
-    what: str
-    rate: float | None = None
-    tokens_per_second: float | None = None
-    busy: float | None = None
-    waste: float | None = None
-    p50: float | None = None
-    p99: float | None = None
-    error: float | None = None
-    passed: bool = True
-    note: str = ""
+def checked(family: str, candidate: Candidate) -> str:
+    """Return the name of the figure that says whether a form answers rightly."""
+    return f"answers, {family}, {candidate.name}"
 
 
-class SectionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a section; `best` names the candidate for later sections."""
+def _figures() -> Iterator[Figure]:
+    """Yield the figures, the most important ones first."""
+    yield from _answers()
+    yield _through_gateway("gateway-small", SMALL, 24, items=64, aim=50_000)
+    yield _through_gateway("gateway-small", SMALL, 24, items=1)
+    yield _through_gateway("gateway-large", LARGE, 128, items=64, aim=16_700)
+    yield _through_gateway("gateway-large", LARGE, 128, items=1)
+    for preset, length in _BATCHES:
+        yield from _bare(preset, length)
+    yield Figure(name="matrix rate, operations/s", section="pytorch", way="matrix")
+    yield Figure(name="bandwidth, bytes/s read and written", section="pytorch", way="bandwidth")
+    yield from _alone("pytorch", "PyTorch")
+    yield from _alone("tensorrt", "TensorRT")
+    for runs in (1, *IN_FLIGHT):
+        name = f"engine, {SMALL}, 24 tokens, {runs} in flight"
+        yield Figure(name=name, section="engine", way=str(runs))
+    for rows in (32, FULL_BATCH):
+        name = f"transformers pipeline, {SMALL}, batches of {rows}"
+        yield Figure(name=name, section="peer", items=rows)
 
-    section: Section
-    status: Literal["done", "failed", "skipped", "out of time"]
-    reason: str = ""
-    took: float = 0.0
-    lines: list[Measurement] = []
-    best: str = ""
+
+def _answers() -> Iterator[Figure]:
+    for family, candidates in CHECKED.items():
+        for each in candidates:
+            name = checked(family, each)
+            yield Figure(name=name, section="check", preset=family, way=each.name)
+        if family == SMALL:  # before the families that are not served below
+            for name in (OUT_OF_MEMORY, TWO_PROCESSES):
+                yield Figure(name=name, section="check", way=name)
 
 
-def write_result(options: Options, result: SectionResult) -> None:
-    """Write a section's result, whole or not at all."""
-    path = options.output / f"{result.section}.json"
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(result)) + b"\n")
-    temporary.replace(path)
-
-
-def read_result(options: Options, section: Section) -> SectionResult | None:
-    """Return what a section found, in this run or one before it."""
-    try:
-        return msgspec.json.decode(
-            (options.output / f"{section}.json").read_bytes(), type=SectionResult
+def _alone(section: Section, title: str) -> Iterator[Figure]:
+    for preset, length in _BATCHES:
+        yield Figure(
+            name=f"{title} alone, {preset}, fp16, {FULL_BATCH}x{length}",
+            section=section,
+            preset=preset,
+            length=length,
+            items=FULL_BATCH,
         )
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
-class Journal:
-    """Stores the lines of a section one by one, so that a crash loses one figure.
+def _through_gateway(
+    section: Section, preset: str, length: int, *, items: int, aim: float | None = None
+) -> Figure:
+    texts = "1 text" if items == 1 else f"{items} texts"
+    name = f"through the gateway, {preset}, {length} tokens, {texts} a request"
+    return Figure(name=name, section=section, preset=preset, length=length, items=items, aim=aim)
 
-    A line begun and never ended is left as failed, and the process that takes over goes on after
-    it. A device that has failed fails everything that comes after it in the same process.
+
+def _bare(preset: str, length: int) -> Iterator[Figure]:
+    """Yield the figures of bare sessions: every form in full batches, then the fastest in others.
+
+    `way` is a form, or what is done with the fastest.
     """
 
-    def __init__(self, options: Options, section: Section) -> None:
-        self._options = options
-        self._section: Section = section
-        before = read_result(options, section)
-        self.lines: list[Measurement] = before.lines if before is not None else []
-
-    def has(self, what: str) -> bool:
-        """Return whether this was begun, here or in a process before this one."""
-        return any(line.what == what for line in self.lines)
-
-    def begin(self, what: str) -> None:
-        """Note what is about to run."""
-        self._write([*self.lines, Measurement(what=what, passed=False, note="the process died")])
-
-    def end(self, *lines: Measurement) -> None:
-        """Note what it found, in the place of what was begun."""
-        self.lines += lines
-        self._write(self.lines)
-
-    def _write(self, lines: list[Measurement]) -> None:
-        reason = "it was not finished"
-        found = SectionResult(
-            section=self._section, status="out of time", reason=reason, lines=lines
+    def figure(rows: int, way: str) -> Figure:
+        name = f"session, {preset}, {rows}x{length}, {way}"
+        return Figure(
+            name=name, section="session", preset=preset, length=length, items=rows, way=way
         )
-        write_result(self._options, found)
+
+    yield from (figure(FULL_BATCH, each.name) for each in CANDIDATES)
+    yield from (figure(FULL_BATCH, f"fastest, {runs} in flight") for runs in IN_FLIGHT)
+    yield figure(FULL_BATCH, "fastest, mixed lengths")
+    yield from (figure(rows, "fastest") for rows in _OTHER_ROWS)
+    yield from (figure(rows, "CUDA graph") for rows in _OTHER_ROWS[:2])
 
 
-def best_candidate(options: Options) -> Candidate:
-    """Return the fastest candidate whose answers were right, or a safe one."""
-    found = read_result(options, "ceiling")
-    best = fastest(found.lines) if found is not None else None
-    return best or (REFERENCE if options.provider == "cpu" else _candidate("fp16-fused"))
+FIGURES = tuple(_figures())
 
 
-def fastest(lines: Sequence[Measurement]) -> Candidate | None:
-    """Return the candidate that a ceiling's lines say is fastest, also where it was cut short."""
-    rates = {line.what: line.rate or 0.0 for line in lines if line.passed}
-    timed = [each for each in CANDIDATES if rates.get(f"{MAIN} {each.name}")]
-    return max(timed, key=lambda each: rates[f"{MAIN} {each.name}"], default=None)
+def sections_in_order(known: Collection[str]) -> list[Section]:
+    """Return the sections: answers first, then those with figures that are not known yet."""
+    missing = [figure.section for figure in FIGURES if figure.name not in known]
+    return list(dict.fromkeys(["check", *missing, *(figure.section for figure in FIGURES)]))
+
+
+def figures_of(section: Section, known: Collection[str]) -> Sequence[Figure]:
+    """Return the figures of a section, those that are not known yet first."""
+    own = [figure for figure in FIGURES if figure.section == section]
+    return sorted(own, key=lambda figure: figure.name in known)

@@ -1,119 +1,94 @@
-"""Renders all GPU results as a short table with ratios, and as JSON."""
+"""Renders the results on a GPU as a short table, with aims and ratios."""
 
-from collections.abc import Iterable
+from backends.model_tools.graphs.shapes import PRESETS
+from loadtests.gpu.plan import FIGURES, FULL_BATCH, LARGE, SMALL, Figure
+from loadtests.gpu.results import Measurement, Report, fastest
 
-import msgspec
-
-from loadtests.gpu.device import Device, this_device
-from loadtests.gpu.plan import (
-    BUDGETS,
-    MAIN,
-    Measurement,
-    Options,
-    SectionResult,
-    fastest,
-    read_result,
+_MODELS = ((SMALL, 24), (LARGE, 128))
+_COLUMNS = (
+    *("what", "sequences/s", "aim", "tokens/s", "GPU busy", "padding", "error"),
+    *("p50 ms", "p99 ms", "note"),
 )
-from loadtests.machine import Machine, this_machine
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything: the machine, the device, what was chosen, what was found."""
-
-    machine: Machine
-    device: Device
-    provider: str
-    tiny: bool
-    results: list[SectionResult]
-
-
-def collect(options: Options) -> Report:
-    """Read what the sections wrote, now or in a run before."""
-    found = [read_result(options, section) for section in BUDGETS]
-    return Report(
-        machine=this_machine(),
-        device=this_device(options.device),
-        provider=options.provider,
-        tiny=options.tiny,
-        results=[result for result in found if result is not None],
-    )
 
 
 def render(report: Report) -> str:
     """Return the report as Markdown, the ratios last."""
     machine, device = report.machine, report.device
-    head = f"{device.name or 'no GPU'}, {machine.headline}"
-    lines = [f"## GPU, provider {report.provider}", "", head, ""]
+    head = f"{device.name or 'no GPU'}, driver {device.driver or 'none'}, {report.runtime}"
+    lines = [f"## GPU, provider {report.provider}", "", head, machine.headline, ""]
     if report.tiny:
         lines += ["A dry run with toy models: the figures mean nothing.", ""]
     lines += [
-        "| what | sequences/s | tokens/s | GPU busy | padding | p50 ms | p99 ms | note |",
-        "|---|---|---|---|---|---|---|---|",
-        *(_row(line) for result in report.results for line in _worth_showing(result)),
+        f"| {' | '.join(_COLUMNS)} |",
+        "|---" * len(_COLUMNS) + "|",
+        *(
+            _row(figure, found)
+            for figure in FIGURES
+            if (found := report.figure(figure.name)) is not None
+            and _is_worth_showing(figure, found)
+        ),
         "",
         *(
-            f"{result.section}: {result.status} ({result.reason})"
-            for result in report.results
-            if result.status != "done"
+            f"{section}: {state.status} ({state.reason})"
+            for section, state in report.sections.items()
+            if state.status != "done"
         ),
-        *ratios(report.results),
+        *ratios(report),
     ]
     return "\n".join(lines)
 
 
-def ratios(results: Iterable[SectionResult]) -> list[str]:
-    """Return what the whole path is of the bare session, of the peer, of the arithmetic limit."""
-    found: dict[str, SectionResult] = {result.section: result for result in results}
-    whole = _best(found.get("http"), "whole path over HTTP, 1 text ")
-    engine = _best(found.get("engine"), "engine")
-    bare = _bare(found)
-    peer = _best(found.get("peer"), "transformers")
-    matrix, each = (_best(found.get("floor"), name) for name in ("matrix", "operations"))
+def ratios(report: Report) -> list[str]:
+    """Return what the gateway's figures are of the bare session, of PyTorch, and of arithmetic."""
     lines = []
-    if whole:
-        lines.append(f"whole path: {whole * 60:,.0f} requests a minute")
-    for what, rate in (("whole path", whole), ("engine", engine), ("bare session", bare)):
-        if rate and bare and what != "bare session":
-            lines.append(f"{what} / bare session: {rate / bare:.2f}")
-        if rate and peer:
-            lines.append(f"{what} / transformers pipeline: {rate / peer:.2f}")
-        if rate and matrix and each:
-            lines.append(f"{what} / arithmetic limit: {rate * each / matrix:.3f}")
+    matrix = _rate(report, "matrix rate, operations/s")
+    for preset, length in _MODELS:
+        batch = f"{FULL_BATCH}x{length}"
+        served = _rate(
+            report, f"through the gateway, {preset}, {length} tokens, 64 texts a request"
+        )
+        best = fastest(report, f"session, {preset}, {batch}")
+        bare = _rate(report, f"session, {preset}, {batch}, {best.name}") if best else 0.0
+        floors = {
+            "bare session": bare,
+            "PyTorch alone": _rate(report, f"PyTorch alone, {preset}, fp16, {batch}"),
+            "TensorRT alone": _rate(report, f"TensorRT alone, {preset}, fp16, {batch}"),
+            "arithmetic limit": matrix / operations(preset, length),
+        }
+        lines += [
+            f"{preset} through the gateway / {name}: {served / floor:.2f}"
+            for name, floor in floors.items()
+            if served and floor
+        ]
     return lines
 
 
-def _bare(found: dict[str, SectionResult]) -> float:
-    """Return the rate of the best candidate in the main batch, with one run in flight or more."""
-    result = found.get("ceiling")
-    best = fastest(result.lines) if result is not None else None
-    if result is None or best is None:
-        return 0.0
-    name = f"{MAIN} {best.name}"
-    same = [line for line in result.lines if line.what == name or line.what.endswith("in flight")]
-    return max(line.rate or 0.0 for line in same)
+def operations(preset: str, length: int) -> float:
+    """Return the operations of a forward pass over one sequence, as multiplications and sums."""
+    shape = PRESETS[preset]
+    dense = 4 * shape.hidden**2 + 2 * shape.hidden * shape.intermediate
+    return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
 
 
-def _best(result: SectionResult | None, prefix: str) -> float:
-    if result is None:
-        return 0.0
-    rates = [line.rate for line in result.lines if line.what.startswith(prefix) and line.rate]
-    return max(rates, default=0.0)
+def _rate(report: Report, what: str) -> float:
+    found = report.figure(what)
+    return (found.rate or 0.0) if found is not None and found.passed else 0.0
 
 
-def _worth_showing(result: SectionResult) -> list[Measurement]:
-    """Return the lines for people: of the check, only what failed."""
-    if result.section != "check":
-        return result.lines
-    return [line for line in result.lines if not line.passed]
+def _is_worth_showing(figure: Figure, found: Measurement) -> bool:
+    """Whether people want the line: of the checks, only what failed."""
+    return figure.section != "check" or not found.passed
 
 
-def _row(line: Measurement) -> str:
+def _row(figure: Figure, line: Measurement) -> str:
     cells = [
         line.what,
         _number(line.rate, ",.0f"),
+        _number(figure.aim, ",.0f"),
         _number(line.tokens_per_second, ",.0f"),
         _number(line.busy, ".0%"),
         _number(line.waste, ".1%"),
+        _number(line.error, ".1e"),
         _number(None if line.p50 is None else 1000 * line.p50, ".2f"),
         _number(None if line.p99 is None else 1000 * line.p99, ".2f"),
         line.note.replace("|", "/") if line.passed else f"FAILED {line.note[:80]}",

@@ -1,4 +1,4 @@
-"""Measures in PyTorch the limits of the device and the peer's speed on it."""
+"""Measures with PyTorch the limits of the device, the models alone, and a peer."""
 
 import statistics
 import time
@@ -7,55 +7,86 @@ from itertools import islice
 from typing import Any
 
 from loadtests.gpu.device import UtilizationSampler
-from loadtests.gpu.models import texts, write_tokenizer
-from loadtests.gpu.plan import MAIN, Journal, Measurement, Options, SectionResult
+from loadtests.gpu.models import random_batch, texts, write_tokenizer
+from loadtests.gpu.plan import SMALL, Figure, Options, figures_of
+from loadtests.gpu.results import Journal, Measurement, SectionState
 
 _SIDE = 8192
 _COPY_BYTES = 4 * 2**30
-_PEER_BATCHES = (1, 32, 256)
 
 
-def floor(options: Options) -> SectionResult:
-    """Measure the matrix rate on random data, and the bandwidth of a copy."""
+def pytorch(options: Options) -> SectionState:
+    """Measure what the device can do, and how fast PyTorch runs the models on it.
+
+    Raises:
+        ModuleNotFoundError: a package is not installed.
+    """
     import torch  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
     library: Any = torch
-    device = _device(options)
+    ways = {"matrix": _matrix_rate, "bandwidth": _bandwidth}
+    journal = Journal(options)
+    for figure in figures_of("pytorch", options.known):
+        if journal.has(figure.name):
+            continue
+        journal.begin(figure.name)
+        with UtilizationSampler(options.device) as busy:
+            rate = ways.get(figure.way, _forward_rate)(options, library, figure)
+        journal.end(Measurement(what=figure.name, rate=rate, busy=busy.share))
+    return SectionState(status="done")
+
+
+def _matrix_rate(options: Options, library: Any, _: Figure) -> float:
+    """Return multiplications and sums a second, on random data."""
     side = 256 if options.tiny else _SIDE
     precision = library.float32 if options.tiny else library.bfloat16
+    device = _device(options)
     left, right = (library.randn(side, side, device=device).to(precision) for _ in range(2))
-    span = _median(options, lambda: library.matmul(left, right), library)
+    return 2 * side**3 / _median(options, lambda: library.matmul(left, right), library)
+
+
+def _bandwidth(options: Options, library: Any, _: Figure) -> float:
+    """Return bytes read and written a second, by a copy."""
     count = (2**20 if options.tiny else _COPY_BYTES) // 4
-    source = library.ones(count, device=device)
+    source = library.ones(count, device=_device(options))
     target = library.empty_like(source)
-    copy = _median(options, lambda: target.copy_(source), library)
-    name = str(precision).removeprefix("torch.")
-    lines = [
-        Measurement(what=f"matrix rate, {name}, operations/s", rate=2 * side**3 / span),
-        Measurement(what="bandwidth, bytes/s read and written", rate=2 * 4 * count / copy),
-        Measurement(what=f"operations of one {MAIN} sequence", rate=operations(options)),
-    ]
-    return SectionResult(section="floor", status="done", lines=lines)
+    return 2 * 4 * count / _median(options, lambda: target.copy_(source), library)
 
 
-def operations(options: Options) -> float:
-    """Return the operations of a forward pass over one sequence, as multiplications and sums."""
-    shape, length = options.shape(MAIN), options.length
-    dense = 4 * shape.hidden**2 + 2 * shape.hidden * shape.intermediate
-    return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
+def _forward_rate(options: Options, library: Any, figure: Figure) -> float:
+    """Return the rows a second of a `transformers` model alone, its batch on the device."""
+    import transformers  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
+
+    batch = random_batch(options, options.batch(figure), seed=4)
+    device = _device(options)
+    given = {name: library.from_numpy(ids).long().to(device) for name, ids in batch.items()}
+    library.manual_seed(1)
+    model = transformers.BertModel(_config(options, transformers, figure.preset)).eval().to(device)
+    if options.provider != "cpu":
+        model = model.half()
+    with library.inference_mode():
+        span = _median(options, lambda: model(**given), library)
+    return float(batch["input_ids"].shape[0] / span)
 
 
-def peer(options: Options) -> SectionResult:
-    """Time a transformers pipeline of the same size on the same texts, in several batch sizes."""
+def peer(options: Options) -> SectionState:
+    """Time a transformers pipeline of the same size on the same texts, in several batch sizes.
+
+    Raises:
+        ModuleNotFoundError: a package is not installed.
+    """
     import torch  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
     import transformers  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
     library: Any = torch
     pipeline = _pipeline(options, library, transformers)
-    sizes = (1, 4) if options.tiny else _PEER_BATCHES
-    journal = Journal(options, "peer")
-    for size in sizes:
-        known = list(islice(texts(options, length=options.length, seed=7), max(64, 8 * size)))
+    journal = Journal(options)
+    for figure in figures_of("peer", options.known):
+        if journal.has(figure.name):
+            continue
+        journal.begin(figure.name)
+        size, length = options.batch(figure)
+        known = list(islice(texts(options, length=length, seed=7), max(64, 8 * size)))
         pipeline(known[:size], batch_size=size)  # warm
         spans: list[float] = []
         with UtilizationSampler(options.device) as busy:
@@ -65,15 +96,16 @@ def peer(options: Options) -> SectionResult:
                 pipeline(known, batch_size=size)
                 spans.append((time.perf_counter() - started) / len(known))
         rate = 1 / statistics.median(spans)
-        what = f"transformers pipeline, batches of {size}"
-        tokens = rate * options.length
-        journal.end(Measurement(what=what, rate=rate, tokens_per_second=tokens, busy=busy.share))
-    return SectionResult(section="peer", status="done", lines=journal.lines)
+        tokens = rate * length
+        journal.end(
+            Measurement(what=figure.name, rate=rate, tokens_per_second=tokens, busy=busy.share)
+        )
+    return SectionState(status="done")
 
 
-def _pipeline(options: Options, library: Any, transformers: Any) -> Any:
-    shape = options.shape(MAIN)
-    config = transformers.BertConfig(
+def _config(options: Options, transformers: Any, preset: str) -> Any:
+    shape = options.shape(preset)
+    return transformers.BertConfig(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -82,12 +114,16 @@ def _pipeline(options: Options, library: Any, transformers: Any) -> Any:
         max_position_embeddings=shape.positions,
         num_labels=2,
     )
+
+
+def _pipeline(options: Options, library: Any, transformers: Any) -> Any:
+    config = _config(options, transformers, SMALL)
     library.manual_seed(1)
     model = transformers.BertForSequenceClassification(config).eval()
     if options.provider != "cpu":
         model = model.half()
     path = options.work / "peer-tokenizer.json"
-    write_tokenizer(path, shape.vocab)
+    write_tokenizer(path, config.vocab_size)
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(path),
         pad_token="[PAD]",  # noqa: S106 - a piece

@@ -4,29 +4,44 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from backends.executors.buckets import Shape
+from backends.protocol import Report as Load, ServingState
+from loadtests.gpu.bare_session import distance
+from loadtests.gpu.client import LoadResult
 from loadtests.gpu.command import run_section
+from loadtests.gpu.device import Device
+from loadtests.gpu.families import write_family
+from loadtests.gpu.full_path import summary
 from loadtests.gpu.models import random_batch, texts, write_tokenizer
 from loadtests.gpu.plan import (
     BUDGETS,
-    CANDIDATES,
-    MAIN,
+    CHECKED,
+    FIGURES,
+    LARGE,
+    SECTIONS,
+    Options,
+    figures_of,
+    pack,
+    sections_in_order,
+    unpack,
+)
+from loadtests.gpu.results import (
     Journal,
     Measurement,
-    Options,
-    SectionResult,
-    best_candidate,
-    pack,
-    unpack,
-    write_result,
+    Report,
+    fastest,
+    known_figures,
+    open_report,
+    write_report,
 )
-from loadtests.gpu.sessions import compare
-from loadtests.gpu.table import ratios
-from loadtests.gpu.torch_side import operations
+from loadtests.gpu.table import operations, ratios
+
+THROUGH = "through the gateway, minilm-l6, 24 tokens, 64 texts a request"
 
 
 @pytest.fixture
@@ -34,17 +49,62 @@ def options(tmp_path: Path) -> Options:
     return Options(output=tmp_path, work=tmp_path, provider="cpu", tiny=True)
 
 
-def test_all_sections_together_take_less_than_nine_minutes() -> None:
-    assert sum(BUDGETS.values()) < 9 * 60
+@pytest.fixture
+def report(options: Options) -> Report:
+    return open_report(options, (), "onnxruntime 1")
+
+
+def test_all_sections_together_take_less_than_a_quarter_of_an_hour() -> None:
+    assert sum(BUDGETS.values()) < 13 * 60
+    assert BUDGETS["check"] <= 90
 
 
 def test_options_reach_the_process_of_a_section(options: Options) -> None:
     assert unpack(pack(options)) == options
 
 
-def test_every_candidate_can_be_built_and_has_a_name_of_its_own() -> None:
-    assert all(candidate.form.problem() is None for candidate in CANDIDATES)
-    assert max(Counter(candidate.name for candidate in CANDIDATES).values()) == 1
+def test_every_figure_has_a_name_of_its_own() -> None:
+    assert max(Counter(figure.name for figure in FIGURES).values()) == 1
+
+
+def test_every_form_that_is_checked_can_be_built_of_bert(options: Options) -> None:
+    for candidate in CHECKED[LARGE]:
+        write_family(options, LARGE, candidate.form, options.work / "graph.onnx")
+
+
+def test_the_aims_come_first_after_the_answers() -> None:
+    first = [figure.name for figure in FIGURES if figure.section != "check"]
+
+    assert sections_in_order(())[:3] == ["check", "gateway-small", "gateway-large"]
+    assert set(sections_in_order(())) == set(SECTIONS)
+    assert first[0] == THROUGH
+    assert first[1].endswith("1 text a request")
+    assert first[2].startswith("through the gateway, bert-base, 128 tokens")
+
+
+def test_figures_that_no_record_has_are_measured_first() -> None:
+    known = {figure.name for figure in FIGURES if figure.section != "tensorrt"} - {THROUGH}
+
+    order = sections_in_order(known)
+
+    assert order[:4] == ["check", "gateway-small", "tensorrt", "gateway-large"]
+    assert figures_of("gateway-small", {THROUGH})[0].name != THROUGH
+
+
+def test_records_of_other_cards_do_not_count(options: Options, report: Report) -> None:
+    records = options.work / "records"
+    for name, what in (("H100", "first"), ("A100", "second")):
+        found = msgspec.structs.replace(
+            report, device=Device(name=name), figures=[Measurement(what=what, rate=1.0)]
+        )
+        folder = msgspec.structs.replace(options, output=records)
+        records.mkdir(exist_ok=True)
+        write_report(folder, found)
+        (records / "gpu.json").rename(records / f"2026-12-01-gpu-{name}.json")
+
+    h100 = msgspec.structs.replace(report, device=Device(name="H100"))
+
+    assert known_figures(h100, records) == ["first"]
 
 
 def test_an_answer_that_is_not_a_number_is_infinitely_wrong() -> None:
@@ -52,8 +112,8 @@ def test_an_answer_that_is_not_a_number_is_infinitely_wrong() -> None:
     broken = expected.copy()
     broken[1, 2] = np.nan
 
-    assert compare(broken, expected) == float("inf")
-    assert compare(expected * np.float32(1.01), expected) == pytest.approx(0.01, rel=1e-3)
+    assert distance(broken, expected) == float("inf")
+    assert distance(expected * np.float32(1.01), expected) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_one_wrong_row_among_right_ones_shows() -> None:
@@ -61,12 +121,12 @@ def test_one_wrong_row_among_right_ones_shows() -> None:
     wrong = expected.copy()
     wrong[57] = 0
 
-    assert compare(wrong, expected) == pytest.approx(1.0)
+    assert distance(wrong, expected) == pytest.approx(1.0)
 
 
 def test_texts_are_distinct_and_of_exactly_so_many_tokens(options: Options) -> None:
     path = options.work / "tokenizer.json"
-    write_tokenizer(path, options.shape(MAIN).vocab)
+    write_tokenizer(path, options.shape(LARGE).vocab)
     tokenizer = Tokenizer.from_file(str(path))
 
     known = list(islice(texts(options, length=16, seed=3), 3000))
@@ -97,84 +157,111 @@ def test_a_missing_package_skips_its_section_by_name(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
 
-    result = run_section("floor", options)
+    result = run_section("pytorch", options)
 
     assert result.status == "skipped"
     assert "`torch`" in result.reason
 
 
-def test_later_sections_run_what_the_ceiling_found_best(options: Options) -> None:
-    fallback = best_candidate(options).name
-    lines = [
-        Measurement(what=f"{MAIN} fp16-fused", rate=100.0),
-        Measurement(what=f"{MAIN} fp16-ranges-k2", rate=300.0),
-        Measurement(what=f"{MAIN} fp16-packed", rate=900.0, passed=False),
+def test_the_fastest_form_whose_answers_were_right_is_found(report: Report) -> None:
+    batch = "session, bert-base, 256x128"
+    figures = [
+        Measurement(what=f"{batch}, fp16-fused", rate=100.0),
+        Measurement(what=f"{batch}, fp16-ranges-k2", rate=300.0),
+        Measurement(what=f"{batch}, fp16-packed", rate=900.0, passed=False),
     ]
-    write_result(options, SectionResult(section="ceiling", status="out of time", lines=lines))
 
-    found = best_candidate(options)
+    found = fastest(msgspec.structs.replace(report, figures=figures), batch)
 
-    assert fallback == "fp32-fused"
+    assert found is not None
     assert (found.form.attention, found.kernels) == ("ranges", 2)
+    assert fastest(report, batch) is None
 
 
 def test_a_sequence_of_bert_base_is_22_billion_operations() -> None:
-    real = Options(output=Path(), work=Path())
-
-    assert operations(real) == pytest.approx(22.3e9, rel=0.02)
+    assert operations(LARGE, 128) == pytest.approx(22.3e9, rel=0.02)
 
 
-def test_ratios_name_what_they_divide() -> None:
-    results = [
-        SectionResult(
-            section="ceiling",
-            status="done",
-            best="fp16-packed",
-            lines=[
-                Measurement(what=f"{MAIN} fp16-packed", rate=20_000.0),
-                Measurement(what=f"{MAIN} fp16-packed 1024x32", rate=90_000.0),
-                Measurement(what=f"{MAIN} fp16-packed, mixed lengths", rate=50_000.0),
-                Measurement(what="minilm-l6 fp16-packed 8x128", rate=90_000.0),
-            ],
-        ),
-        SectionResult(
-            section="floor",
-            status="done",
-            lines=[
-                Measurement(what="matrix rate, bfloat16, operations/s", rate=8e14),
-                Measurement(what="operations of one bert-base sequence", rate=2e10),
-            ],
-        ),
-        SectionResult(
-            section="http",
-            status="done",
-            lines=[Measurement(what="whole path over HTTP, 1 text a request", rate=15_000.0)],
-        ),
-        SectionResult(
-            section="peer",
-            status="done",
-            lines=[Measurement(what="transformers pipeline, batches of 32", rate=1_500.0)],
+def test_ratios_name_what_they_divide(report: Report) -> None:
+    batch = "bert-base, fp16, 256x128"
+    figures = [
+        Measurement(what="session, bert-base, 256x128, fp16-packed", rate=20_000.0),
+        Measurement(what="session, bert-base, 1024x128, fastest", rate=90_000.0),
+        Measurement(what="matrix rate, operations/s", rate=8e14),
+        Measurement(what=f"PyTorch alone, {batch}", rate=10_000.0),
+        Measurement(what=f"TensorRT alone, {batch}", rate=30_000.0, passed=False),
+        Measurement(
+            what="through the gateway, bert-base, 128 tokens, 64 texts a request", rate=15_000.0
         ),
     ]
 
-    lines = ratios(results)
+    lines = ratios(msgspec.structs.replace(report, figures=figures))
 
-    assert "whole path: 900,000 requests a minute" in lines
-    assert "whole path / bare session: 0.75" in lines
-    assert "whole path / transformers pipeline: 10.00" in lines
-    assert "bare session / arithmetic limit: 0.500" in lines
+    assert lines == [
+        "bert-base through the gateway / bare session: 0.75",
+        "bert-base through the gateway / PyTorch alone: 1.50",
+        "bert-base through the gateway / arithmetic limit: 0.42",
+    ]
 
 
-def test_a_process_that_dies_loses_the_figure_it_was_at_and_no_other(options: Options) -> None:
+def test_a_process_that_dies_loses_the_figure_it_was_at_and_no_other(
+    options: Options, report: Report
+) -> None:
     """The next process finds both: what is known, and what not to try again."""
-    journal = Journal(options, "check")
+    assert not report.figures
+    journal = Journal(options)
     journal.begin("first")
     journal.end(Measurement(what="first", error=0.001))
     journal.begin("second")
 
-    successor = Journal(options, "check")
+    successor = Journal(options)
 
     assert successor.has("first")
     assert successor.has("second")
     assert not successor.has("third")
-    assert [line.passed for line in successor.lines] == [True, False]
+    assert [each.passed for each in successor.report.figures] == [True, False]
+
+
+def test_a_later_run_keeps_what_is_right_and_tries_the_rest_again(
+    options: Options, report: Report
+) -> None:
+    assert not report.figures
+    journal = Journal(options)
+    journal.end(Measurement(what="first", rate=1.0))
+    journal.end(Measurement(what=THROUGH, rate=1.0))
+    journal.begin("second")
+
+    assert [each.what for each in open_report(options, (), "").figures] == ["first", THROUGH]
+    again = open_report(options, ("gateway-small",), "")
+    assert [each.what for each in again.figures] == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("provider", "statuses", "problem"),
+    [
+        ("CUDAExecutionProvider", {200: 10}, ""),
+        ("CUDAExecutionProvider", {200: 9, 503: 1}, "1 requests were not answered with 200"),
+        ("CPUExecutionProvider", {200: 10}, "a backend runs on `CPUExecutionProvider`"),
+    ],
+)
+def test_a_figure_fails_by_refusals_and_where_a_cpu_served(
+    options: Options, provider: str, statuses: dict[int, int], problem: str
+) -> None:
+    on_a_gpu = msgspec.structs.replace(options, provider="cuda")
+    figure = next(each for each in FIGURES if each.name == THROUGH)
+    answers = [LoadResult(requests=10, duration=2.0, statuses=statuses, latencies=[0.1])]
+    state = ServingState(
+        backend_id="b",
+        region="eu",
+        ready=True,
+        missing=[],
+        provider=provider,
+        models=[],
+        report=Load(),
+    )
+
+    found = summary(on_a_gpu, figure, answers, [state])
+
+    assert found.passed == (not problem)
+    assert problem in found.note
+    assert found.rate == statuses[200] / 2.0 * 64

@@ -32,3 +32,12 @@ def test_what_start_up_leaves_running_is_no_idle_rate() -> None:
     ]
 
     assert settled(iter(windows)) == {"gateway": 0.009, "events": 0.0105}
+
+
+def test_the_cores_for_the_aim_follow_from_the_time_of_all_processes() -> None:
+    line = row(64, [sample(97.0)], units=[10.0], backends=2)
+
+    assert line.microseconds.served == 100.0
+    assert line.backends == 2
+    assert line.rows_per_core == 10_000
+    assert line.cores_for_aim == 5.0

@@ -9,7 +9,7 @@ import pytest
 
 from backends.gpus import Gpu, GpusFound
 from gateway.settings import Settings
-from gateway.supervisor.devices import PROVIDER, Devices, backends_of_a_gpu, choose_devices
+from gateway.supervisor.devices import PROVIDER, Devices, choose_devices
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.spec import ProcessSpec
 from gateway.supervisor.topology import backend_specs, first_of_devices
@@ -30,7 +30,7 @@ NONE = GpusFound((), "", "this machine has no NVIDIA driver")
 
 
 def chosen(
-    found: GpusFound, *runtimes: str, provider: str | None = None, cores: int = 32
+    found: GpusFound, *runtimes: str, provider: str | None = None, cores: int = 14
 ) -> Devices:
     environment = {} if provider is None else {PROVIDER: provider}
     return choose_devices(environment, runtimes=runtimes, cores=cores, find=lambda: found)
@@ -77,13 +77,6 @@ def test_gpus_that_were_asked_for_and_are_not_there_are_a_problem() -> None:
         chosen(NONE, "cpu", provider="cuda")
     with pytest.raises(CannotStart, match=r"is `cuda`, and the GPU build .* is not installed"):
         chosen(FOUR, "cpu", provider="cuda")
-
-
-@pytest.mark.parametrize(
-    ("cores", "gpus", "count"), [(2, 1, 1), (8, 1, 2), (16, 1, 3), (224, 8, 3), (8, 7, 1)]
-)
-def test_cores_say_how_many_backends_share_a_gpu(cores: int, gpus: int, count: int) -> None:
-    assert backends_of_a_gpu(cores=cores, gpus=gpus) == count
 
 
 def test_a_gpu_for_one_process_has_one_backend() -> None:

@@ -1,0 +1,167 @@
+"""Keeps the results of a run in one file, which is written after each figure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from loadtests.gpu.device import Device, this_device
+from loadtests.gpu.plan import CANDIDATES, FIGURES, Candidate, Options, Section
+from loadtests.machine import Machine, this_machine
+
+FILE = "gpu.json"
+UNFINISHED = "its process died"
+_RECORDS = Path(__file__).parents[1] / "results"
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. Rates are sequences and real tokens a second; latencies are seconds.
+
+    `error` is the largest distance of a row from fp32 on the CPU, relative to the row's length.
+    """
+
+    what: str
+    rate: float | None = None
+    tokens_per_second: float | None = None
+    busy: float | None = None
+    waste: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+    error: float | None = None
+    passed: bool = True
+    note: str = ""
+
+
+class SectionState(msgspec.Struct, frozen=True, kw_only=True):
+    """How a section ended."""
+
+    status: Literal["done", "failed", "skipped", "out of time"]
+    reason: str = ""
+    took: float = 0.0
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything: the machine, the device, how sections ended, and what was measured."""
+
+    machine: Machine
+    device: Device
+    provider: str
+    tiny: bool
+    runtime: str = ""
+    sections: dict[Section, SectionState] = {}
+    figures: list[Measurement] = []
+
+    def figure(self, what: str) -> Measurement | None:
+        """Return a figure; `None` where it was not measured."""
+        return next((each for each in self.figures if each.what == what), None)
+
+
+def open_report(options: Options, again: Sequence[Section], runtime: str) -> Report:
+    """Begin the file of results, and return what an earlier run left in it.
+
+    What failed is tried again, and so are the sections of `again`.
+    """
+    before = read_report(options.output / FILE)
+    report = Report(
+        machine=this_machine(),
+        device=this_device(options.device),
+        provider=options.provider,
+        tiny=options.tiny,
+        runtime=runtime,
+    )
+    if before is not None and _is_comparable(before, report):
+        names = section_names(again)
+        kept = [each for each in before.figures if each.passed and each.what not in names]
+        report = msgspec.structs.replace(report, sections=before.sections, figures=kept)
+    write_report(options, report)
+    return report
+
+
+def known_figures(report: Report, records: Path = _RECORDS) -> list[str]:
+    """Return the figures that earlier records have of the same card."""
+    found = [read_report(path) for path in sorted(records.glob("*gpu*.json"))]
+    return sorted(
+        {
+            figure.what
+            for each in found
+            if each is not None and _is_comparable(each, report)
+            for figure in each.figures
+            if figure.passed
+        }
+    )
+
+
+def _is_comparable(one: Report, other: Report) -> bool:
+    return (one.device.name, one.provider, one.tiny) == (
+        other.device.name,
+        other.provider,
+        other.tiny,
+    )
+
+
+def section_names(sections: Sequence[Section]) -> set[str]:
+    """Return the names of all figures of some sections."""
+    return {figure.name for figure in FIGURES if figure.section in sections}
+
+
+def read_report(path: Path) -> Report | None:
+    """Return what a file of results says; `None` where there is none."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Report)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def write_report(options: Options, report: Report) -> None:
+    """Replace the file of results, whole or not at all."""
+    path = options.output / FILE
+    temporary = path.with_suffix(".part")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    temporary.replace(path)
+
+
+class Journal:
+    """Adds figures to the file of results one by one, so that a crash loses one figure.
+
+    A figure begun and never ended is left as failed, and the process that takes over goes on after
+    it: a device that has failed fails everything that comes after it in the same process.
+    """
+
+    def __init__(self, options: Options) -> None:
+        report = read_report(options.output / FILE)
+        if report is None:
+            raise FileNotFoundError(options.output / FILE)
+        self._options = options
+        self.report = report
+
+    def has(self, what: str) -> bool:
+        """Return whether this was begun, here or in a process before this one."""
+        return self.report.figure(what) is not None
+
+    def begin(self, what: str) -> None:
+        """Note what is about to run."""
+        self.end(Measurement(what=what, passed=False, note=UNFINISHED))
+
+    def end(self, figure: Measurement) -> None:
+        """Note what was found, in the place of what was begun."""
+        self.drop(figure.what, keep=[figure])
+
+    def drop(self, what: str, *, keep: Sequence[Measurement] = ()) -> None:
+        """Forget a figure, or put what is to be kept in its place."""
+        others = [each for each in self.report.figures if each.what != what]
+        self.report = msgspec.structs.replace(self.report, figures=[*others, *keep])
+        write_report(self._options, self.report)
+
+    def close(self, section: Section, state: SectionState) -> None:
+        """Note how a section ended."""
+        sections = {**self.report.sections, section: state}
+        self.report = msgspec.structs.replace(self.report, sections=sections)
+        write_report(self._options, self.report)
+
+
+def fastest(report: Report, batch: str) -> Candidate | None:
+    """Return the form that was fastest in a batch, as `session, minilm-l6, 256x24`."""
+    rates = {each.what: each.rate or 0.0 for each in report.figures if each.passed}
+    timed = [each for each in CANDIDATES if rates.get(f"{batch}, {each.name}")]
+    return max(timed, key=lambda each: rates[f"{batch}, {each.name}"], default=None)

@@ -1,0 +1,34 @@
+"""Tests the topology of a GPU: several backends of one region, one device."""
+
+from itertools import islice
+from pathlib import Path
+from shutil import copytree
+
+from loadtests.harness.system import System
+from loadtests.harness.waiting import wait_until
+from loadtests.pipeline import PacedDevice, PipelineMeter, sharing_backends
+from loadtests.workload import sentences
+
+CONFIG = Path(__file__).parents[2] / "config"
+
+
+def test_all_backends_that_share_a_device_are_asked(demo_models: Path, tmp_path: Path) -> None:
+    """What is computed is the sum of both: the benchmark refuses any other number of rows."""
+    device = PacedDevice()
+    config = Path(copytree(CONFIG, tmp_path / "config"))
+    texts = iter(sentences(8192, seed=8))
+    with (
+        System(
+            tmp_path / "data", models=demo_models, config=config, environment=device.environment()
+        ) as system,
+        sharing_backends(system, demo_models, config, device.environment(), count=2) as backends,
+    ):
+        meter = PipelineMeter(system, device, backends)
+
+        def are_all_asked() -> bool:
+            meter.run(list(islice(texts, 64)), items=4, connections=4)
+            return all(backend.counter("rows_total", "minilm") for backend in backends)
+
+        wait_until(are_all_asked, within=90, what="both backends compute rows")
+
+        assert len(backends) == 2
