@@ -21,6 +21,9 @@ from backends.executors.base import ModelExecutor
 from backends.telemetry.spans import Tracing
 from backends.types import QueueStatistics
 
+_NO_WORK = 1e-9
+"""Seconds of running work that are an error of rounding."""
+
 
 class BatchingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the bounds of batches and queue, and how many threads run batches and how.
@@ -127,6 +130,11 @@ class Batcher:
     def batches(self) -> int:
         """How many batches it has run."""
         return self._meter.batches
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no row waits or runs."""
+        return not self.submissions.rows and self._meter.running < _NO_WORK
 
     def statistics(self) -> QueueStatistics:
         """Return the sizes of the queue and the counts since the start."""

@@ -21,7 +21,7 @@ class CallWork:
         *,
         estimates: WorkEstimates,
         batcher: Batcher,
-        steps: Callable[[], int],
+        portions: Callable[[], int],
     ) -> None:
         self._call = call
         self._kinds = kinds_of(call)
@@ -31,19 +31,22 @@ class CallWork:
         self._is_atomic = call.atomic or len(call.items) == 1
         self._has_rows = call.task not in TOKEN_TASKS
         self._reservations: list[QueueReservation | None] = [None] * len(call.items)
-        self._steps = steps
-        self._seen_steps = steps()
+        self._portions = portions
+        self._seen = batcher.batches, portions()
         self.hosted = HostedItems()
 
     def has_progressed(self) -> bool:
-        """Tell whether the call does not hang: its model has worked since the last time.
+        """Tell whether the call does not hang: its model has run batches since the last time.
 
-        That is, it has read texts or run batches. Or a bulk pause keeps its rows waiting. Hosts of
-        algorithms bound the time of an item themselves, and end it when it is over.
+        Or it has read texts, and no row waits or runs: texts that are read beside a batch that
+        hangs are no progress. Or a bulk pause keeps its rows waiting. Hosts of algorithms bound the
+        time of an item themselves, and end it when it is over.
         """
-        seen, self._seen_steps = self._seen_steps, self._steps()
-        is_paused = self._call.lane == BULK and self._batcher.submissions.queue.is_paused
-        return seen != self._seen_steps or is_paused or self.hosted.count > 0
+        (batches, portions), batcher = self._seen, self._batcher
+        self._seen = batcher.batches, self._portions()
+        has_read = portions != self._seen[1] and batcher.is_idle
+        is_paused = self._call.lane == BULK and batcher.submissions.queue.is_paused
+        return batches != self._seen[0] or has_read or is_paused or self.hosted.count > 0
 
     def backlog(self) -> float:
         """Return the seconds after which such a call, sent again, would find room."""

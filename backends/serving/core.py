@@ -47,8 +47,8 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
     rows: SharedRows
     tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
     """Returns the durations of its tokenizer so far."""
-    steps: Callable[[], int] = lambda: 0
-    """Returns how many batches it has run, and portions of text it has read."""
+    portions: Callable[[], int] = lambda: 0
+    """Returns how many portions of text its tokenizer has read."""
     upstream: RemoteModelServer | None = None
     is_well: Callable[[], bool] = lambda: True
 
@@ -258,7 +258,7 @@ class ServingCore:
             served_model.info,
             estimates=self._estimates,
             batcher=running.batcher,
-            steps=running.steps,
+            portions=running.portions,
         )
         return entry, work
 

@@ -252,7 +252,7 @@ class _Loader:
             batcher=batcher,
             rows=rows,
             tokenization=tokenizer.durations.seen,
-            steps=lambda: batcher.batches + tokenizer.portions,
+            portions=lambda: tokenizer.portions,
             upstream=model.upstream,
             is_well=is_well,
         )

@@ -1,6 +1,7 @@
 """A call that waits for long hears that work goes on: only what hangs is silent."""
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NO_TRACING
+from backends.tokenization import tokenizer
 from loadtests.harness.model_repository import DIMENSIONS, write_model, write_repository
 from loadtests.harness.waiting import until
 from tests.support.backend_calls import Backend, running_backend
@@ -77,22 +79,51 @@ async def test_a_call_that_an_algorithm_works_on_is_not_silent(tmp_path: Path) -
     assert isinstance(done, Done)
 
 
-async def test_a_call_that_waits_while_texts_are_read_is_not_silent(tmp_path: Path) -> None:
+async def test_a_call_that_waits_while_texts_are_read_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "_SMALL_CHARACTERS", 0)  # no text is read on the loop
+    executor = DummyExecutor(dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
+        report_often(backend)
+        (encoder,) = backend.engine.model_set.encoders
+        is_free = threading.Event()
+        reader = encoder.pipeline.tokenizer
+        threads = reader._row_queue._pool
+        for _ in range(threads._max_workers):
+            threads.submit(is_free.wait)
+        exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, ["bad"]))
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: reader._row_queue._waiting > 0)
+
+        reader.encode_now(["a text before it"])
+        await until(lambda: bool(exchange.frames))
+        early = exchange.frames
+        is_free.set()
+        await running
+
+    assert all(isinstance(frame, Report) for frame in early)
+    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 1
+
+
+async def test_a_call_is_silent_while_texts_are_read_beside_a_batch_that_hangs(
+    tmp_path: Path,
+) -> None:
+    """A gateway would keep a backend whose device hangs as long as requests come."""
     gate = Gate()
     executor = PacedExecutor(gate, dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
-        report_often(backend)
-        exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, ["bad", "film"]))
-        running = asyncio.create_task(exchange.run())
+        call = backend.call("mood", Task.CLASSIFY, ["bad", "film"])
+        _, work = backend.engine.admit(call)
+        running = asyncio.create_task(backend.exchange(call).run())
         await until(lambda: gate.arrived == 1)
-        assert not exchange.frames
 
         await backend.ask("mood", Task.TOKENIZE, ["a text"])
-        await until(lambda: bool(exchange.frames))
+        has_progressed = work.has_progressed()
         gate.open()
         await running
 
-    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 2
+    assert not has_progressed
 
 
 async def test_a_bulk_call_that_a_pause_keeps_waiting_is_not_silent(tmp_path: Path) -> None:
