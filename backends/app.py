@@ -19,10 +19,11 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
 from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls, server_tls
-from backends.device_defaults import GPUS, batch_rows, batch_tokens, with_device_defaults
+from backends.device_defaults import batch_rows, batch_tokens, with_device_defaults
 from backends.errors import StartProblem
 from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
+from backends.gpus import GPU_PROVIDERS
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
 from backends.qualification.form_trials import TryForm, form_trials
@@ -190,7 +191,7 @@ def at_device(
     Raises:
         StartProblem: there is no repository.
     """
-    if settings.provider not in GPUS:
+    if settings.provider not in GPU_PROVIDERS:
         return settings
     catalogue = read_catalogue(
         settings.models, more=settings.more_models, assigned=settings.own_assignment
