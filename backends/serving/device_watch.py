@@ -15,6 +15,8 @@ from backends.telemetry.nvml import GpuReader
 
 # Seconds between two looks, and how long the driver may take to answer one.
 _INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0
+# A loop that is held up, as while a large model is opened, loses one of so many waits.
+_WAITS: Final = 10
 # So many looks in a row must fail, unless the error says that the device does not come back.
 _FAILED_LOOKS: Final = 3
 _GPU_IS_LOST, _RESET_REQUIRED = 15, 16
@@ -49,10 +51,8 @@ class DeviceWatch:
         """Watch until only another process can use the GPU; return why."""
         failed_looks = 0
         while True:
-            try:
-                async with asyncio.timeout(self._answers_within):
-                    found = await _in_thread(self._look)
-            except TimeoutError:
+            found = await self._answer()
+            if found is None:
                 return f"the driver has not answered for {self._answers_within:g} s"
             if isinstance(found, GpuState):
                 failed_looks = 0
@@ -64,6 +64,15 @@ class DeviceWatch:
             if failures := self._failures():
                 return "; ".join(failures)
             await asyncio.sleep(self._interval)
+
+    async def _answer(self) -> GpuState | int | None:
+        """Return the driver's answer, `None` if it gives none while the loop runs."""
+        answer = _in_thread(self._look)
+        for _ in range(_WAITS):
+            done, _ = await asyncio.wait([answer], timeout=self._answers_within / _WAITS)
+            if done:
+                return answer.result()
+        return None
 
 
 def watch_device(

@@ -1,5 +1,6 @@
 """A watch tells a GPU that is lost from one whose driver is slow or wrong for a moment."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
@@ -54,6 +55,26 @@ async def test_a_driver_that_hangs_has_failed() -> None:
 
     assert await watch.until_failed() == "the driver has not answered for 0.01 s"
     end.set()
+
+
+async def test_a_loop_that_is_held_up_is_no_driver_that_hangs() -> None:
+    asked, answer = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def look() -> int:
+        loop.call_soon_threadsafe(asked.set)
+        answer.wait()
+        return LOST
+
+    watch = DeviceWatch(look, failures=list, seen=lambda _: None, answers_within=10)
+    watching = asyncio.create_task(watch.until_failed())
+    await asked.wait()
+    passed = loop.time() + 1000
+    loop.time = lambda: passed  # type: ignore[method-assign]
+    await asyncio.sleep(0)
+    answer.set()
+
+    assert "its error 15" in await watching
 
 
 async def test_work_that_failed_for_good_is_a_failure_of_the_gpu() -> None:
