@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -79,14 +79,56 @@ def watch_device(
     settings: BackendSettings, core: ServingCore, gpus: GpuReader
 ) -> DeviceWatch | None:
     """Return what watches the GPU that runs the models, `None` where no GPU of `gpus` does."""
-    if settings.provider not in GPU_PROVIDERS or settings.device >= len(gpus.uuids):
+    look = _look_at_device(settings, gpus)
+    if look is None:
         return None
 
     def seen(state: GpuState) -> None:
         core.gpu = state
 
-    look = partial(gpus.read_device, gpus.uuids[settings.device])
     return DeviceWatch(look, failures=core.failures, seen=seen)
+
+
+@contextmanager
+def watch_while_loading(
+    settings: BackendSettings, gpus: GpuReader, failed: Callable[[str], None]
+) -> Iterator[None]:
+    """Call `failed` with the reason, in a thread, if the GPU fails meanwhile.
+
+    The loop of the caller may be held up all the time: models are loaded.
+    """
+    look = _look_at_device(settings, gpus)
+    if look is None:
+        yield
+        return
+    with watched_in_thread(look, failed):
+        yield
+
+
+@contextmanager
+def watched_in_thread(look: Look, failed: Callable[[str], None]) -> Iterator[None]:
+    """Call `failed` with the reason if `look` tells meanwhile that the GPU has failed."""
+    ended = threading.Event()
+    watch = DeviceWatch(
+        look, failures=lambda: ["ended"] if ended.is_set() else [], seen=lambda _: None
+    )
+
+    def run() -> None:
+        reason = asyncio.run(watch.until_failed())
+        if not ended.is_set():
+            failed(reason)
+
+    threading.Thread(target=run, name="loading-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _look_at_device(settings: BackendSettings, gpus: GpuReader) -> Look | None:
+    if settings.provider not in GPU_PROVIDERS or settings.device >= len(gpus.uuids):
+        return None
+    return partial(gpus.read_device, gpus.uuids[settings.device])
 
 
 def _in_thread(look: Look) -> "asyncio.Future[GpuState | int]":
