@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from ipaddress import ip_address
 
 import uvloop
@@ -19,10 +20,11 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.routes import Routes
 from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls, server_tls
-from backends.device_defaults import GPUS, batch_rows, batch_tokens, with_device_defaults
+from backends.device_defaults import batch_rows, batch_tokens, with_device_defaults
 from backends.errors import StartProblem
 from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
+from backends.gpus import GPU_PROVIDERS, PATIENCE
 from backends.listening import empty_queue
 from backends.otlp_variables import TracingProblem, drop_unusable
 from backends.qualification.form_trials import TryForm, form_trials
@@ -30,7 +32,7 @@ from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import GraphManifest
 from backends.serving.core import ServingCore
-from backends.serving.device_watch import DeviceWatch, watch_device
+from backends.serving.device_watch import DeviceWatch, watch_device, watch_while_loading
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, process_environment, quiet_libraries
@@ -42,6 +44,8 @@ from backends.telemetry.spans import NO_TRACING, Tracing
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
 _DEVICE_FAILED = 70
+# Seconds for the driver's answer where models run on the CPU.
+_METRICS_PATIENCE = 5.0
 
 
 @asynccontextmanager
@@ -52,6 +56,7 @@ async def open_backend(
     open_executor: OpenExecutor,
     qualify: Qualify = qualify,
     try_forms: Callable[[], AbstractContextManager[TryForm | None]] = nullcontext,
+    while_loading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> AsyncIterator[Repository]:
     """Load the repository and run the threads of its encoders.
 
@@ -75,7 +80,9 @@ async def open_backend(
             qualify=qualify,
             form_trials=try_forms,
         )
-        yield await stack.enter_async_context(Repository(tools))
+        with while_loading():
+            repository = await stack.enter_async_context(Repository(tools))
+        yield repository
 
 
 def make_routes(
@@ -153,11 +160,13 @@ async def _serve(
 
         tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
     settings = at_device(settings)
+    gpus = open_gpus(patience=PATIENCE if settings.provider in GPU_PROVIDERS else _METRICS_PATIENCE)
     async with open_backend(
         settings,
         tracing=tracing,
         open_executor=executor_opener(settings),
         try_forms=form_trials(settings),
+        while_loading=partial(watch_while_loading, settings, gpus, end_with_device),
     ) as repository:
         core = repository.core
         # Not before: the loop waits for the models to be opened.
@@ -170,7 +179,6 @@ async def _serve(
             gc.freeze()
             # Requests leave no cycles worth looking for every 700 objects.
             gc.set_threshold(20_000, 20, 20)
-            gpus = open_gpus()
             routes = make_routes(repository, settings, tracing, process, gpus)
             server = BackendServer(routes, tls)
             host, port = listener.getsockname()[:2]
@@ -190,7 +198,7 @@ def at_device(
     Raises:
         StartProblem: there is no repository.
     """
-    if settings.provider not in GPUS:
+    if settings.provider not in GPU_PROVIDERS:
         return settings
     catalogue = read_catalogue(
         settings.models, more=settings.more_models, assigned=settings.own_assignment
@@ -290,7 +298,11 @@ async def run_until_stopped(
 
 
 async def _end_with_device(watch: DeviceWatch) -> None:
-    reason = await watch.until_failed()
+    end_with_device(await watch.until_failed())
+
+
+def end_with_device(reason: str) -> None:
+    """End the process at once, because of a GPU that has failed."""
     _log.critical("the GPU has failed: this process ends", extra={"reason": reason})
     logging.shutdown()
     os._exit(_DEVICE_FAILED)  # no library may wait for the device

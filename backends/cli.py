@@ -41,6 +41,8 @@ from backends.telemetry.spans import NO_TRACING
 
 _log = logging.getLogger(__name__)
 _CANNOT_START = 2
+# By itself, CUDA would begin with the fastest card.
+_ORDER = "PCI_BUS_ID"
 _MODELS = click.option(
     "--models", type=click.Path(path_type=Path), help="Model repository directory."
 )
@@ -101,8 +103,8 @@ def serve_command(**options: object) -> None:
     with _one_line("backend"):
         # Options are named as the settings that they set.
         settings = read_settings(None, **options)
-        check_runtime(settings)
         configure_logging()
+        check_runtime(settings)
         for problem in unknown_variables(process_environment()):
             _log.warning(problem)
         serve(settings)
@@ -120,13 +122,22 @@ def check_runtime(settings: BackendSettings) -> None:
         raise StartProblem(conflict)
     if settings.provider not in GPU_PROVIDERS:
         return
-    if reason := find_gpus().reason:
+    found = find_gpus()
+    if found.reason:
         raise StartProblem(
-            f"the provider is `{settings.provider}`, and it cannot run: {reason}. To run models on "
-            "the CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"
+            f"the provider is `{settings.provider}`, and it cannot run: {found.reason}. To run "
+            "models on the CPU, set `SLUICEGATE_BACKEND_PROVIDER` to `cpu`"
         )
-    # By itself, CUDA would begin with the fastest card.
-    process_environment().setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    order = process_environment().setdefault("CUDA_DEVICE_ORDER", _ORDER)
+    visible = process_environment().get("CUDA_VISIBLE_DEVICES", "")
+    is_numbered = not visible.startswith(("GPU-", "MIG-"))
+    if order != _ORDER and is_numbered and (visible or len(found.gpus) > 1):
+        _log.warning(
+            "`CUDA_DEVICE_ORDER` is `%s`: a number may mean one GPU to CUDA and another to the "
+            "driver, by which this backend watches and measures its GPU. Unset it, or name GPUs by "
+            "UUID in `CUDA_VISIBLE_DEVICES`",
+            order,
+        )
 
 
 @main.group("models", cls=_OneLineGroup)

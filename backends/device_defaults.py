@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from backends.gpus import GPU_PROVIDERS
 from backends.settings import BackendSettings
 
-GPUS = ("cuda", "tensorrt")
 _ROWS, _GPU_ROWS = 16, 256
 _TOKENS, _GPU_TOKENS = 4096, 32_768
 # What a token of a batch takes of the arena at most: activations in fp32 of a model of BERT-large's
@@ -39,7 +39,7 @@ def with_device_defaults(
     `gpu_memory_bytes` is 0 where the driver does not tell. `processes` share the device, with
     `encoders` in each.
     """
-    if settings.provider not in GPUS or settings.gpu_memory_bytes:
+    if settings.provider not in GPU_PROVIDERS or settings.gpu_memory_bytes:
         return settings
     # One more: a new revision is loaded while the one before it serves.
     shares = processes * (encoders + 1)
@@ -51,14 +51,14 @@ def batch_rows(settings: BackendSettings, tuned: int | None = None) -> int:
     """Return the rows of a batch: the setting, or else the `tuned` value."""
     if settings.max_batch_rows:
         return settings.max_batch_rows
-    return tuned or (_GPU_ROWS if settings.provider in GPUS else _ROWS)
+    return tuned or (_GPU_ROWS if settings.provider in GPU_PROVIDERS else _ROWS)
 
 
 def batch_tokens(settings: BackendSettings) -> int:
     """Return the tokens of a batch: on a GPU as many as the arena has memory for."""
     if settings.max_batch_tokens:
         return settings.max_batch_tokens
-    if settings.provider not in GPUS:
+    if settings.provider not in GPU_PROVIDERS:
         return _TOKENS
     if not settings.gpu_memory_bytes:
         return _GPU_TOKENS

@@ -1,10 +1,13 @@
 """Finds the GPUs that models can run on, by NVIDIA's driver; needs no package besides Python."""
 
 import ctypes
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 GPU_PROVIDERS: Final = ("cuda", "tensorrt")
@@ -14,8 +17,10 @@ LEAST_CUDA: Final = (13, 0)
 LEAST_DRIVER: Final = 580
 """The first branch of the driver with that version."""
 LEAST_COMPUTE_CAPABILITY: Final = (7, 5)
+PATIENCE: Final = 30.0
+"""Seconds for the driver's answer: without persistence mode it starts every card first."""
 
-_LIBRARY: Final = "libnvidia-ml.so.1"
+_MANAGEMENT, _CUDA = "libnvidia-ml.so.1", "libcuda.so.1"
 # Where containers and WSL have the driver's libraries, often on no search path.
 _FOLDERS: Final = ("", "/usr/local/nvidia/lib64/", "/usr/lib/wsl/lib/")
 _TEXT_BYTES: Final = 96
@@ -50,12 +55,14 @@ class Gpu:
 class GpusFound:
     """The GPUs that models can run on, and the driver's version.
 
-    `reason` is a sentence about why there is none, and empty where there is one.
+    `reason` is a sentence about why there is none, and empty where there is one. A driver that
+    does not answer must not be asked again in this process: the call may never return.
     """
 
     gpus: tuple[Gpu, ...]
     driver: str
     reason: str
+    answers: bool = True
 
 
 class Memory(ctypes.Structure):
@@ -68,31 +75,49 @@ class Memory(ctypes.Structure):
     )
 
 
-def find_gpus() -> GpusFound:
+def find_gpus(patience: float = PATIENCE) -> GpusFound:
     """Return the GPUs of this machine that `CUDA_VISIBLE_DEVICES` leaves visible.
 
-    Takes some tens of milliseconds where there is a driver, and opens no CUDA context.
+    Where there is a driver, a child process asks it for up to `patience` seconds: a driver that
+    hangs lets no process end that has called it. Opens no CUDA context.
     """
-    library = driver_library()
-    if library is None:
+    if driver_library() is None:
         return _none("this machine has no NVIDIA driver")
+    command = [sys.executable, "-I", "-S", __file__, "--json"]
+    child = subprocess.Popen(  # noqa: S603 - this file
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
     try:
-        if code := library.nvmlInit_v2():
-            told = _REFUSALS.get(code, f"the NVIDIA driver cannot be used (its error {code})")
-            return _none(f"{told}; `nvidia-smi` says more")
-        try:
-            return _find(library)
-        finally:
-            library.nvmlShutdown()
-    except AttributeError:  # a function that the library does not have
-        return _none(f"the NVIDIA driver is too old; install version {LEAST_DRIVER} or newer")
+        answer, _ = child.communicate(timeout=patience)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+        return _no_answer(f"the NVIDIA driver has not answered for {patience:g} s")
+    if child.returncode:
+        return _no_answer(f"the process that asked the NVIDIA driver ended with {child.returncode}")
+    return _decoded(answer)
 
 
 def driver_library() -> Any:
     """Return the driver's management library, `None` where there is none."""
-    for folder in _FOLDERS:
+    return load_library(_MANAGEMENT)
+
+
+def cuda_library() -> Any:
+    """Return the driver's library for CUDA, `None` where there is none.
+
+    Whatever asks for `libcuda.so.1` by its bare name finds the library from then on, in this
+    process.
+    """
+    return load_library(_CUDA)
+
+
+def load_library(name: str, folders: Sequence[str] = _FOLDERS) -> Any:
+    """Return a library of the driver from the first of `folders` that has one, or else `None`."""
+    for folder in folders:
         try:
-            return ctypes.CDLL(folder + _LIBRARY)
+            return ctypes.CDLL(folder + name, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
     return None
@@ -126,17 +151,24 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
 def visible_gpus(gpus: Sequence[Gpu]) -> list[Gpu]:
     """Return the GPUs that `CUDA_VISIBLE_DEVICES` names, in its order; without it, all of them.
 
-    It has numbers of cards, or UUIDs or the beginnings of some.
+    It has numbers of cards, or UUIDs or the beginnings of some. As CUDA does, this stops at the
+    first name that is not of one device, takes the first MIG device of a numbered card, and leaves
+    nothing visible where a device is named twice.
     """
     names = _visible_devices()
     if names is None:
         return list(gpus)
-    chosen: dict[str, Gpu] = {}
-    for name in filter(None, map(str.strip, names.split(","))):
-        for gpu in gpus:
-            if gpu.uuid.startswith(name) or str(gpu.index) == name:
-                chosen.setdefault(gpu.uuid, gpu)
-    return list(chosen.values())
+    chosen: list[Gpu] = []
+    for name in map(str.strip, names.split(",")):
+        named = [gpu for gpu in gpus if str(gpu.index) == name][:1]
+        if name and not named:
+            named = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
+        if len(named) != 1:
+            break
+        if named[0] in chosen:
+            return []
+        chosen += named
+    return chosen
 
 
 def _visible_devices() -> str | None:
@@ -148,6 +180,21 @@ def text_of(function: Any, *arguments: object) -> str:
     text = ctypes.create_string_buffer(_TEXT_BYTES)
     failed = function(*arguments, text, ctypes.c_uint(_TEXT_BYTES))
     return "" if failed else text.value.decode(errors="replace")
+
+
+def _ask() -> GpusFound:
+    """Return what the driver answers, in the child process."""
+    library = driver_library()
+    try:
+        if code := library.nvmlInit_v2():
+            told = _REFUSALS.get(code, f"the NVIDIA driver cannot be used (its error {code})")
+            return _none(f"{told}; `nvidia-smi` says more")
+        try:
+            return _find(library)
+        finally:
+            library.nvmlShutdown()
+    except AttributeError:  # a function that the library does not have
+        return _none(f"the NVIDIA driver is too old; install version {LEAST_DRIVER} or newer")
 
 
 def _find(library: Any) -> GpusFound:
@@ -164,7 +211,7 @@ def _find(library: Any) -> GpusFound:
         told = f"`{newest.name}` has compute capability {_version(newest.compute_capability)}"
         least = _version(LEAST_COMPUTE_CAPABILITY)
         return _none(f"{told}, and models need {least} or more", driver)
-    chosen = visible_gpus(able)
+    chosen = [gpu for gpu in visible_gpus(found) if gpu in able]
     if not chosen:
         told = f"`CUDA_VISIBLE_DEVICES` is `{_visible_devices()}`"
         return _none(f"{told}, which names no GPU that models can run on", driver)
@@ -172,6 +219,7 @@ def _find(library: Any) -> GpusFound:
 
 
 def _why_no_cuda(library: Any, driver: str) -> str:
+    cuda_library()  # the management library looks for it on the search path alone
     version = ctypes.c_int()
     if library.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(version)):
         return (
@@ -221,9 +269,26 @@ def _none(reason: str, driver: str = "") -> GpusFound:
     return GpusFound((), driver, reason)
 
 
+def _no_answer(told: str) -> GpusFound:
+    return GpusFound((), "", f"{told}; see whether `nvidia-smi` ends", answers=False)
+
+
+def _decoded(answer: bytes) -> GpusFound:
+    found = json.loads(answer)
+    gpus = [
+        Gpu(**{**gpu, "compute_capability": tuple(gpu["compute_capability"])})
+        for gpu in found["gpus"]
+    ]
+    return GpusFound(tuple(gpus), found["driver"], found["reason"])
+
+
 def _version(numbers: tuple[int, int]) -> str:
     return ".".join(map(str, numbers))
 
 
-if __name__ == "__main__":  # `make run` asks, before any package is installed
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--json"]:  # the child of `find_gpus`
+        sys.stdout.write(json.dumps(asdict(_ask())))
+        sys.exit()
+    # `make run` asks, before any package is installed.
     sys.exit(not find_gpus().gpus)

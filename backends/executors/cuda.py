@@ -4,6 +4,7 @@ The same code runs on the CPU provider, which is how its tests run it; `OnnxExec
 choice there.
 """
 
+import re
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -35,9 +36,13 @@ _TRIAL = Shape(1, 4)
 _MEASURING = 10.0
 # CUDA reports a broken device in the message only; no later run can succeed in this process.
 _FATAL = (
-    *("cudaErrorIllegalAddress", "CUDA failure 700", "CUDA failure 719", "device-side assert"),
-    *("cudaErrorLaunchFailure", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
+    *("cudaErrorIllegalAddress", "cudaErrorLaunchFailure", "device-side assert"),
+    *("CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED"),
 )
+# The device is gone or held by others, its memory or links are faulty, or a kernel has broken the
+# context: the errors that the reference of the CUDA runtime says no process recovers from.
+_FATAL_CODES = {46, 100, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 999}
+_CODE = re.compile(r"CUDA failure (\d+)")
 _MEMORY = (
     *("Failed to allocate memory", "out of memory", "CUDA failure 2:", "ALLOC_FAILED"),
     "Available memory of",
@@ -250,7 +255,8 @@ class _RunSlot:
 def explain(error: Exception) -> BackendError:
     """Return what an error of ONNX Runtime means for the batch, and for those after it."""
     text = str(error)
-    if any(mark in text for mark in _FATAL):
+    code = _CODE.search(text)
+    if any(mark in text for mark in _FATAL) or (code and int(code[1]) in _FATAL_CODES):
         return ExecutorDied("the device failed; restart the backend")
     if any(mark in text for mark in _MEMORY):
         return OutOfMemory("the device is out of memory for a batch of this size")

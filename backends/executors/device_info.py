@@ -5,11 +5,12 @@ gives the memory of a whole card for a slice of it.
 """
 
 import ctypes
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-_LIBRARY: Final = "libcuda.so.1"
+from backends.gpus import cuda_library
+
 _NAME_BYTES = 256
 # The driver's numbers of these two attributes.
 _MAJOR, _MINOR = 75, 76
@@ -26,8 +27,8 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 def read_device(number: int) -> DeviceInfo:
     """Return what the driver of this machine says of a device."""
     try:
-        return device_info(ctypes.CDLL(_LIBRARY), number)
-    except (OSError, AttributeError):
+        return device_info(cuda_library(), number)
+    except AttributeError:  # there is no library, or it does not have a function
         return DeviceInfo()
 
 

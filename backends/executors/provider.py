@@ -9,6 +9,7 @@ import msgspec
 from backends.errors import ModelProblem
 from backends.executors.engine_profiles import EngineProfile, load_tensorrt
 from backends.executors.prepacked import SAVING
+from backends.gpus import cuda_library
 from backends.settings import Arena, Provider, quiet_libraries
 
 NAMES: dict[Provider, str] = {
@@ -141,7 +142,9 @@ def open_session(path: Path, options: DeviceOptions, *, threads: int = 1) -> Any
     onnxruntime = _runtime()
     check_build(path, options)
     if options.provider != "cpu":
-        # Before the first session: the libraries that come as wheels are on no search path.
+        # Before the first session: the driver's library may be on no search path, and those that
+        # come as wheels are on none.
+        cuda_library()
         onnxruntime.preload_dlls(directory="")
     if options.provider == "tensorrt":
         load_tensorrt()

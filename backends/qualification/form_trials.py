@@ -16,13 +16,13 @@ from typing import Self
 
 import msgspec
 
-from backends.device_defaults import GPUS
 from backends.errors import BackendError, ExecutorDied, ModelFailed, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.opening import executor_opener
 from backends.executors.padded_batch import PaddedBatch
+from backends.gpus import GPU_PROVIDERS
 from backends.settings import BackendSettings
 from backends.types import FloatArray
 
@@ -115,7 +115,7 @@ def form_trials(
     settings: BackendSettings,
 ) -> Callable[[], AbstractContextManager[TryForm | None]]:
     """Return what makes trials of forms: of those for GPUs in a child process."""
-    if settings.provider not in GPUS:
+    if settings.provider not in GPU_PROVIDERS:
         return nullcontext
     return partial(ChildTrials, partial(executor_opener, settings))
 

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from backends.device_defaults import GPUS, BatchBounds
+from backends.device_defaults import BatchBounds
 from backends.errors import BackendError, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
@@ -24,6 +24,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.trial_shapes import CPU_BATCH, Lengths, full_batches, text_lengths
+from backends.gpus import GPU_PROVIDERS
 from backends.qualification.fallback import check_fallback
 from backends.qualification.form_trials import TryForm, trying
 from backends.qualification.qualify import TOLERANCES
@@ -109,7 +110,9 @@ def find_quickest(
     record = folder / RECORD
     found = read_record(record, key, QuickestForm)
     if found is None:
-        loads = full_batches(bounds, source.max_tokens) if provider in GPUS else [CPU_BATCH]
+        loads = (
+            full_batches(bounds, source.max_tokens) if provider in GPU_PROVIDERS else [CPU_BATCH]
+        )
         found = _measure(source, names, loads, trial)
         write_record(record, key, found)
     return folder / found.file

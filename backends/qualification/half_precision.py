@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 
 from backends.cores import usable_cores
-from backends.device_defaults import GPUS
 from backends.errors import BackendError, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.pooling import PoolingExecutor
+from backends.gpus import GPU_PROVIDERS
 from backends.qualification.forms import find_forms
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
@@ -72,7 +72,7 @@ def choose_profile(
     quickest form in the precision of a source.
     """
     source = subject.source
-    if provider not in GPUS or source.profile != "fp32" or source.upstream is not None:
+    if provider not in GPU_PROVIDERS or source.profile != "fp32" or source.upstream is not None:
         return source.profile
     otherwise = "tf32" if allows_tf32 else "fp32"
     has_form = provider == "tensorrt" or find_forms(source.path, provider=provider, profile="fp16")

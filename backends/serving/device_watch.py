@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -15,6 +15,8 @@ from backends.telemetry.nvml import GpuReader
 
 # Seconds between two looks, and how long the driver may take to answer one.
 _INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0
+# A loop that is held up, as while a large model is opened, loses one of so many waits.
+_WAITS: Final = 10
 # So many looks in a row must fail, unless the error says that the device does not come back.
 _FAILED_LOOKS: Final = 3
 _GPU_IS_LOST, _RESET_REQUIRED = 15, 16
@@ -49,10 +51,8 @@ class DeviceWatch:
         """Watch until only another process can use the GPU; return why."""
         failed_looks = 0
         while True:
-            try:
-                async with asyncio.timeout(self._answers_within):
-                    found = await _in_thread(self._look)
-            except TimeoutError:
+            found = await self._answer()
+            if found is None:
                 return f"the driver has not answered for {self._answers_within:g} s"
             if isinstance(found, GpuState):
                 failed_looks = 0
@@ -65,19 +65,70 @@ class DeviceWatch:
                 return "; ".join(failures)
             await asyncio.sleep(self._interval)
 
+    async def _answer(self) -> GpuState | int | None:
+        """Return the driver's answer, `None` if it gives none while the loop runs."""
+        answer = _in_thread(self._look)
+        for _ in range(_WAITS):
+            done, _ = await asyncio.wait([answer], timeout=self._answers_within / _WAITS)
+            if done:
+                return answer.result()
+        return None
+
 
 def watch_device(
     settings: BackendSettings, core: ServingCore, gpus: GpuReader
 ) -> DeviceWatch | None:
     """Return what watches the GPU that runs the models, `None` where no GPU of `gpus` does."""
-    if settings.provider not in GPU_PROVIDERS or settings.device >= len(gpus.uuids):
+    look = _look_at_device(settings, gpus)
+    if look is None:
         return None
 
     def seen(state: GpuState) -> None:
         core.gpu = state
 
-    look = partial(gpus.read_device, gpus.uuids[settings.device])
     return DeviceWatch(look, failures=core.failures, seen=seen)
+
+
+@contextmanager
+def watch_while_loading(
+    settings: BackendSettings, gpus: GpuReader, failed: Callable[[str], None]
+) -> Iterator[None]:
+    """Call `failed` with the reason, in a thread, if the GPU fails meanwhile.
+
+    The loop of the caller may be held up all the time: models are loaded.
+    """
+    look = _look_at_device(settings, gpus)
+    if look is None:
+        yield
+        return
+    with watched_in_thread(look, failed):
+        yield
+
+
+@contextmanager
+def watched_in_thread(look: Look, failed: Callable[[str], None]) -> Iterator[None]:
+    """Call `failed` with the reason if `look` tells meanwhile that the GPU has failed."""
+    ended = threading.Event()
+    watch = DeviceWatch(
+        look, failures=lambda: ["ended"] if ended.is_set() else [], seen=lambda _: None
+    )
+
+    def run() -> None:
+        reason = asyncio.run(watch.until_failed())
+        if not ended.is_set():
+            failed(reason)
+
+    threading.Thread(target=run, name="loading-watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def _look_at_device(settings: BackendSettings, gpus: GpuReader) -> Look | None:
+    if settings.provider not in GPU_PROVIDERS or settings.device >= len(gpus.uuids):
+        return None
+    return partial(gpus.read_device, gpus.uuids[settings.device])
 
 
 def _in_thread(look: Look) -> "asyncio.Future[GpuState | int]":

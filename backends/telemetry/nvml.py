@@ -5,7 +5,15 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from backends.gpus import Gpu, Memory, driver_library, open_devices, visible_gpus
+from backends.gpus import (
+    PATIENCE,
+    Gpu,
+    Memory,
+    driver_library,
+    find_gpus,
+    open_devices,
+    visible_gpus,
+)
 from backends.protocol import GpuState
 
 _log = logging.getLogger(__name__)
@@ -91,9 +99,16 @@ class _NoLibrary:
         return _NO_FUNCTION
 
 
-def open_gpus(library: Any = None) -> GpuReader:
-    """Return what reads the GPUs of this machine, by the driver's library unless it is given."""
-    library = library or driver_library()
+def open_gpus(library: Any = None, patience: float = PATIENCE) -> GpuReader:
+    """Return what reads the GPUs of this machine, by the driver's library unless it is given.
+
+    A driver that does not answer a child process within `patience` seconds is not asked.
+    """
+    if library is None:
+        if not (found := find_gpus(patience)).answers:
+            _log.warning("GPUs are not measured", extra={"reason": found.reason})
+            return NoGpuReader()
+        library = driver_library()
     if library is None:
         return NoGpuReader()
     try:

@@ -74,7 +74,7 @@ def _default_config() -> Path:
     callback=_regions,
     default="eu",
     show_default=True,
-    help="Names of regions, each with one backend; the first is preferred.",
+    help="Names of regions, each with one backend or those of its GPUs; the first is preferred.",
 )
 @click.option(
     "--data-dir",

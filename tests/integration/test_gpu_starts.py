@@ -67,7 +67,26 @@ def test_with_an_old_driver_a_sentence_says_which_is_needed(tmp_path: Path) -> N
     assert said.count("\n") == 1
 
 
-def test_cuda_numbers_cards_as_the_driver_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "order", "warns"),
+    [
+        ({}, "PCI_BUS_ID", False),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "FASTEST_FIRST", True),
+        (
+            {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "1"},
+            "FASTEST_FIRST",
+            True,
+        ),
+        (
+            {"CUDA_DEVICE_ORDER": "FASTEST_FIRST", "CUDA_VISIBLE_DEVICES": "GPU-2"},
+            "FASTEST_FIRST",
+            False,
+        ),
+    ],
+)
+def test_cuda_numbers_cards_as_the_driver_does(
+    tmp_path: Path, given: dict[str, str], order: str, *, warns: bool
+) -> None:
     driver = FakeDriver(tmp_path)
     driver.show([FakeGpu("GPU-1"), FakeGpu("GPU-2")])
     program = (
@@ -78,13 +97,14 @@ def test_cuda_numbers_cards_as_the_driver_does(tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
-        env={**process_environment(), **driver.environment},
+        env={**process_environment(), **driver.environment, **given},
         capture_output=True,
         check=True,
         text=True,
     )
 
-    assert done.stdout == "PCI_BUS_ID\n"
+    assert done.stdout == f"{order}\n"
+    assert ("a number may mean one GPU to CUDA and another" in done.stderr) == warns
 
 
 @pytest.mark.parametrize("command", [BACKEND, UP])

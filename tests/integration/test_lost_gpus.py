@@ -1,6 +1,7 @@
 """A backend whose GPU is lost ends at once, and its items are answered elsewhere."""
 
 import asyncio
+import subprocess
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from backends.protocol import STATE_PATH, GpuState, ServingState
+from gateway.settings import process_environment
 from gateway.supervisor.probes import probe_http
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
@@ -64,6 +66,23 @@ def test_a_backend_ends_when_its_gpu_is_lost(tmp_path: Path, driver: FakeDriver)
     assert process.returncode == 70
     assert "the GPU is lost (its error 15)" in log
     assert "Traceback" not in log
+
+
+def test_a_backend_ends_when_its_gpu_is_lost_while_models_load(
+    tmp_path: Path, driver: FakeDriver
+) -> None:
+    models = write_repository(tmp_path / "models", real=True)
+    command = [*PROGRAM, "--models", str(models), "--port", str(free_port()), "--hang"]
+    environment = {**process_environment(), **driver.environment}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        loading = next((line for line in process.stdout if line == "loading\n"), None)
+        driver.show([CARDS[0]._replace(code=LOST), CARDS[1]])
+        log, _ = process.communicate(timeout=120)
+
+    assert loading is not None
+    assert process.returncode == 70
+    assert "the GPU is lost (its error 15)" in log
 
 
 async def test_a_backend_is_started_anew_until_its_gpu_is_back(

@@ -3,7 +3,7 @@
    Each call reads the file that FAKE_GPUS names anew, so that a test changes the devices of a
    process that runs. Its lines:
 
-     init CODE                      what nvmlInit_v2 returns
+     init CODE                      what nvmlInit_v2 returns; at -1 it hangs, at -2 it aborts
      driver VERSION
      cuda NUMBER                    13000 is CUDA 13.0, 0 is a driver without libcuda
      card UUID CODE BYTES MAJOR MINOR DIVIDED NAME
@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MOST = 32, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, LIBRARY_NOT_FOUND = 12 };
 
@@ -76,7 +77,12 @@ static int copy(char *target, unsigned length, const char *text) {
     return snprintf(target, length, "%s", text) < (int)length ? 0 : 7;
 }
 
-int nvmlInit_v2(void) { return look(), init; }
+int nvmlInit_v2(void) {
+    look();
+    if (init == -2) abort();
+    while (init == -1) pause();
+    return init;
+}
 int nvmlShutdown(void) { return 0; }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned length) {

@@ -23,17 +23,22 @@ class FakeGpu(NamedTuple):
     mig: Mapping[str, int] | None = None
 
 
+def build_library(path: Path, source: str) -> None:
+    """Compile `source`, which is in C, to a library that knows its name."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.fail("the fake driver is written in C: install `gcc`")
+    command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,-soname,{path.name}", "-x", "c", "-"]
+    subprocess.run([*command, "-o", str(path)], input=source, text=True, check=True)
+
+
 class FakeDriver:
     """A driver in a folder. Its devices change, also for processes that run, with `show`."""
 
     def __init__(self, folder: Path) -> None:
-        compiler = shutil.which("gcc") or shutil.which("cc")
-        if compiler is None:
-            pytest.fail("the fake driver is written in C: install `gcc`")
         self.library = folder / "libnvidia-ml.so.1"
         self._devices = folder / "gpus"
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self.library), str(_SOURCE)]
-        subprocess.run(command, check=True)
+        build_library(self.library, _SOURCE.read_text())
         self.show()
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from backends.device_defaults import GPUS
+from backends.gpus import GPU_PROVIDERS
 
 Profile = Literal["int8", "fp16", "bf16"]
 # The precisions in which runtimes compute a graph in fp32.
@@ -14,7 +14,7 @@ ROUNDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
 Echo = Callable[[str], None]
 # Where a precision gains something, and why it does not elsewhere.
 PROVIDERS: Mapping[Profile, tuple[str, ...]] = MappingProxyType(
-    {"int8": ("cpu",), "fp16": GPUS, "bf16": (*GPUS, "openvino")}
+    {"int8": ("cpu",), "fp16": GPU_PROVIDERS, "bf16": (*GPU_PROVIDERS, "openvino")}
 )
 ELSEWHERE: Mapping[Profile, str] = MappingProxyType(
     {

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from backends.device_defaults import GPUS, BatchBounds, batch_bounds
+from backends.device_defaults import BatchBounds, batch_bounds
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
+from backends.gpus import GPU_PROVIDERS
 from backends.model_tools.tuning.profile import ROUNDING
 from backends.pipelines.head import read_head_weights
 from backends.qualification.forms import find_quickest
@@ -203,7 +204,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
             for other in catalogue.models.values()
             if below.name in builds_on(other.manifest) and other.name != name
         ],
-        rows=_ROWS_GPU if settings.provider in GPUS else _ROWS_CPU,
+        rows=_ROWS_GPU if settings.provider in GPU_PROVIDERS else _ROWS_CPU,
         tokenizer=tokenizer,
         apply=rank_scores if measure == "order" else apply,
         provider=settings.provider,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
+from tests.support.gpu_library import LOST, FakeDriver, FakeGpu, build_library
 
 _PROGRAM = """
 import dataclasses, json
 from backends.gpus import find_gpus
-print(json.dumps(dataclasses.asdict(find_gpus())))
+print(json.dumps(dataclasses.asdict(find_gpus({patience}))))
 """
 _CARDS = [FakeGpu(f"GPU-{letter * 8}") for letter in "abcd"]
 
@@ -23,10 +23,13 @@ def driver(tmp_path: Path) -> FakeDriver:
     return FakeDriver(tmp_path)
 
 
-def found(environment: dict[str, str]) -> tuple[list[dict[str, Any]], str, str]:
+def found(
+    environment: dict[str, str], patience: float = 600.0
+) -> tuple[list[dict[str, Any]], str, str]:
     """Return what a new process finds that sees `environment` alone."""
+    program = _PROGRAM.format(patience=patience)
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, check=True
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True
     )
     answer = json.loads(done.stdout)
     return answer["gpus"], answer["driver"], answer["reason"]
@@ -100,6 +103,11 @@ def test_a_lost_card_is_left_out(driver: FakeDriver) -> None:
         ("GPU-cc, GPU-aaaaaaaa", ["GPU-cccccccc", "GPU-aaaaaaaa"]),
         ("-1", []),
         ("", []),
+        ("0,-1,1", ["GPU-aaaaaaaa"]),
+        ("1,,2", ["GPU-bbbbbbbb"]),
+        ("2,9,1", ["GPU-cccccccc"]),
+        ("GPU-d,GPU-", ["GPU-dddddddd"]),
+        ("0,1,0", []),
     ],
 )
 def test_only_visible_cards_are_found(
@@ -108,6 +116,67 @@ def test_only_visible_cards_are_found(
     driver.show(_CARDS)
 
     assert uuids({**driver.environment, "CUDA_VISIBLE_DEVICES": visible}) == expected
+
+
+def test_the_number_of_a_divided_card_is_its_first_mig_device(driver: FakeDriver) -> None:
+    driver.show([_CARDS[0], FakeGpu("GPU-m", mig={"MIG-1": 10**10, "MIG-2": 10**10})])
+
+    assert uuids({**driver.environment, "CUDA_VISIBLE_DEVICES": "1,0"}) == ["MIG-1", "GPU-aaaaaaaa"]
+    assert uuids({**driver.environment, "CUDA_VISIBLE_DEVICES": "MIG-2"}) == ["MIG-2"]
+
+
+def test_a_card_that_is_too_old_is_a_valid_name(driver: FakeDriver) -> None:
+    driver.show([_CARDS[0]._replace(capability=(7, 0)), _CARDS[1]])
+
+    assert uuids({**driver.environment, "CUDA_VISIBLE_DEVICES": "0,1"}) == ["GPU-bbbbbbbb"]
+
+
+def test_a_driver_that_hangs_is_a_reason(driver: FakeDriver) -> None:
+    driver.show(_CARDS, init=-1)
+
+    gpus, _, reason = found(driver.environment, patience=0.1)
+
+    assert not gpus
+    assert reason == ("the NVIDIA driver has not answered for 0.1 s; see whether `nvidia-smi` ends")
+
+
+def test_a_driver_that_hangs_is_not_measured(driver: FakeDriver) -> None:
+    driver.show(_CARDS, init=-1)
+    program = "from backends.telemetry.nvml import open_gpus; print(open_gpus(patience=0.1).uuids)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=driver.environment,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+
+    assert done.stdout == "[]\n"
+    assert "GPUs are not measured" in done.stderr
+
+
+def test_a_driver_that_crashes_is_a_reason(driver: FakeDriver) -> None:
+    driver.show(_CARDS, init=-2)
+
+    assert "the process that asked the NVIDIA driver ended with -6;" in found(driver.environment)[2]
+
+
+def test_the_library_for_cuda_is_found_off_the_search_path(tmp_path: Path) -> None:
+    build_library(tmp_path / "libcuda.so.1", "int cuInit(unsigned flags) { return 41 + flags; }")
+    program = f"""
+import ctypes
+from backends.gpus import load_library
+assert load_library("libcuda.so.1", ["", "/no/folder/"]) is None
+assert load_library("libcuda.so.1", ["", "/no/folder/", "{tmp_path}/"]).cuInit(1) == 42
+print(ctypes.CDLL("libcuda.so.1").cuInit(2), ctypes.CDLL(None).cuInit(3))
+"""
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={}, capture_output=True, check=True, text=True
+    )
+
+    assert done.stdout == "43 44\n"
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,12 @@ def test_shrinking_names_the_arena_of_the_device() -> None:
     ("text", "kind"),
     [
         ("CUDA failure 700: an illegal memory access was encountered", ExecutorDied),
+        *(
+            (f"CUDA failure {code}: a fault ; GPU=0 ; hostname=h", ExecutorDied)
+            for code in (46, 100, 214, 220, 226, 702, 709, 710, *range(714, 720), 721, 999)
+        ),
+        ("CUDA failure 1: invalid argument", ModelFailed),
+        ("CUDA failure 701: too many resources requested for launch", ModelFailed),
         ("CUBLAS failure 13: CUBLAS_STATUS_EXECUTION_FAILED", ExecutorDied),
         (
             "BFCArena: Failed to allocate memory for requested buffer of size 1",

@@ -1,12 +1,13 @@
 """A watch tells a GPU that is lost from one whose driver is slow or wrong for a moment."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 
 import pytest
 
 from backends.protocol import GpuState
-from backends.serving.device_watch import DeviceWatch, Look
+from backends.serving.device_watch import DeviceWatch, Look, watched_in_thread
 
 pytestmark = pytest.mark.anyio
 STATE = GpuState(device=0, uuid="GPU-1", name="NVIDIA H100", used_bytes=1, total_bytes=2)
@@ -54,6 +55,58 @@ async def test_a_driver_that_hangs_has_failed() -> None:
 
     assert await watch.until_failed() == "the driver has not answered for 0.01 s"
     end.set()
+
+
+async def test_a_loop_that_is_held_up_is_no_driver_that_hangs() -> None:
+    asked, answer = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def look() -> int:
+        loop.call_soon_threadsafe(asked.set)
+        answer.wait()
+        return LOST
+
+    watch = DeviceWatch(look, failures=list, seen=lambda _: None, answers_within=10)
+    watching = asyncio.create_task(watch.until_failed())
+    await asked.wait()
+    passed = loop.time() + 1000
+    loop.time = lambda: passed  # type: ignore[method-assign]
+    await asyncio.sleep(0)
+    answer.set()
+
+    assert "its error 15" in await watching
+
+
+async def test_a_loop_that_loads_models_does_not_keep_a_lost_gpu() -> None:
+    told, reasons = threading.Event(), list[str]()
+
+    def failed(reason: str) -> None:
+        reasons.append(reason)
+        told.set()
+
+    with watched_in_thread(looks(LOST), failed):
+        assert told.wait(600)  # on the loop's own thread
+
+    assert reasons == ["the driver says that the GPU is lost (its error 15)"]
+
+
+def test_a_gpu_lost_after_loading_is_for_the_next_watch() -> None:
+    looked, loaded, reasons = threading.Event(), threading.Event(), list[str]()
+    before = set(threading.enumerate())
+
+    def look() -> int:
+        looked.set()
+        loaded.wait()
+        return LOST
+
+    with watched_in_thread(look, reasons.append):
+        looked.wait()
+        watching = set(threading.enumerate()) - before
+    loaded.set()
+    for thread in watching:
+        thread.join()
+
+    assert not reasons
 
 
 async def test_work_that_failed_for_good_is_a_failure_of_the_gpu() -> None:
