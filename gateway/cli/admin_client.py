@@ -151,9 +151,9 @@ def print_json(value: object) -> None:
 def print_change(
     answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Print `head`, what became of a change in each worker, and `more`; or all of it as JSON.
+    """Print `head`, the outcome of a change in each worker, and `more`; or the answer as JSON.
 
-    Exit with 1 where not every worker follows it.
+    Exit with 1 if a worker does not follow the change.
     """
     if as_json:
         print_json(answer)
