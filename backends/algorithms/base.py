@@ -26,7 +26,7 @@ class Algorithm(Protocol):
 
     @property
     def as_query(self) -> "QueryAlgorithm | None":
-        """Itself, where it is one."""
+        """This algorithm if it is a `QueryAlgorithm`, else `None`."""
         return None
 
     # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.

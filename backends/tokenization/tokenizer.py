@@ -333,7 +333,7 @@ class Tokenizer:
 
 
 def lower_cased(source: str) -> str:
-    """Return a tokenizer file that lower-cases first, as sentence transformers change one."""
+    """Return a tokenizer file that lower-cases first, as the library sentence-transformers does."""
     document = json.loads(source)
     normalizer = document.get("normalizer")
     if not _lowers(normalizer):

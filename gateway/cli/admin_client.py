@@ -25,8 +25,8 @@ _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 class AdminClient:
     """Calls one listener; a refusal is a `Failure` with the detail of the problem.
 
-    `trusted` is the file of its certificate, where that is on this machine; `shown` that of the
-    certificate and key of the operator.
+    `trusted` is the file of the listener's certificate, if it is on this machine. `shown` is the
+    file of the operator's certificate and key.
     """
 
     def __init__(self, *, url: str, key: str, trusted: str = "", shown: Path | None = None) -> None:
