@@ -66,10 +66,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what a batcher holds now and has done since it started.
+    """Counts what is in a batcher's queue now, and what the batcher has done since its start.
 
-    `work` is the predicted time of its batches in seconds, without their fixed parts, `wasted` what
-    padding takes of it (`CostModel.padding`).
+    `work` is the predicted seconds of its batches without their fixed parts. `wasted` is the part
+    of `work` that padding takes (`CostModel.padding`).
     """
 
     queued_rows: int = 0

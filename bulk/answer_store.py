@@ -91,7 +91,7 @@ class AnswerStore:
         return found
 
     def usage(self) -> BulkUsage:
-        """Return what the answers that are kept took."""
+        """Return how many answers are kept, and the work that models did for them."""
         return self._usage
 
     def keep(self, answers: Mapping[bytes, BulkAnswer]) -> None:

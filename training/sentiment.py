@@ -47,7 +47,7 @@ def _sentences(rows: Iterable[dict[str, Any]]) -> Sentences:
 
 
 def untouched(texts: Sequence[str], test_texts: Sequence[str]) -> list[bool]:
-    """Say of each text whether it shares no test text, whole or as a part, either way round."""
+    """Tell for each text whether it contains no test text and no test text contains it."""
     tests = sorted({text.strip().lower() for text in test_texts}, key=len)
     joined = "\n".join(tests)
     return [

@@ -379,9 +379,9 @@ class AlgorithmHost:
             self._lose("ended", None)
 
     def _lose(self, reason: str, item: HostedItem | None, *, is_blamed: bool = True) -> None:
-        """Kill the process; refuse the item that is to blame, run the others again.
+        """Kill the process, refuse the item that is to blame, and run the others again.
 
-        Without `is_blamed` the item is not refused later; its outcome is set already.
+        With `is_blamed` false, `item` has an outcome already and may be sent again later.
         """
         loop, marks = asyncio.get_running_loop(), self._live().marks
         running = list(self._running.values())

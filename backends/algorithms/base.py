@@ -26,7 +26,7 @@ class Algorithm(Protocol):
 
     @property
     def as_query(self) -> "QueryAlgorithm | None":
-        """Itself, where it is one."""
+        """This algorithm if it is a `QueryAlgorithm`, else `None`."""
         return None
 
     # Items and parameters are what `protocol.ITEMS` and `protocol.PARAMETERS` say for the task.
@@ -67,7 +67,7 @@ class QueryAlgorithm(Algorithm):
 class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that is served: its info, its encoder, and an algorithm for each task.
 
-    `tokens` are those of the tasks that run no model.
+    `tokens` has the algorithms of the tasks that run no model, such as `tokenize`.
     """
 
     info: ModelInfo
@@ -76,7 +76,7 @@ class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
     tokens: dict[Task, Algorithm]
 
     def find(self, task: Task) -> Algorithm | None:
-        """Return what answers a task, `None` where nothing does."""
+        """Return the algorithm that answers a task, `None` if there is none."""
         return self.algorithms.get(task) or self.tokens.get(task)
 
 

@@ -51,12 +51,12 @@ class Labeller(Algorithm):
     ) -> FloatArray:
         """Return a score for each of `labels`, in their order.
 
-        `function` makes scores of logits where it is given, else the model's own.
+        `function` turns logits into scores; `None` stands for the model's own function.
         """
 
     @abstractmethod
     def confidence(self, scores: FloatArray) -> float:
-        """Return how sure it is of scores that its own function made, between 0 and 1."""
+        """Return how sure the model is of scores of its own function, between 0 and 1."""
 
     @override
     async def run(self, item: Text, parameters: ClassifyParameters, ask: AlgorithmContext) -> Any:

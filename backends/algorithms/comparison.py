@@ -66,7 +66,7 @@ def _worst(differences: list[Difference]) -> Difference:
 
 
 def _is_ranking(values: list[Any]) -> bool:
-    """Whether these are labels with scores, each once; entities have places besides."""
+    """Whether these are distinct labels with scores. Entities also have places, so they are not."""
     if not values or not all(isinstance(value, dict) for value in values):
         return False
     if any(value.keys() != {"label", "score"} for value in values):

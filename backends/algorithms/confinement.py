@@ -37,7 +37,7 @@ class _Program(ctypes.Structure):
 
 
 def confine(*, parent: int, memory_bytes: int) -> None:
-    """Bound this process for good; it ends with its parent, whose id is `parent`."""
+    """Bound this process for the rest of its life, and end it when process `parent` ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -57,7 +57,7 @@ class Ensemble(Labeller):
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the mean of the members, and what is answered: that mean or their votes."""
+        """Return the mean scores of the members, and the scores to answer: this mean, or votes."""
         if self._combine == "vote" and function is not None:
             raise ItemRefused("bad_function", "votes have no `function`; leave it out")
         found = await all_of(member.scores(text, ask, function) for member in self._members)

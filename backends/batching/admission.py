@@ -196,10 +196,10 @@ class Admission:
             )
 
     def _lateness(self, work: float, factor: float, time_left: float) -> float:
-        """Return by how many seconds so much work would be late; below 0: it is in time.
+        """Return by how many seconds `work` would end late; a negative number means in time.
 
-        The pace of late knows what other models take of the device, but only of the past; what
-        they have admitted already tells of an overload that begins.
+        The recent pace shows how much of the device other models took in the past. Their admitted
+        work also counts, because it shows an overload that begins.
         """
         late = work * factor / self._meter.pace - time_left
         if late > 0.0:

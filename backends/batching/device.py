@@ -55,7 +55,7 @@ class DeviceShare:
         self._device.close(self)
 
     def arrived(self, seconds: float) -> None:
-        """Count predicted work that arrived to the model's weight, older work less."""
+        """Add predicted work that arrived to the model's weight; older work counts less."""
         now = self._device.clock()
         self.arriving = self.faded(now) + seconds
         self.seen = now

@@ -1,8 +1,8 @@
 """Decides how long a worker thread that has just run a batch waits for its callers' next rows.
 
 Callers that wait for an answer before they ask again come back some milliseconds after a batch.
-A thread that takes what waits at once runs smaller batches than one that lets them come back, and
-at full load its core is not idle meanwhile: the event loop needs it, to answer and to read more.
+A thread that does not wait for them runs smaller batches. At full load its core is not idle while
+it waits: the event loop uses the core to answer and to read more.
 """
 
 import msgspec

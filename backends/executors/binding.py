@@ -97,7 +97,7 @@ class BoundTensors:
 
 
 class Bindings:
-    """Caches the bindings of one run slot, those used last within a number of bytes."""
+    """Caches the bindings of one run slot: the most recently used ones, up to `max_bytes`."""
 
     def __init__(self, make: Callable[[BoundKey], BoundTensors], *, max_bytes: int) -> None:
         self._make = make
@@ -110,7 +110,7 @@ class Bindings:
         return len(self._bound)
 
     def get(self, key: BoundKey) -> BoundTensors:
-        """Return the binding of a shape, made when it is new; others may go for it."""
+        """Return the binding of a shape; a new binding may evict others."""
         bound = self._bound.get(key)
         if bound is not None:
             self._bound.move_to_end(key)

@@ -94,7 +94,7 @@ class Encoder:
     def prepare(
         self, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
     ) -> "PreparedQuery":
-        """Return what is to be tokenized for these texts; see `vectors`.
+        """Return `texts` with their prompts, cut to what the tokenizer reads; see `vectors`.
 
         Raises:
             ItemRefused: a text is empty or too long.

@@ -36,7 +36,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 def answer(
     executor: ModelExecutor, encode: Encode, output: OutputKind = OutputKind.POOLED
 ) -> list[list[float]]:
-    """Return the answers of a variant to a few texts, each alone; of tokens one after the other."""
+    """Return a variant's output for a few texts, each run alone; outputs of tokens are joined."""
     return [_run(executor, row, output).round(_DECIMALS).tolist() for row in encode(ORDINARY)]
 
 

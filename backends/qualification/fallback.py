@@ -75,7 +75,7 @@ def running(open_executor: Callable[[GraphSource], ModelExecutor]) -> RunBatches
 
 
 def trial_batches(source: GraphSource) -> list[PaddedBatch]:
-    """Return batches that leave each class of lengths empty in turn, for each output."""
+    """Return a batch for each output and each combination of the classes of lengths."""
     longest = source.max_tokens or max(LENGTHS)
     # Small ids, which every model has.
     rows = [1 + np.arange(min(length, longest), dtype=np.int32) for length in LENGTHS]

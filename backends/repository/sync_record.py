@@ -43,14 +43,14 @@ def read_record(root: Path) -> SyncRecord:
 
 
 class SyncWatch:
-    """Tells when a sync has changed a repository since it was asked last."""
+    """Tells whether a sync has changed a repository since the last call."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Return whether another sync is complete since the last time; reads a file's status."""
+        """Return whether a sync was completed since the last call; reads the status of one file."""
         found = self._signature()
         if found == self._seen or not read_record(self._root).digest:
             return False

@@ -28,7 +28,7 @@ def read_text_proto(text: str) -> Message:
     """Return the fields of a message.
 
     Raises:
-        ValueError: it is none; the message names the line.
+        ValueError: `text` is not a message; the error names the line.
     """
     return _Reader(text).message("", depth=0)
 

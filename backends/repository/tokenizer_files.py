@@ -1,6 +1,6 @@
 """Refuses a `tokenizer_config.json` with options that `tokenizer.json` does not have.
 
-An import applies such options; here are the folders that were put into a repository as they are.
+An import applies such options. This check is for folders that were copied into a repository.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class _TokenizerFile(msgspec.Struct, frozen=True):
     pre_tokenizer: dict[str, Any] | None = None
 
     def options(self) -> Iterator[tuple[str, Any]]:
-        """Yield the options that `tokenizer_config.json` may have too, by its names."""
+        """Yield the options that both files may set, by their names in `tokenizer_config.json`."""
         normalizer = self.normalizer or {}
         if normalizer.get("type") == "BertNormalizer":
             for field, ours in _NORMALIZES.items():

@@ -170,7 +170,7 @@ class Tokenizer:
         return int(strange[0]) if len(strange) else None
 
     def is_empty(self, encoding: Encoding) -> bool:
-        """Whether nothing of a text is in its encoding but what every text gets."""
+        """Whether an encoding has no tokens of its text, only the special tokens of every text."""
         return len(encoding.ids) <= self._added[encoding.type_ids is not None]
 
     async def _ask(self, texts: Texts, kind: TextKind) -> Any:
@@ -306,7 +306,7 @@ class Tokenizer:
         return [encoding.ids for encoding in found]
 
     def _truncated_from(self, encoding: tokenizers.Encoding, text: Text) -> int:
-        """Return how many tokens a text has that was cut; 0 where it was not."""
+        """Return how many tokens the whole text has if it was cut, else 0."""
         if self._truncate_to is None or len(encoding.ids) < self._truncate_to:
             return 0
         if isinstance(text, str):
@@ -333,7 +333,7 @@ class Tokenizer:
 
 
 def lower_cased(source: str) -> str:
-    """Return a tokenizer file that lower-cases first, as sentence transformers change one."""
+    """Return a tokenizer file that lower-cases first, as the library sentence-transformers does."""
     document = json.loads(source)
     normalizer = document.get("normalizer")
     if not _lowers(normalizer):

@@ -80,7 +80,7 @@ class PartResults:
         )
 
     def content(self, numbers: Iterable[int], *, is_success: bool) -> Iterator[bytes]:
-        """Yield the results of these lines that are successes, or those that are not, in order."""
+        """Yield the results of the lines `numbers`, in order: successes only, or failures only."""
         for number in numbers:
             place = self._places.get(number)
             if place is None or place.is_success is not is_success:

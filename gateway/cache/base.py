@@ -100,11 +100,11 @@ class RemoteTier(Protocol):
         ...
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Tell, once, whether a look-up has claimed all of `keys`."""
+        """Take over the claims of look-ups on `keys` if all are claimed; tell whether they were."""
         ...
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims that look-ups made on `keys`, and that `has_claimed` has told nobody of."""
+        """End the claims of look-ups on `keys` that `has_claimed` has not taken over."""
         ...
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:

@@ -152,7 +152,7 @@ class Claims:
             del claimed[next(iter(claimed))]
 
     def take(self, keys: Sequence[CacheKey]) -> bool:
-        """Tell, once, whether look-ups have claimed all of `keys`."""
+        """Take over the claims of look-ups on `keys` if all are claimed; tell whether they were."""
         claimed, since = self._by_lookup, self._monotonic() - self._lease * _TAKEN_WITHIN
         for key in keys:
             if claimed.get(key, since) <= since:
@@ -162,7 +162,7 @@ class Claims:
         return True
 
     def take_each(self, keys: Sequence[CacheKey]) -> list[CacheKey]:
-        """Return, once, those of `keys` that look-ups have claimed."""
+        """Take over the claims of look-ups on `keys`; return the keys that were claimed."""
         claimed = self._by_lookup
         return [key for key in keys if claimed.pop(key, None) is not None] if claimed else []
 

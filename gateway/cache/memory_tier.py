@@ -123,7 +123,7 @@ class MemoryTier:
         self._shrink_window(now)
 
     def _shrink_window(self, now: float) -> None:
-        """Have what leaves the window take a place in the main part, if it may."""
+        """Move the oldest entries from the window into the main part, if they may enter it."""
         while self._window_bytes > self._window_capacity:
             candidate = self._window.popleft()
             self._window_bytes -= candidate.cost
@@ -142,9 +142,9 @@ class MemoryTier:
         return self._capacity
 
     def resize(self, capacity_bytes: int, now: float) -> None:
-        """Keep as much as fits into another capacity; what was seen how often is forgotten.
+        """Change the capacity, and drop entries that no longer fit.
 
-        What is given up takes a microsecond or two an entry.
+        Each dropped entry takes a microsecond or two. A larger capacity resets the frequencies.
         """
         if capacity_bytes > self._capacity:
             self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)

@@ -123,7 +123,7 @@ class ResultCache:
         self._remote.store_all(entries, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Tell, once, whether look-ups have claimed all of `keys`."""
+        """Take over the claims of look-ups on `keys` if all are claimed; tell whether they were."""
         return self._remote.has_claimed(keys)
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:

@@ -25,8 +25,8 @@ _MAX_ANSWER_BYTES = 256 * 1024 * 1024
 class AdminClient:
     """Calls one listener; a refusal is a `Failure` with the detail of the problem.
 
-    `trusted` is the file of its certificate, where that is on this machine; `shown` that of the
-    certificate and key of the operator.
+    `trusted` is the file of the listener's certificate, if it is on this machine. `shown` is the
+    file of the operator's certificate and key.
     """
 
     def __init__(self, *, url: str, key: str, trusted: str = "", shown: Path | None = None) -> None:
@@ -151,9 +151,9 @@ def print_json(value: object) -> None:
 def print_change(
     answer: Any, *, as_json: bool, head: str = "", more: Callable[[Any], None] = lambda _: None
 ) -> None:
-    """Print `head`, what became of a change in each worker, and `more`; or all of it as JSON.
+    """Print `head`, the outcome of a change in each worker, and `more`; or the answer as JSON.
 
-    Exit with 1 where not every worker follows it.
+    Exit with 1 if a worker does not follow the change.
     """
     if as_json:
         print_json(answer)

@@ -53,7 +53,7 @@ def add_examples(group: click.Group, path: str = "") -> None:
 
 
 def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield every command below `group` that is no group, by its words."""
+    """Yield the full name of each command below `group`, and the command; groups are left out."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")

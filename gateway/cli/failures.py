@@ -22,7 +22,7 @@ class Failure(click.ClickException):
 
 
 class UnconfirmedFailure(Failure):
-    """Ends a command whose request was sent, and may have been done."""
+    """Ends a command that does not know whether the server carried out its request."""
 
 
 @contextmanager

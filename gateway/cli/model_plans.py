@@ -85,7 +85,7 @@ def shadow(
 @_DRY_RUN
 @admin_options
 def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) -> None:
-    """Serve a model as before the last change of its revisions; twice is the same as once."""
+    """Undo the last change of a model's revisions. A second call changes nothing."""
     path = f"/admin/models/{quoted(name)}/rollback"
     _change(client, "POST", path, None, dry_run=dry_run, as_json=as_json)
 

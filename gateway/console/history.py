@@ -116,7 +116,7 @@ class History:
         self._tell()
 
     def check_room(self) -> None:
-        """Raise `Overloaded` where no more may watch; before an answer begins, it can say so."""
+        """Raise `Overloaded` if no more viewers fit; call it before the response begins."""
         if self._viewers >= _MOST_VIEWERS:
             raise Overloaded("Too many pages are open; close one.", retry_after=5.0)
 

@@ -9,10 +9,11 @@ from gateway.types import ID_DIGITS, RequestEvent
 class HitRun:
     """Counts hits of one caller, route, task, model, arm and tier, with ids from `first` on.
 
-    `count` of them belong to the present event-loop iteration, which may have up to `max_count`;
-    `started` is the loop's time at which the first of them began, `began` the same on a finer
-    clock. `route` and `source` are what metrics call them by. `reserved_ids` are not used yet.
-    `gateway.api.request_events` reserves more when there are none: `ids_at_once`, which grows.
+    `count` hits belong to the present event-loop iteration, which may have up to `max_count`.
+    `started` is the loop's time when the first of these hits began; `began` is the same moment on
+    a finer clock. Metrics have `route` and `source` as labels. `reserved_ids` is how many reserved
+    ids are left. When none is left, `gateway.api.request_events` reserves `ids_at_once` more, and
+    lets that number grow.
     """
 
     __slots__ = (

@@ -1,9 +1,9 @@
 """Answers the items of a request from the cache, from work in flight, or by new work.
 
-`Inference.prepare` plans a request, `from_memory` answers it without waiting, `lookup_nowait` reads
-the cache by callback, `compute_nowait` goes on from there, and `infer` does the same for callers
-with a task. What is computed outlives its request, so that requests which joined it do not depend
-on the first caller.
+`Inference.prepare` plans a request, and `from_memory` answers it without waiting. `lookup_nowait`
+reads the cache and `compute_nowait` computes the rest; both report by callback. `infer` is a
+coroutine that does both. A computation goes on when its first caller leaves, so requests that
+joined it do not depend on that caller.
 """
 
 import asyncio

@@ -234,9 +234,10 @@ class Child:
 
 
 def restart_delay(former: float, *, lived: float) -> float:
-    """Return the seconds to wait for a process that lived for `lived` seconds.
+    """Return the seconds to wait before the restart of a process that lived for `lived` seconds.
 
-    They double up to `LONGEST_DELAY`; a process that lived for `HEALTHY` seconds starts over.
+    The delay is twice the `former` one, up to `LONGEST_DELAY`. It begins anew for a process that
+    lived for `HEALTHY` seconds.
     """
     is_first = not former or lived >= HEALTHY
     return FIRST_DELAY if is_first else min(LONGEST_DELAY, 2 * former)

@@ -83,9 +83,9 @@ class HitTemplate:
         self._nothing = [b""] * (len(encoded) - 1)
 
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
-        """Return the encoded spans of a hit in one piece, and nothing for each but the first.
+        """Return an element for each span of a hit: the first has all bytes, the others are empty.
 
-        Batches are counted by their spans.
+        `SpanQueue` counts a span for each element.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)

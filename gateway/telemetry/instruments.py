@@ -64,7 +64,7 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Have a running total that outlives this process be counted from here on, once."""
+        """Count only what a total that outlives this process grows by after the first call."""
         self._totals.setdefault(("", name, labels), total)
 
     def record(self, name: str, value: float, labels: Labels, *, source: str) -> None:

@@ -87,9 +87,9 @@ def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
 
 
 def full_name(name: str) -> str:
-    """Return the name of an image with its folder, that of Docker's own included.
+    """Return the name of an image with its folder, which is `library` for Docker's own images.
 
-    Without a digest: a stand-in has another.
+    The digest is left out, because a stand-in has another one.
     """
     name = name.partition("@")[0]
     return name if "/" in name else f"library/{name}"

@@ -20,7 +20,7 @@ STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 m
 
 
 class FaultyRedis(msgspec.Struct, frozen=True):
-    """A Redis with its fault; `end` returns when it answers again."""
+    """A Redis: `begin` injects its fault, and `end` ends it and waits until Redis answers again."""
 
     url: str
     begin: Callable[[], None]
@@ -29,7 +29,10 @@ class FaultyRedis(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def failing_redis(fault: str, *arguments: str) -> AsyncIterator[FaultyRedis]:
-    """Run a healthy Redis whose fault `begin` injects, with `arguments` if it is one server."""
+    """Run a healthy Redis, and yield it with its fault.
+
+    A Redis of one server is started with `arguments`.
+    """
     async with AsyncExitStack() as stack:
         if fault == "failing over":
             watched = stack.enter_context(sentinel_deployment())

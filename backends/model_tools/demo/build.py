@@ -142,7 +142,7 @@ def _sizes(root: Path) -> dict[str, int]:
 
 
 def _complete(target: Path, fingerprint: str) -> list[str] | None:
-    """Return the names that are left to somebody else; `None` where something is to be built."""
+    """Return the names of models that others own; `None` if a demo model must be built."""
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
         foreign = [str(name) for name in manifest["left"]]

@@ -88,7 +88,7 @@ class _BertWriter:
             self._pool(state, mask)
 
     def _write_gathered(self) -> tuple[str, str]:
-        """Add the encoder; returns what is pooled, `[batch, width, hidden]`, and its mask."""
+        """Add the encoder; return the states to pool, `[batch, width, hidden]`, and their mask."""
         graph, shape = self._graph, self._shape
         grid = open_grid(graph, width=shape.hidden // shape.heads)
         embedded = embed_tokens(

@@ -67,7 +67,7 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def farthest(self) -> int:
-        """The largest distance told apart from those beyond it."""
+        """The largest relative distance; larger distances count as this one."""
         relative = self.max_relative_positions
         return relative if relative > 0 else self.max_position_embeddings
 

@@ -21,10 +21,10 @@ _BIAS = 2
 
 
 def read_exported(model: ModelProto) -> Weights:
-    """Return the weights of a graph, by their names in the checkpoint, as far as they are known.
+    """Return the weights of a graph by their names in the checkpoint, where these are known.
 
     Raises:
-        WeightsError: it does not look like an export of a checkpoint.
+        WeightsError: the graph does not look like an export of a checkpoint.
     """
     tensors = {name: numpy_helper.to_array(found) for name, found in _tensors(model.graph)}
     weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype == np.float32}

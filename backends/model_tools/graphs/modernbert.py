@@ -239,7 +239,7 @@ class _GridWriter(_ModernBertWriter):
         )
 
     def _rotate(self, tokens: str, kind: str) -> str:
-        """Add the rotation of every token's heads; the kernel takes each as a row of its own."""
+        """Add the rotation of every token's heads; the kernel treats each token as a row."""
         graph = self._graph
         if graph.is_plain:
             return self._rotate_plain(tokens, kind)

@@ -15,9 +15,9 @@ _FARTHEST = 128
 
 
 def add_distances(graph: GraphBuilder, *, positions: int) -> str:
-    """Add, for every pair of places, how far the second is after the first, plus `positions - 1`.
+    """Add the distance from the first to the second place of each pair, plus `positions - 1`.
 
-    It is `[sequence, sequence]`.
+    The output is `[sequence, sequence]`.
     """
     zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
     one = graph.constant("distance.one", np.array(1, dtype=np.int64))
