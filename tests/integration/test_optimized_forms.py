@@ -7,6 +7,8 @@ and that the forms are quicker than the graph as it is.
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +120,27 @@ def test_a_graph_that_the_optimizer_stumbles_over_has_a_form_in_fp16(tmp_path: P
 
     assert files(folder) == {OWN, HALF}
     assert_forms_answer(folder, HALF)
+
+
+def test_forms_are_written_without_a_word_where_only_the_extras_are_installed(
+    tmp_path: Path,
+) -> None:
+    """ONNX Runtime asks for `sympy` only in its extra `symbolic`, which no extra here takes."""
+    source = write_export("bert", tmp_path / "source")
+    code = (
+        "import pathlib, sys; sys.modules['sympy'] = None; folders = map(pathlib.Path, sys.argv[1:])\n"
+        "from backends.model_tools.importing.convert import convert; convert(*folders)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert files(tmp_path / "model") == ALL
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_weights_are_cast_when_a_form_is_loaded(tmp_path: Path) -> None:

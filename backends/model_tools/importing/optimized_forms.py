@@ -5,13 +5,16 @@ know stays as it is. The forms lie beside the graph, over the same weights, as t
 `backends.model_tools.importing.device_forms` do, and a backend compares their answers.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx.shape_inference import infer_shapes
 
 from backends.model_tools.graphs.graph_builder import FUSED, copy_model
 from backends.model_tools.graphs.half import halve
@@ -19,13 +22,23 @@ from backends.model_tools.importing.device_forms import StoredTensors
 from backends.model_tools.importing.finishing import is_half
 from backends.qualification.forms import form_name
 
-# The exporter whose graphs the optimizer expects; it warns of any other name.
-_PRODUCER = "pytorch"
 # Quantized graphs are written for the device they were quantized for.
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "Integer")
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what the optimizer logs: it speaks of arguments of its own."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+
+
+@_quiet()
 def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
     """Write `model.cuda-optimized.onnx`, `-packed`, and both in fp16 beside `graph`.
 
@@ -37,7 +50,7 @@ def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
     if any(mark in operator for operator in operators for mark in _QUANTIZED):
         return
     stored = StoredTensors(graph)
-    fused = _fuse(model, config)
+    fused = _fuse(model, graph, config)
     if is_half(graph):
         forms = {"fp16": fused}
     else:
@@ -51,8 +64,8 @@ def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
                 stored.write(packed, form_name(graph, "cuda", "packed", precision))
 
 
-def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
-    """Return `model`, changed to have fused attention; `None` where none of it is known.
+def _fuse(model: ModelProto, graph: Path, config: Mapping[str, Any]) -> ModelProto | None:
+    """Return the `model` of `graph`, changed to have fused attention; `None` where it is unknown.
 
     What is left of `model` is then of no use.
     """
@@ -67,8 +80,10 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
     options = FusionOptions("bert")
     # Query, key and value stay three products, so that their weights are those of the graph.
     options.use_multi_head_attention = True
-    model.producer_name = _PRODUCER
+    # Its own inference needs `sympy`, which an installation lacks; that of `onnx` finds as much.
+    options.enable_shape_inference = False
     try:
+        _add_types(model, graph)
         fused: ModelProto = optimize_by_fusion(
             model,
             num_heads=_number(config, "num_attention_heads", "n_heads"),
@@ -79,9 +94,18 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
         return None
     if not _has(fused, "MultiHeadAttention"):
         return None
+    del fused.graph.value_info[:]
     if not any(opset.domain == FUSED for opset in fused.opset_import):
         fused.opset_import.append(helper.make_opsetid(FUSED, 1))
     return fused
+
+
+def _add_types(model: ModelProto, graph: Path) -> None:
+    """Add the types and shapes of all values: without them the optimizer keeps useless casts."""
+    # Weights that lie in other files are not needed, and may be too large to be passed on.
+    typed = infer_shapes(onnx.load(str(graph), load_external_data=False))
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(typed.graph.value_info)
 
 
 def _pack(model: ModelProto) -> ModelProto | None:
