@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx.shape_inference import infer_shapes
 
 from backends.model_tools.graphs.graph_builder import FUSED, copy_model
-from backends.model_tools.graphs.half import halve
+from backends.model_tools.graphs.half import halve, infer_types
 from backends.model_tools.importing.device_forms import StoredTensors
 from backends.model_tools.importing.finishing import is_half
 from backends.qualification.forms import form_name
@@ -50,7 +49,7 @@ def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
     if any(mark in operator for operator in operators for mark in _QUANTIZED):
         return
     stored = StoredTensors(graph)
-    fused = _fuse(model, graph, config)
+    fused = _fuse(model, config)
     if is_half(graph):
         forms = {"fp16": fused}
     else:
@@ -64,8 +63,8 @@ def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
                 stored.write(packed, form_name(graph, "cuda", "packed", precision))
 
 
-def _fuse(model: ModelProto, graph: Path, config: Mapping[str, Any]) -> ModelProto | None:
-    """Return the `model` of `graph`, changed to have fused attention; `None` where it is unknown.
+def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
+    """Return `model`, changed to have fused attention; `None` where none of it is known.
 
     What is left of `model` is then of no use.
     """
@@ -80,10 +79,12 @@ def _fuse(model: ModelProto, graph: Path, config: Mapping[str, Any]) -> ModelPro
     options = FusionOptions("bert")
     # Query, key and value stay three products, so that their weights are those of the graph.
     options.use_multi_head_attention = True
-    # Its own inference needs `sympy`, which an installation lacks; that of `onnx` finds as much.
+    # Its own inference needs `sympy`, which an installation lacks. Without types it keeps casts.
     options.enable_shape_inference = False
     try:
-        _add_types(model, graph)
+        types = [*infer_types(model)]
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(types)
         fused: ModelProto = optimize_by_fusion(
             model,
             num_heads=_number(config, "num_attention_heads", "n_heads"),
@@ -98,14 +99,6 @@ def _fuse(model: ModelProto, graph: Path, config: Mapping[str, Any]) -> ModelPro
     if not any(opset.domain == FUSED for opset in fused.opset_import):
         fused.opset_import.append(helper.make_opsetid(FUSED, 1))
     return fused
-
-
-def _add_types(model: ModelProto, graph: Path) -> None:
-    """Add the types and shapes of all values: without them the optimizer keeps useless casts."""
-    # Weights that lie in other files are not needed, and may be too large to be passed on.
-    typed = infer_shapes(onnx.load(str(graph), load_external_data=False))
-    del model.graph.value_info[:]
-    model.graph.value_info.extend(typed.graph.value_info)
 
 
 def _pack(model: ModelProto) -> ModelProto | None:
