@@ -7,24 +7,29 @@ and that the forms are quicker than the graph as it is.
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-untyped]
     SymbolicShapeInference,
+)
+from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
+    convert_float_to_float16,
 )
 
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import pad
-from backends.model_tools.graphs.half import halve
 from backends.model_tools.importing.convert import convert
 from backends.types import FloatArray, OutputKind
 from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
+from tests.parity.fewer_families import HIDDEN
 from tests.parity.texts import DATA
 from tests.support.expanded_graphs import expand
 from tests.support.quantized import make_dynamic
@@ -50,6 +55,29 @@ def write_export(family: Family, folder: Path) -> Path:
     return source
 
 
+def write_encoder(pooling: str, folder: Path) -> Path:
+    """Write the export of an encoder whose vectors are so long that fp16 holds no sum of them."""
+    source = write_checkpoint(Checkpoint(family="bert", purpose="embed"), folder)
+    (source / "model.safetensors").unlink()
+    model = onnx.load(str(EXPORTS["bert"]))
+    last = next(n for n in reversed(model.graph.node) if n.op_type == "LayerNormalization")
+    weight = next(t for t in model.graph.initializer if t.name == last.input[1])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * 2000, weight.name))
+    end = 1 + next(place for place, node in enumerate(model.graph.node) if node == last)
+    last.output[0] = "last_hidden_state"
+    del model.graph.node[end:], model.graph.output[:]
+    sizes = ["batch", "sequence", HIDDEN]
+    model.graph.output.append(
+        helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, sizes)
+    )
+    onnx.save(model, str(source / OWN))
+    config = json.loads((source / "config.json").read_bytes())
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "unheard-of"}))
+    settings = {"word_embedding_dimension": HIDDEN, f"pooling_mode_{pooling}": True}
+    (source / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+    return source
+
+
 def imported(source: Path, target: Path) -> Path:
     assert "as it is" in convert(source, target)
     return target
@@ -59,8 +87,8 @@ def files(folder: Path) -> set[str]:
     return {path.name for path in folder.glob("*.onnx")}
 
 
-def answers(path: Path) -> FloatArray:
-    source = GraphSource(path=path, outputs={OutputKind.POOLED: "logits"}, dimensions=3)
+def answers(path: Path, output: str = "logits", dimensions: int = 3) -> FloatArray:
+    source = GraphSource(path=path, outputs={OutputKind.POOLED: output}, dimensions=dimensions)
     batch = pad([np.arange(5, 5 + n, dtype=np.int32) for n in (3, 40, 1, 15)], OutputKind.POOLED)
     return OnnxExecutor(source, worker_threads=1).run(batch)
 
@@ -112,12 +140,49 @@ def test_shapes_and_types_of_the_forms_are_inferred(name: str, tmp_path: Path) -
     assert [known[node.output[0]].elem_type for node in contexts] == [wanted, wanted]
 
 
+@pytest.mark.parametrize(
+    "pooling", ["mean_tokens", "max_tokens", "cls_token", "weightedmean_tokens", "lasttoken"]
+)
+def test_forms_in_fp16_add_up_rows_in_fp32(pooling: str, tmp_path: Path) -> None:
+    folder = imported(write_encoder(pooling, tmp_path / "source"), tmp_path / "model")
+    for name in (PACKED, PACKED_HALF):
+        (folder / name).write_bytes(expand(onnx.load(str(folder / name))).SerializeToString())
+
+    assert files(folder) == ALL
+    own = answers(folder / OWN, "pooled", HIDDEN)
+    for name in (EXACT, HALF, PACKED, PACKED_HALF):
+        found = answers(folder / name, "pooled", HIDDEN)
+        np.testing.assert_allclose(found, own, atol=1e-2 * np.abs(own).max(), err_msg=name)
+
+
 def test_a_graph_that_the_optimizer_stumbles_over_has_a_form_in_fp16(tmp_path: Path) -> None:
     """It looks for the biases of layer normalisations, which ModernBERT lacks."""
     folder = imported(write_export("modernbert", tmp_path / "source"), tmp_path / "model")
 
     assert files(folder) == {OWN, HALF}
     assert_forms_answer(folder, HALF)
+
+
+def test_forms_are_written_without_a_word_where_only_the_extras_are_installed(
+    tmp_path: Path,
+) -> None:
+    """ONNX Runtime asks for `sympy` only in its extra `symbolic`, which no extra here takes."""
+    source = write_export("bert", tmp_path / "source")
+    code = (
+        "import pathlib, sys; sys.modules['sympy'] = None\n"
+        "from backends.model_tools.importing.convert import convert\n"
+        "convert(*map(pathlib.Path, sys.argv[1:]))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert files(tmp_path / "model") == ALL
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_weights_are_cast_when_a_form_is_loaded(tmp_path: Path) -> None:
@@ -155,7 +220,9 @@ def test_weights_in_a_file_of_their_own_stay_there(tmp_path: Path) -> None:
 
 def test_an_export_in_fp16_has_a_form_in_fp16_alone(tmp_path: Path) -> None:
     source = write_export("bert", tmp_path / "source")
-    half = halve(onnx.load(str(source / OWN)))
+    half = convert_float_to_float16(
+        onnx.load(str(source / OWN)), keep_io_types=True, disable_shape_infer=True
+    )
     (source / OWN).write_bytes(half.SerializeToString())
 
     folder = imported(source, tmp_path / "model")
@@ -177,14 +244,14 @@ def test_a_weight_too_large_for_fp16_is_not_infinite(tmp_path: Path) -> None:
     model = onnx.load(str(source / OWN))
     table = "bert.embeddings.position_embeddings.weight"
     tensor = next(tensor for tensor in model.graph.initializer if tensor.name == table)
-    numbers = onnx.numpy_helper.to_array(tensor).copy()
+    numbers = numpy_helper.to_array(tensor).copy()
     numbers[-1] = 1e6  # of a position that no row has here
-    tensor.CopyFrom(onnx.numpy_helper.from_array(numbers, table))
+    tensor.CopyFrom(numpy_helper.from_array(numbers, table))
     (source / OWN).write_bytes(model.SerializeToString())
 
     folder = imported(source, tmp_path / "model")
 
     loaded = onnx.load(str(folder / HALF))
     found = next(tensor for tensor in loaded.graph.initializer if tensor.name == table)
-    assert onnx.numpy_helper.to_array(found).max() == np.finfo(np.float16).max
+    assert numpy_helper.to_array(found).max() == np.finfo(np.float16).max
     assert_forms_answer(folder, HALF)

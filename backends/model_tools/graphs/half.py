@@ -1,20 +1,122 @@
 """Rewrites a graph in fp32 so that it computes in fp16, its outputs in fp32 as before."""
 
-from onnx import ModelProto
+from collections.abc import Collection, Iterator, Sequence
+
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
+from onnx.shape_inference import infer_shapes
 from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-from backends.model_tools.graphs.graph_builder import copy_model
+# Shapes are computed from smaller tensors alone.
+_LARGE = 1024
+_EXACT = ".exact"
 
 
 def halve(model: ModelProto) -> ModelProto:
     """Return the graph in fp16, by ONNX Runtime's converter.
 
-    What fp16 cannot hold, such as the least number that masks padding, becomes its extreme.
+    What follows the last normalisation of layers stays in fp32: pooling adds up rows, and the sum
+    of a long one is more than fp16 holds. What fp16 cannot hold before that, such as the least
+    number that masks padding, becomes its extreme.
     """
-    # Shapes of fused operators cannot be inferred, and are not needed.
-    halved: ModelProto = convert_float_to_float16(
-        copy_model(model), keep_io_types=True, disable_shape_infer=True
+    nodes, outputs = [*model.graph.node], [*model.graph.output]
+    before = _count_before(nodes)
+    first = [node for node, is_before in zip(nodes, before, strict=True) if is_before]
+    rest = [node for node, is_before in zip(nodes, before, strict=True) if not is_before]
+    values = {value.name: value for value in infer_types(model)}
+    read = {name for node in rest for name in _reads(node)} | {value.name for value in outputs}
+    made = [name for node in first for name in node.output if name in read]
+
+    exact = _without_graph(model)
+    exact.graph.node.extend(first)
+    exact.graph.value_info.extend(values.values())
+    exact.graph.output.extend(values[name] for name in made if name in values)
+    within = {name for node in first for name in _reads(node)}
+    exact.graph.initializer.extend(t for t in model.graph.initializer if t.name in within)
+    # Its inputs and outputs stay as they are, so what follows reads fp32.
+    half: ModelProto = convert_float_to_float16(exact, keep_io_types=True, disable_shape_infer=True)
+
+    shared = {t.name for t in model.graph.initializer if t.name in within & read}
+    for tensor in model.graph.initializer:
+        if tensor.name in read:
+            half.graph.initializer.add().CopyFrom(tensor)
+            half.graph.initializer[-1].name += _EXACT * (tensor.name in shared)
+    for node in rest:
+        half.graph.node.add().CopyFrom(node)
+        own = half.graph.node[-1].input
+        own[:] = [name + _EXACT * (name in shared) for name in own]
+    del half.graph.value_info[:], half.graph.output[:]
+    half.graph.output.extend(outputs)
+    return half
+
+
+def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
+    """Yield the type of every value of a graph, as far as it follows from its operators.
+
+    What `onnx` does not know, such as fused operators, is taken to answer floats.
+    """
+    light = _without_graph(model)
+    light.graph.node.extend(model.graph.node)
+    light.graph.output.extend(model.graph.output)
+    given = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.ByteSize() <= _LARGE:
+            light.graph.initializer.add().CopyFrom(tensor)
+        elif tensor.name not in given:
+            shape = [*tensor.dims]
+            light.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, shape)
+            )
+    opsets = {each.domain: each.version for each in model.opset_import}
+    named = {value.name for value in model.graph.output}
+    for node in model.graph.node:
+        version = opsets.get(node.domain, 1)
+        if not defs.has(node.op_type, version, node.domain) and node.output[0] not in named:
+            light.graph.value_info.append(
+                helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
+            )
+    inferred = infer_shapes(light).graph
+    yield from inferred.value_info
+    yield from inferred.output
+
+
+def _without_graph(model: ModelProto) -> ModelProto:
+    """Return a model of the same versions, name and inputs, which computes nothing yet."""
+    graph = GraphProto(name=model.graph.name)
+    graph.input.extend(model.graph.input)
+    return ModelProto(
+        ir_version=model.ir_version,
+        producer_name=model.producer_name,
+        opset_import=model.opset_import,
+        functions=model.functions,
+        metadata_props=model.metadata_props,
+        graph=graph,
     )
-    return halved
+
+
+def _count_before(nodes: Sequence[NodeProto]) -> list[bool]:
+    """Tell of each node whether a normalisation of layers, or one after it, depends on it.
+
+    Of a graph without such an operator all do.
+    """
+    if not any(_normalises(node) for node in nodes):
+        return [True] * len(nodes)
+    needed: set[str] = set()
+    found = []
+    for node in reversed(nodes):
+        is_before = _normalises(node) or not needed.isdisjoint(node.output)
+        if is_before:
+            needed.update(_reads(node))
+        found.append(is_before)
+    return found[::-1]
+
+
+def _normalises(node: NodeProto) -> bool:
+    return node.op_type.endswith(("LayerNormalization", "RMSNormalization"))
+
+
+def _reads(node: NodeProto) -> Collection[str]:
+    """Return the values that a node reads, those of its branches from around them too."""
+    inner = [a.g for a in node.attribute if a.HasField("g")]
+    return {*node.input, *(name for graph in inner for each in graph.node for name in _reads(each))}

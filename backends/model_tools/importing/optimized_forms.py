@@ -5,7 +5,9 @@ know stays as it is. The forms lie beside the graph, over the same weights, as t
 `backends.model_tools.importing.device_forms` do, and a backend compares their answers.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,28 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from backends.model_tools.graphs.graph_builder import FUSED, copy_model
-from backends.model_tools.graphs.half import halve
+from backends.model_tools.graphs.half import halve, infer_types
 from backends.model_tools.importing.device_forms import StoredTensors
 from backends.model_tools.importing.finishing import is_half
 from backends.qualification.forms import form_name
 
-# The exporter whose graphs the optimizer expects; it warns of any other name.
-_PRODUCER = "pytorch"
 # Quantized graphs are written for the device they were quantized for.
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "Integer")
 _LARGEST_HALF = float(np.finfo(np.float16).max)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what the optimizer logs: it speaks of arguments of its own."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.disable(level)
+
+
+@_quiet()
 def write_optimized_forms(graph: Path, config: Mapping[str, Any]) -> None:
     """Write `model.cuda-optimized.onnx`, `-packed`, and both in fp16 beside `graph`.
 
@@ -67,8 +79,12 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
     options = FusionOptions("bert")
     # Query, key and value stay three products, so that their weights are those of the graph.
     options.use_multi_head_attention = True
-    model.producer_name = _PRODUCER
+    # Its own inference needs `sympy`, which an installation lacks. Without types it keeps casts.
+    options.enable_shape_inference = False
     try:
+        types = [*infer_types(model)]
+        del model.graph.value_info[:]
+        model.graph.value_info.extend(types)
         fused: ModelProto = optimize_by_fusion(
             model,
             num_heads=_number(config, "num_attention_heads", "n_heads"),
@@ -79,6 +95,7 @@ def _fuse(model: ModelProto, config: Mapping[str, Any]) -> ModelProto | None:
         return None
     if not _has(fused, "MultiHeadAttention"):
         return None
+    del fused.graph.value_info[:]
     if not any(opset.domain == FUSED for opset in fused.opset_import):
         fused.opset_import.append(helper.make_opsetid(FUSED, 1))
     return fused
