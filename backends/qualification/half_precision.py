@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"
 TEXTS = "texts.txt"
 # Part of the record's key: another way to judge asks for a new judgement.
-_METHOD = "1"
+_METHOD = "2"
 _TEXTS = 1024
 _ROWS = 64
 
@@ -81,9 +81,16 @@ def choose_profile(
     path, key = subject.folder / RECORD, machine_key(_METHOD, subject.digest, provider)
     verdict = read_record(path, key, HalfVerdict)
     if verdict is None:
-        verdict = HalfVerdict(
-            reasons=_judge(subject, provider, find=find, open_executor=open_executor)
-        )
+        try:
+            verdict = HalfVerdict(
+                reasons=_judge(subject, provider, find=find, open_executor=open_executor)
+            )
+        except (BackendError, StartProblem) as error:
+            # Memory may have been short, or a process killed: the next start judges again.
+            _log.warning(
+                "fp16 could not be judged", extra={"model": str(subject.folder), "why": str(error)}
+            )
+            return otherwise
         write_record(path, key, verdict)
         said = {"model": str(subject.folder), "why": verdict.reasons}
         _log.info("fp16 is refused" if verdict.reasons else "fp16 is accepted", extra=said)
@@ -97,22 +104,24 @@ def _judge(
     find: Callable[[GraphSource], Path],
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return why the answers in fp16 are none of this model, if they are not."""
+    """Return why the answers in fp16 are none of this model, if they are not.
+
+    Raises:
+        BackendError: a run failed.
+        StartProblem: a graph cannot be opened, or there is no text to judge by.
+    """
     half = msgspec.structs.replace(subject.source, profile="fp16")
     alone = msgspec.structs.replace(subject.source, digest="")
-    try:
-        form = find(half)
-        if provider == "cuda" and form == half.path:
-            return ["no form in fp16 runs here, or the graph in fp32 is quicker"]
-        golden, rows = _read_texts(subject)
-        # Other models may be served meanwhile: half of the cores are theirs.
-        threads = max(1, usable_cores() // 2)
-        reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
-        candidate = open_executor(msgspec.structs.replace(half, path=form))
-        before, owners = _answers(subject, reference, rows)
-        after, _ = _answers(subject, candidate, rows)
-    except (BackendError, StartProblem) as error:
-        return [str(error)]
+    form = find(half)
+    if provider == "cuda" and form == half.path:
+        return ["no form in fp16 runs here, or the graph in fp32 is quicker"]
+    golden, rows = _read_texts(subject)
+    # Other models may be served meanwhile: half of the cores are theirs.
+    threads = max(1, usable_cores() // 2)
+    reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
+    candidate = open_executor(msgspec.structs.replace(half, path=form))
+    before, owners = _answers(subject, reference, rows)
+    after, _ = _answers(subject, candidate, rows)
     measure, _ = kind_of(subject.manifest)
     return judge(
         before,

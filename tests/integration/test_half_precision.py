@@ -17,8 +17,12 @@ import pytest
 from onnx import numpy_helper
 
 from backends.app import make_routes, open_backend
+from backends.errors import OutOfMemory
+from backends.executors.base import ModelExecutor
+from backends.executors.graph import GraphSource
 from backends.protocol import Task
 from backends.qualification.half_precision import RECORD, HalfVerdict
+from backends.serving.loading import OpenExecutor
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from tests.integration.test_device_forms import HEADS_HALF, Opening
@@ -65,7 +69,7 @@ async def serving(folder: Path, opening: Opening, **given: Any) -> AsyncIterator
         yield Backend(make_routes(repository, settings, NO_TRACING), repository)
 
 
-async def profile(folder: Path, opening: Opening, **given: Any) -> str:
+async def profile(folder: Path, opening: OpenExecutor, **given: Any) -> str:
     async with serving(folder, opening, **given) as backend:
         (info,) = backend.repository.core.state().models
     return info.profile
@@ -140,6 +144,22 @@ async def test_a_judgement_is_kept(imported: Imported) -> None:
 
     assert await profile(folder, later) == "fp16"
     assert later.opened == [HEADS_HALF]
+
+
+async def test_a_judgement_that_failed_is_made_again(imported: Imported) -> None:
+    """Another process had the memory of the device, say."""
+    folder = imported()
+    opening = Opening(**HALF)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        # Once to be compared with other forms; then to be judged.
+        if opening.opened.count(HEADS_HALF) and source.path.name == HEADS_HALF:
+            raise OutOfMemory("the device is out of memory")
+        return opening(source)
+
+    assert await profile(folder, open_executor) == "tf32"
+    assert not (folder / RECORD).exists()
+    assert await profile(folder, Opening(**HALF)) == "fp16"
 
 
 async def test_texts_of_the_revision_come_before_those_of_sluicegate(imported: Imported) -> None:
