@@ -62,7 +62,7 @@ def imported(tmp_path: Path, repositories: Imported) -> Imported:
 
 
 @asynccontextmanager
-async def serving(folder: Path, opening: Opening, **given: Any) -> AsyncIterator[Backend]:
+async def serving(folder: Path, opening: OpenExecutor, **given: Any) -> AsyncIterator[Backend]:
     """Run a backend whose device is stood in for."""
     settings = BackendSettings(models=folder.parent.parent, **{"provider": "cuda", **given})
     async with open_backend(settings, tracing=NO_TRACING, open_executor=opening) as repository:
