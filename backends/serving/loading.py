@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import msgspec
 
@@ -17,7 +16,7 @@ from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
-from backends.errors import ModelProblem
+from backends.errors import BackendError, ExecutorDied, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.pooling import PoolingExecutor
@@ -26,7 +25,7 @@ from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
 from backends.qualification.form_trials import TryForm
-from backends.qualification.forms import find_quickest
+from backends.qualification.forms import QuickestForm, find_quickest
 from backends.qualification.half_precision import HalfSubject, choose_profile
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
@@ -191,7 +190,15 @@ class _Loader:
 
     def _find_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         running = self._kept.get((model.name, model.digest))
-        return running if running is not None else self._open_encoder(model, manifest)
+        if running is not None:
+            return running
+        try:
+            return self._open_encoder(model, manifest)
+        except BackendError as error:
+            problem = f"{model.folder}: it cannot be loaded: {error}"
+            if isinstance(error, ExecutorDied):
+                self._shared.device.failure = problem
+            raise ModelProblem(problem) from error
 
     def _add_encoder(self, running: RunningEncoder) -> None:
         self._encoders[running.name] = running.pipeline
@@ -201,10 +208,18 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
-        profile = self._choose_profile(model, manifest, tokenizer)
+        quickest: dict[str, QuickestForm] = {}
+
+        def find(source: GraphSource) -> QuickestForm:
+            # The form that is judged is the one that is opened, even where nothing can be kept.
+            if source.profile not in quickest:
+                quickest[source.profile] = self._find_quickest(source)
+            return quickest[source.profile]
+
+        profile = self._choose_profile(model, manifest, tokenizer, find)
         manifest = msgspec.structs.replace(manifest, profile=profile)
         source = graph_source(model, manifest)
-        form = msgspec.structs.replace(source, path=self._find_quickest(source))
+        form = msgspec.structs.replace(source, path=source.path.with_name(find(source).file))
         executor = tools.open_executor(form)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
@@ -258,7 +273,11 @@ class _Loader:
         )
 
     def _choose_profile(
-        self, model: Model, manifest: GraphManifest, tokenizer: TimedTokenizer
+        self,
+        model: Model,
+        manifest: GraphManifest,
+        tokenizer: TimedTokenizer,
+        find: Callable[[GraphSource], QuickestForm],
     ) -> str:
         settings, layout = self._tools.settings, tokenizer.layout
         return choose_profile(
@@ -274,10 +293,10 @@ class _Loader:
             allows_fp16=settings.gpu_fp16,
             allows_tf32=settings.gpu_tf32,
             open_executor=self._tools.open_executor,
-            find=self._find_quickest,
+            find=find,
         )
 
-    def _find_quickest(self, source: GraphSource) -> Path:
+    def _find_quickest(self, source: GraphSource) -> QuickestForm:
         tools = self._tools
         with tools.form_trials() as try_form:
             return find_quickest(
