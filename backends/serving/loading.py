@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import msgspec
 
@@ -131,6 +132,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
+        self._quickest: dict[tuple[Path, str], QuickestForm] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Encoder | Head] = {}
         self.running: list[RunningEncoder] = []
@@ -208,18 +210,11 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
-        quickest: dict[str, QuickestForm] = {}
-
-        def find(source: GraphSource) -> QuickestForm:
-            # The form that is judged is the one that is opened, even where nothing can be kept.
-            if source.profile not in quickest:
-                quickest[source.profile] = self._find_quickest(source)
-            return quickest[source.profile]
-
-        profile = self._choose_profile(model, manifest, tokenizer, find)
+        profile = self._choose_profile(model, manifest, tokenizer)
         manifest = msgspec.structs.replace(manifest, profile=profile)
         source = graph_source(model, manifest)
-        form = msgspec.structs.replace(source, path=source.path.with_name(find(source).file))
+        quickest = self._find_quickest(source)
+        form = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
         executor = tools.open_executor(form)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
@@ -273,11 +268,7 @@ class _Loader:
         )
 
     def _choose_profile(
-        self,
-        model: Model,
-        manifest: GraphManifest,
-        tokenizer: TimedTokenizer,
-        find: Callable[[GraphSource], QuickestForm],
+        self, model: Model, manifest: GraphManifest, tokenizer: TimedTokenizer
     ) -> str:
         settings, layout = self._tools.settings, tokenizer.layout
         return choose_profile(
@@ -293,19 +284,23 @@ class _Loader:
             allows_fp16=settings.gpu_fp16,
             allows_tf32=settings.gpu_tf32,
             open_executor=self._tools.open_executor,
-            find=find,
+            find=self._find_quickest,
         )
 
     def _find_quickest(self, source: GraphSource) -> QuickestForm:
-        tools = self._tools
+        """Return the quickest form: the one that is judged is opened, even if nothing is kept."""
+        tools, key = self._tools, (source.path, source.profile)
+        if (known := self._quickest.get(key)) is not None:
+            return known
         with tools.form_trials() as try_form:
-            return find_quickest(
+            self._quickest[key] = find_quickest(
                 source,
                 provider=tools.settings.provider,
                 open_executor=tools.open_executor,
                 bounds=batch_bounds(tools.settings),
                 try_form=try_form,
             )
+        return self._quickest[key]
 
     def _load_head(
         self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms
