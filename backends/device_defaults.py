@@ -15,8 +15,8 @@ from backends.settings import BackendSettings
 _ROWS, _GPU_ROWS = 16, 256
 _TOKENS, _GPU_TOKENS = 4096, 32_768
 # What a token of a batch takes of the arena at most: activations in fp32 of a model of BERT-large's
-# size at 512 tokens, in two runs at a time.
-_BYTES_PER_TOKEN = 128 * 1024
+# size at 512 tokens. Each run in flight has a batch.
+_BYTES_PER_TOKEN = 64 * 1024
 # Libraries, captured graphs and the CUDA context are outside every arena.
 _RESERVE = 0.1
 _GRAPH_ROWS = 4
@@ -55,14 +55,14 @@ def batch_rows(settings: BackendSettings, tuned: int | None = None) -> int:
 
 
 def batch_tokens(settings: BackendSettings) -> int:
-    """Return the tokens of a batch: on a GPU as many as the arena has memory for."""
+    """Return the tokens of a batch: on a GPU as many as a run's share of the arena holds."""
     if settings.max_batch_tokens:
         return settings.max_batch_tokens
     if settings.provider not in GPU_PROVIDERS:
         return _TOKENS
     if not settings.gpu_memory_bytes:
         return _GPU_TOKENS
-    fitting = settings.gpu_memory_bytes // _BYTES_PER_TOKEN
+    fitting = settings.gpu_memory_bytes // (_BYTES_PER_TOKEN * settings.gpu_runs)
     power = 1 << max(0, fitting.bit_length() - 1)
     return max(_TOKENS, min(power, _GPU_TOKENS))
 

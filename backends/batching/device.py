@@ -91,6 +91,9 @@ class Device:
     `bulk` bounds the bulk batches of all models.
     """
 
+    failure: str | None = None
+    """Why no run in this process can succeed any more, if an opened graph showed that."""
+
     def __init__(
         self, *, slots: int, clock: Callable[[], float], bulk_share: float = BULK_SHARE
     ) -> None:

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from queue import LifoQueue
 from typing import Any, Self
 
@@ -45,7 +46,7 @@ _FATAL_CODES = {46, 100, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 72
 _CODE = re.compile(r"CUDA failure (\d+)")
 _MEMORY = (
     *("Failed to allocate memory", "out of memory", "CUDA failure 2:", "ALLOC_FAILED"),
-    "Available memory of",
+    *("Available memory of", "bad_alloc"),
 )
 
 
@@ -117,7 +118,7 @@ class CudaExecutor(ModelExecutor):
             # Each session has an arena of its own.
             memory_bytes=options.memory_bytes // sessions,
         )
-        opened = [open_session(source.path, options) for _ in range(sessions)]
+        opened = [_open(source.path, options) for _ in range(sessions)]
         self.provider = opened[0].get_providers()[0]
         self.worker_threads = limits.runs
         self.dimensions = source.dimensions
@@ -182,6 +183,8 @@ class _RunSlot:
 
         Raises:
             ModelProblem: the graph cannot answer.
+            OutOfMemory: the device has no memory for it now.
+            ExecutorDied: it broke the device.
         """
         for output in self._source.outputs:
             captured = self._captured(output)
@@ -190,6 +193,8 @@ class _RunSlot:
                 for shape in captured * _CAPTURE_RUNS:
                     self.run(ones(*shape, output))
                 self.run(ones(*_TRIAL, output))
+            except (OutOfMemory, ExecutorDied):
+                raise
             except BackendError as error:
                 raise ModelProblem(f"{self._source.path}: a trial run failed: {error}") from error
 
@@ -250,6 +255,26 @@ class _RunSlot:
             keep_on_device=key in self._graphs,
         )
         return BoundTensors(shape, output, tensors, self._host)
+
+
+def _open(path: Path, options: DeviceOptions) -> Any:
+    """Open a session of a graph.
+
+    Raises:
+        ModelProblem: it is no graph, or would run on another provider.
+        OutOfMemory: the device has no memory for it now.
+        ExecutorDied: the device is broken.
+    """
+    try:
+        return open_session(path, options)
+    except ModelProblem as error:
+        cause = error.__cause__
+        reason = explain(cause if isinstance(cause, Exception) else error)
+        if isinstance(reason, OutOfMemory):
+            raise OutOfMemory("the device is out of memory for this model") from error
+        if isinstance(reason, ExecutorDied):
+            raise reason from error
+        raise
 
 
 def explain(error: Exception) -> BackendError:

@@ -1,5 +1,6 @@
 """Opens graphs as the settings of a process say."""
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from backends.device_defaults import batch_bounds, batch_tokens, graph_rows
-from backends.errors import ModelProblem
+from backends.errors import ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.buckets import Buckets
 from backends.executors.cuda import CudaExecutor, RunLimits
@@ -69,14 +70,17 @@ def open_capturing(
 
     Raises:
         ModelProblem: it cannot be opened.
+        OutOfMemory: the device has no memory for it now.
     """
     try:
         return open_executor(limits)
-    except ModelProblem as error:
+    except (ModelProblem, OutOfMemory) as error:
         if is_asked_for or not limits.graph_rows:
             raise
         _log.warning("a graph runs without being captured", extra={"why": str(error)})
-        return open_executor(msgspec.structs.replace(limits, graph_rows=0))
+    # The error holds the sessions that were opened, and they hold the device's memory.
+    gc.collect()
+    return open_executor(msgspec.structs.replace(limits, graph_rows=0))
 
 
 def _open_on_gpu(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from typing_extensions import override
 
-from backends.errors import ExecutorDied, ModelProblem
+from backends.errors import ExecutorDied, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.padded_batch import PaddedBatch
 from backends.types import FloatArray
@@ -136,5 +136,5 @@ class ResidentExecutor(ModelExecutor):
     def _reopen(self) -> ModelExecutor:
         try:
             return self._open_executor()
-        except ModelProblem as error:
+        except (ModelProblem, OutOfMemory) as error:
             raise ExecutorDied("the model's session cannot be opened again") from error

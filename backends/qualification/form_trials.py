@@ -4,30 +4,36 @@ A kernel that reads an illegal address breaks the device for its whole process: 
 form succeeds there.
 """
 
+import gc
 import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import msgspec
 
-from backends.errors import BackendError, ExecutorDied, ModelFailed, StartProblem
+from backends.errors import BackendError, ExecutorDied, ModelFailed, OutOfMemory, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.opening import executor_opener
 from backends.executors.padded_batch import PaddedBatch
 from backends.gpus import GPU_PROVIDERS
-from backends.settings import BackendSettings
+from backends.settings import BackendSettings, Provider
 from backends.types import FloatArray
 
-# Seconds for one form. TensorRT builds an engine in minutes.
-_PATIENCE = 1800.0
+# Seconds for one form. TensorRT builds engines in minutes; CUDA may compile its kernels for a card
+# that is newer than they are.
+_PATIENCE: Mapping[Provider, float] = MappingProxyType({"cuda": 300.0, "tensorrt": 1800.0})
+# Seconds in which a process ends whose pipe is closed.
+_ENDING = 10.0
+# Who ends a process in this way, as the kernel does for want of memory, says nothing of its form.
+_KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
@@ -56,11 +62,13 @@ def trying(open_executor: OpenExecutor) -> TryForm:
 class ChildTrials:
     """Tries forms in a child process, which starts with the first and is replaced when it ends.
 
-    `make_opener` is called in the child, so it must be one that can be pickled.
+    `make_opener` is called in the child, so it must be one that can be pickled. A form that takes
+    more than `patience` seconds hangs.
     """
 
-    def __init__(self, make_opener: Callable[[], OpenExecutor]) -> None:
+    def __init__(self, make_opener: Callable[[], OpenExecutor], *, patience: float) -> None:
         self._make_opener = make_opener
+        self.patience = patience
         self._child: tuple[multiprocessing.process.BaseProcess, Connection] | None = None
 
     def __enter__(self) -> Self:
@@ -75,23 +83,29 @@ class ChildTrials:
         self._end()
 
     def __call__(self, source: GraphSource, batches: Sequence[PaddedBatch]) -> FormTrial:
-        """Try a form as `TryForm` does."""
-        connection = self._start()
+        """Try a form as `TryForm` does; it is `OutOfMemory` too where the child was killed."""
+        process, connection = self._start()
         try:
             connection.send((source, batches))
-            answer = connection.recv() if connection.poll(_PATIENCE) else None
+            answer = connection.recv() if connection.poll(self.patience) else None
         except (EOFError, OSError):
-            answer = None
+            process.join(_ENDING)
+            self._end()
+            if process.exitcode in _KILLED:
+                raise OutOfMemory(
+                    "the process that tried the form was killed, perhaps for want of memory"
+                ) from None
+            raise ModelFailed("the process that tried the form ended") from None
         if answer is None:
             self._end()
-            raise ModelFailed("the process that tried the form ended, or hung")
+            raise ModelFailed(f"the form has not answered for {self.patience:g} s")
         if isinstance(answer, FormTrial):
             return answer
         if isinstance(answer, ExecutorDied):
             self._end()
         raise answer
 
-    def _start(self) -> Connection:
+    def _start(self) -> tuple[multiprocessing.process.BaseProcess, Connection]:
         if self._child is None:
             # A fork would share what CUDA has in this process, which it forbids.
             context = multiprocessing.get_context("spawn")
@@ -100,7 +114,7 @@ class ChildTrials:
             process.start()
             other.close()
             self._child = process, connection
-        return self._child[1]
+        return self._child
 
     def _end(self) -> None:
         if self._child is not None:
@@ -117,7 +131,8 @@ def form_trials(
     """Return what makes trials of forms: of those for GPUs in a child process."""
     if settings.provider not in GPU_PROVIDERS:
         return nullcontext
-    return partial(ChildTrials, partial(executor_opener, settings))
+    opener = partial(executor_opener, settings)
+    return partial(ChildTrials, opener, patience=_PATIENCE[settings.provider])
 
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:
@@ -137,5 +152,7 @@ def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> N
         except (BackendError, StartProblem) as error:
             # Its cause may be an error of a library that cannot be pickled.
             answer = error.with_traceback(None)
-            answer.__cause__ = None
+            answer.__cause__ = answer.__context__ = None
+            # Errors hold the sessions that were opened, and they hold the device's memory.
+            gc.collect()
         connection.send(answer)

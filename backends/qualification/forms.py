@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from backends.device_defaults import BatchBounds
-from backends.errors import BackendError, ModelProblem, StartProblem
+from backends.errors import BackendError, ModelProblem, OutOfMemory, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
@@ -66,6 +66,11 @@ def form_name(graph: Path, device: Device, attention: str, precision: str = "fp3
     return f"{graph.stem}.{device}-{attention}{suffix}.onnx"
 
 
+def form_record(profile: str) -> str:
+    """Return the file name of what was measured in a precision; fp32 and TF32 share one."""
+    return f".forms-{profile}.json" if profile in _HALVES else RECORD
+
+
 def find_forms(graph: Path, *, provider: str, profile: str) -> list[str]:
     """Return the file names of the forms beside `graph` that suit a provider and a precision."""
     device = _SUITED.get(provider)
@@ -86,45 +91,50 @@ def find_quickest(
     open_executor: Callable[[GraphSource], ModelExecutor],
     bounds: BatchBounds | None = None,
     try_form: TryForm | None = None,
-) -> Path:
-    """Return the file of the quickest form, measured once per digest and kind of machine.
+) -> QuickestForm:
+    """Return the quickest form beside `source`, measured once per digest and kind of machine.
 
-    It is quickest at batches within `bounds`, in the precision of `source`. By default forms are
+    It is quickest at batches within `bounds`, in the precision of `source`. What was measured is
+    not kept where a form found no memory: it may find some at the next start. By default forms are
     tried in this process.
 
     Raises:
         ModelProblem: no form, nor the graph itself, answers on this device.
     """
     folder, profile, bounds = source.path.parent, source.profile, bounds or BatchBounds()
+    own = QuickestForm(file=source.path.name, seconds={})
     if source.upstream is not None:
-        return source.path
+        return own
     trial = try_form or trying(open_executor)
     names = find_forms(source.path, provider=provider, profile=profile)
     if not names:
         check_fallback(
             source, provider=provider, run=lambda each, batches: trial(each, batches).outputs
         )
-        return source.path
+        return own
     sizes = f"{bounds.rows} x {bounds.tokens}"
     key = machine_key(_METHOD, sizes, source.digest, provider, profile, *names)
-    record = folder / RECORD
+    record = folder / form_record(profile)
     found = read_record(record, key, QuickestForm)
     if found is None:
         loads = (
             full_batches(bounds, source.max_tokens) if provider in GPU_PROVIDERS else [CPU_BATCH]
         )
-        found = _measure(source, names, loads, trial)
-        write_record(record, key, found)
-    return folder / found.file
+        found, had_memory = _measure(source, names, loads, trial)
+        if had_memory:
+            write_record(record, key, found)
+    return found
 
 
 def _measure(
     source: GraphSource, names: list[str], loads: list[Lengths], try_form: TryForm
-) -> QuickestForm:
+) -> tuple[QuickestForm, bool]:
+    """Return the quickest form, and whether all had the memory to be tried."""
     tolerance = TOLERANCES.get(source.profile, TOLERANCES["fp32"])
     batches = _batches(source)
     expected = _run_on_cpu(source, batches)
     seconds: dict[str, float] = {}
+    had_memory = True
     problem = ModelProblem(f"{source.path}: it answers otherwise here than on a CPU")
     for name in (source.path.name, *names):
         path = source.path.with_name(name)
@@ -132,6 +142,7 @@ def _measure(
             form = try_form(msgspec.structs.replace(source, path=path), batches)
         except (BackendError, StartProblem) as error:
             _log.info("a form of a graph cannot run here", extra={"form": name, "why": str(error)})
+            had_memory &= not isinstance(error, OutOfMemory)
             if path == source.path:
                 problem = _cannot_run(source, error)
             continue
@@ -146,7 +157,7 @@ def _measure(
             )
     if not seconds:
         raise problem
-    return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds)
+    return QuickestForm(file=min(seconds, key=seconds.__getitem__), seconds=seconds), had_memory
 
 
 def _run_on_cpu(source: GraphSource, batches: list[PaddedBatch]) -> list[FloatArray] | None:

@@ -1,4 +1,4 @@
-"""Decides in which precision a GPU computes a graph in fp32: in fp16 where its gate passes.
+"""Decides in which precision a GPU computes a graph in fp32: in fp16 where that is right and quick.
 
 A GPU has fast products in fp16 and TF32 alone. TF32 keeps the range of fp32. What fp16 changes is
 measured: its answers to a thousand texts are compared with those of fp32 on the CPU of this
@@ -6,6 +6,7 @@ machine. A revision may bring texts of its own.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,13 +14,13 @@ import msgspec
 import numpy as np
 
 from backends.cores import usable_cores
-from backends.errors import BackendError, StartProblem
+from backends.errors import BackendError, ExecutorDied, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.pooling import PoolingExecutor
 from backends.gpus import GPU_PROVIDERS
-from backends.qualification.forms import find_forms
+from backends.qualification.forms import QuickestForm, find_forms
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
 from backends.qualification.judged import kind_of, rank_scores
@@ -32,7 +33,7 @@ _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"
 TEXTS = "texts.txt"
 # Part of the record's key: another way to judge asks for a new judgement.
-_METHOD = "1"
+_METHOD = "2"
 _TEXTS = 1024
 _ROWS = 64
 
@@ -64,12 +65,15 @@ def choose_profile(
     allows_fp16: bool,
     allows_tf32: bool,
     open_executor: Callable[[GraphSource], ModelExecutor],
-    find: Callable[[GraphSource], Path],
+    find: Callable[[GraphSource], QuickestForm],
 ) -> str:
-    """Return the precision that a graph runs in, judged once per digest and kind of machine.
+    """Return the precision that a graph runs in: the declared one, but for fp32 on a GPU.
 
-    It is the declared one, but for a graph in fp32 on a GPU. `find` returns the file of the
-    quickest form in the precision of a source.
+    `find` returns the quickest form in the precision of a source. That in fp16 is judged once, for
+    each digest and kind of machine.
+
+    Raises:
+        ExecutorDied: the form in fp16 broke the device; it is refused from then on.
     """
     source = subject.source
     if provider not in GPU_PROVIDERS or source.profile != "fp32" or source.upstream is not None:
@@ -78,41 +82,90 @@ def choose_profile(
     has_form = provider == "tensorrt" or find_forms(source.path, provider=provider, profile="fp16")
     if not allows_fp16 or not has_form:
         return otherwise
-    path, key = subject.folder / RECORD, machine_key(_METHOD, subject.digest, provider)
-    verdict = read_record(path, key, HalfVerdict)
-    if verdict is None:
-        verdict = HalfVerdict(
-            reasons=_judge(subject, provider, find=find, open_executor=open_executor)
+    half, other = (
+        msgspec.structs.replace(source, profile=profile) for profile in ("fp16", otherwise)
+    )
+    try:
+        form = find(half)
+        if provider == "cuda" and not _is_quicker(form, other, find=find):
+            _log.info("fp16 is not quicker", extra={"model": str(subject.folder)})
+            return otherwise
+        verdict = _read_verdict(subject, form, provider, open_executor=open_executor)
+    except ExecutorDied:
+        raise
+    except (BackendError, StartProblem) as error:
+        # Memory may have been short, or a process killed: the next start judges again.
+        _log.warning(
+            "fp16 could not be judged", extra={"model": str(subject.folder), "why": str(error)}
         )
-        write_record(path, key, verdict)
-        said = {"model": str(subject.folder), "why": verdict.reasons}
-        _log.info("fp16 is refused" if verdict.reasons else "fp16 is accepted", extra=said)
+        return otherwise
     return otherwise if verdict.reasons else "fp16"
+
+
+def _is_quicker(
+    half: QuickestForm, other: GraphSource, *, find: Callable[[GraphSource], QuickestForm]
+) -> bool:
+    """Return whether a form in fp16 runs here, and is quicker than those in another precision.
+
+    TensorRT needs no such comparison: an engine in fp16 keeps the layers that are quicker in fp32.
+    """
+    if half.file == other.path.name:
+        return False
+    try:
+        found = find(other)
+    except ModelProblem:
+        return True
+    return half.seconds[half.file] < found.seconds.get(found.file, math.inf)
+
+
+def _read_verdict(
+    subject: HalfSubject,
+    form: QuickestForm,
+    provider: str,
+    *,
+    open_executor: Callable[[GraphSource], ModelExecutor],
+) -> HalfVerdict:
+    """Return the verdict on a form, judged now where there is none."""
+    path = subject.folder / RECORD
+    key = machine_key(_METHOD, subject.digest, provider, form.file)
+    verdict = read_record(path, key, HalfVerdict)
+    if verdict is not None:
+        return verdict
+    try:
+        verdict = HalfVerdict(reasons=_judge(subject, form, open_executor=open_executor))
+    except ExecutorDied:
+        # The process that replaces this one must not break the device again.
+        write_record(path, key, HalfVerdict(reasons=[f"`{form.file}` broke the device"]))
+        raise
+    write_record(path, key, verdict)
+    said = {"model": str(subject.folder), "form": form.file, "why": verdict.reasons}
+    _log.info("fp16 is refused" if verdict.reasons else "fp16 is accepted", extra=said)
+    return verdict
 
 
 def _judge(
     subject: HalfSubject,
-    provider: str,
+    form: QuickestForm,
     *,
-    find: Callable[[GraphSource], Path],
     open_executor: Callable[[GraphSource], ModelExecutor],
 ) -> list[str]:
-    """Return why the answers in fp16 are none of this model, if they are not."""
-    half = msgspec.structs.replace(subject.source, profile="fp16")
+    """Return why the answers of a form in fp16 are none of this model, if they are not.
+
+    Raises:
+        BackendError: a run failed.
+        StartProblem: a graph cannot be opened, or there is no text to judge by.
+    """
     alone = msgspec.structs.replace(subject.source, digest="")
-    try:
-        form = find(half)
-        if provider == "cuda" and form == half.path:
-            return ["no form in fp16 runs here, or the graph in fp32 is quicker"]
-        golden, rows = _read_texts(subject)
-        # Other models may be served meanwhile: half of the cores are theirs.
-        threads = max(1, usable_cores() // 2)
-        reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
-        candidate = open_executor(msgspec.structs.replace(half, path=form))
-        before, owners = _answers(subject, reference, rows)
-        after, _ = _answers(subject, candidate, rows)
-    except (BackendError, StartProblem) as error:
-        return [str(error)]
+    half = msgspec.structs.replace(
+        subject.source, profile="fp16", path=subject.source.path.with_name(form.file)
+    )
+    golden, rows = _read_texts(subject)
+    # Other models may be served meanwhile: half of the cores are theirs.
+    threads = max(1, usable_cores() // 2)
+    reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
+    candidate = open_executor(half)
+    before, owners = _answers(subject, reference, rows)
+    after, _ = _answers(subject, candidate, rows)
     measure, _ = kind_of(subject.manifest)
     return judge(
         before,

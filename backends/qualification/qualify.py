@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ModelFailed, ModelProblem
+from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.padded_batch import pad
 from backends.qualification.certificate import check_certificate
@@ -96,6 +96,8 @@ def _measure(candidate: Candidate) -> Invariance:
             encode=candidate.encode,
             max_tokens=min(candidate.max_tokens, _MAX_TOKENS),
         )
+    except ExecutorDied:
+        raise
     except BackendError as error:
         raise ModelProblem(f"{candidate.folder}: a trial batch failed: {error}") from error
 

@@ -291,8 +291,9 @@ class ServingCore:
         self._items[call.model, call.task, outcome] += 1
 
     def failures(self) -> list[str]:
-        """Return the loaded encoders that have died since."""
-        return [
+        """Return why the device cannot be used, and the loaded encoders that have died since."""
+        device = [] if self._device.failure is None else [self._device.failure]
+        return device + [
             f"{encoder.name}: {encoder.failure}"
             for encoder in self.model_set.all_encoders()
             if encoder.failure is not None

@@ -17,7 +17,7 @@ from backends.batching.policy import BatchLimits
 from backends.batching.shared import RowCache, SharedRows
 from backends.batching.submission import QueueLimits
 from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
-from backends.errors import ModelProblem
+from backends.errors import BackendError, ExecutorDied, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.pooling import PoolingExecutor
@@ -26,7 +26,7 @@ from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
 from backends.qualification.form_trials import TryForm
-from backends.qualification.forms import find_quickest
+from backends.qualification.forms import QuickestForm, find_quickest
 from backends.qualification.half_precision import HalfSubject, choose_profile
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
@@ -132,6 +132,7 @@ class _Loader:
             if encoder.failure is None
         }
         self._encoders: dict[str, Encoder] = {}
+        self._quickest: dict[tuple[Path, str], QuickestForm] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Encoder | Head] = {}
         self.running: list[RunningEncoder] = []
@@ -191,7 +192,15 @@ class _Loader:
 
     def _find_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         running = self._kept.get((model.name, model.digest))
-        return running if running is not None else self._open_encoder(model, manifest)
+        if running is not None:
+            return running
+        try:
+            return self._open_encoder(model, manifest)
+        except BackendError as error:
+            problem = f"{model.folder}: it cannot be loaded: {error}"
+            if isinstance(error, ExecutorDied):
+                self._shared.device.failure = problem
+            raise ModelProblem(problem) from error
 
     def _add_encoder(self, running: RunningEncoder) -> None:
         self._encoders[running.name] = running.pipeline
@@ -204,7 +213,8 @@ class _Loader:
         profile = self._choose_profile(model, manifest, tokenizer)
         manifest = msgspec.structs.replace(manifest, profile=profile)
         source = graph_source(model, manifest)
-        form = msgspec.structs.replace(source, path=self._find_quickest(source))
+        quickest = self._find_quickest(source)
+        form = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
         executor = tools.open_executor(form)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
@@ -277,16 +287,20 @@ class _Loader:
             find=self._find_quickest,
         )
 
-    def _find_quickest(self, source: GraphSource) -> Path:
-        tools = self._tools
+    def _find_quickest(self, source: GraphSource) -> QuickestForm:
+        """Return the quickest form: the one that is judged is opened, even if nothing is kept."""
+        tools, key = self._tools, (source.path, source.profile)
+        if (known := self._quickest.get(key)) is not None:
+            return known
         with tools.form_trials() as try_form:
-            return find_quickest(
+            self._quickest[key] = find_quickest(
                 source,
                 provider=tools.settings.provider,
                 open_executor=tools.open_executor,
                 bounds=batch_bounds(tools.settings),
                 try_form=try_form,
             )
+        return self._quickest[key]
 
     def _load_head(
         self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms

@@ -15,7 +15,7 @@ import yaml
 from onnx import numpy_helper
 
 from backends.device_defaults import BatchBounds
-from backends.errors import ModelFailed, ModelProblem, StartProblem
+from backends.errors import ModelFailed, ModelProblem, OutOfMemory, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
@@ -26,7 +26,7 @@ from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import VariantGate
-from backends.qualification.forms import RECORD, QuickestForm, find_quickest
+from backends.qualification.forms import RECORD, QuickestForm, find_quickest, form_record
 from backends.qualification.gate import Bounds
 from backends.qualification.golden_texts import GoldenSet
 from backends.repository.catalogue import read_catalogue
@@ -85,11 +85,11 @@ def choose(
     bounds: BatchBounds | None = None,
 ) -> str:
     source = msgspec.structs.replace(graph_source(folder), profile=profile)
-    path = find_quickest(source, provider=provider, open_executor=opening, bounds=bounds)
-    opening(msgspec.structs.replace(source, path=path))
-    document = msgspec.json.decode((folder / RECORD).read_bytes())
-    assert path.name == msgspec.convert(document["measured"], QuickestForm).file
-    return path.name
+    found = find_quickest(source, provider=provider, open_executor=opening, bounds=bounds)
+    opening(msgspec.structs.replace(source, path=folder / found.file))
+    document = msgspec.json.decode((folder / form_record(profile)).read_bytes())
+    assert found == msgspec.convert(document["measured"], QuickestForm)
+    return found.file
 
 
 @pytest.mark.parametrize(
@@ -199,6 +199,37 @@ def test_the_quickest_form_that_runs_is_taken_and_remembered(tmp_path: Path) -> 
     assert choose(folder, first) == HEADS  # the CPU cannot run what would be quicker
     assert choose(folder, later) == HEADS
     assert later.opened == [HEADS]
+
+
+def test_a_form_that_found_no_memory_is_tried_at_the_next_start(tmp_path: Path) -> None:
+    """Another process had it; the slower form that was served meanwhile must not stay."""
+    folder = written(tmp_path)
+    opening = Opening(heads=0.5, ranges=2.0)
+
+    def without_memory(source: GraphSource) -> ModelExecutor:
+        if source.path.name == HEADS:
+            raise OutOfMemory("the device is out of memory for this model")
+        return opening(source)
+
+    source = graph_source(folder)
+    found = find_quickest(source, provider="cuda", open_executor=without_memory)
+
+    assert (found.file, (folder / RECORD).exists()) == (OWN, False)
+    assert choose(folder, opening) == HEADS
+
+
+def test_what_is_measured_in_half_precision_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
+    """A backend compares both, at each start."""
+    folder = written(tmp_path)
+    opening = Opening(**{"heads-fp16": 0.1, "heads": 0.5})
+    for profile in ("fp16", "fp32"):
+        choose(folder, opening, profile=profile)
+    opening.opened.clear()
+
+    for profile in ("fp16", "fp32"):
+        choose(folder, opening, profile=profile)
+
+    assert opening.opened == [HEADS_HALF, HEADS]
 
 
 def test_a_graph_for_cpus_that_answers_otherwise_here_is_not_taken(tmp_path: Path) -> None:
@@ -345,7 +376,7 @@ def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) 
 
     assert choose(folder, open_executor, provider="tensorrt", profile="fp16") == PLAIN
 
-    (folder / RECORD).unlink()
+    (folder / form_record("fp16")).unlink()
     (folder / PLAIN).write_bytes(b"")
     with pytest.raises(ModelProblem, match=r"model\.onnx: it cannot run here: no kernel"):
         choose(folder, open_executor, provider="tensorrt", profile="fp16")
@@ -402,7 +433,7 @@ def test_other_providers_run_the_graph_itself(tmp_path: Path) -> None:
     folder = written(tmp_path)
     opening = Opening()
 
-    path = find_quickest(graph_source(folder), provider="cpu", open_executor=opening)
+    found = find_quickest(graph_source(folder), provider="cpu", open_executor=opening)
 
-    assert (path.name, opening.opened) == (OWN, [])
+    assert (found.file, opening.opened) == (OWN, [])
     assert not (folder / RECORD).exists()

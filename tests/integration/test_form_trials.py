@@ -2,22 +2,25 @@
 
 import os
 import signal
+import threading
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
-from backends.errors import ExecutorDied, ModelFailed, ModelProblem
+from backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import ones
 from backends.qualification.form_trials import ChildTrials, OpenExecutor, form_trials, trying
-from backends.settings import BackendSettings
+from backends.settings import BackendSettings, Provider
 from backends.types import OutputKind
 
 SOURCE = GraphSource(path=Path("well.onnx"), outputs={OutputKind.POOLED: "pooled"}, dimensions=4)
+_ENOUGH = 300.0
 BATCHES = [ones(2, 3, OutputKind.POOLED), ones(1, 9, OutputKind.POOLED)]
 
 
@@ -30,6 +33,12 @@ class Device:
     def __call__(self, source: GraphSource) -> ModelExecutor:
         if source.path.stem == "kills":
             os.kill(os.getpid(), signal.SIGKILL)
+        if source.path.stem == "crashes":
+            os.kill(os.getpid(), signal.SIGABRT)
+        if source.path.stem == "hangs":
+            threading.Event().wait()
+        if source.path.stem == "fills":
+            raise OutOfMemory("the device is out of memory for this model")
         if source.path.stem == "lacks":
             raise ModelProblem("lacks.onnx: no kernel")
         if source.path.stem == "breaks":
@@ -44,13 +53,16 @@ def make_device() -> OpenExecutor:
     return Device()
 
 
+trials = partial(ChildTrials, make_device, patience=_ENOUGH)
+
+
 def form(name: str) -> GraphSource:
     return msgspec.structs.replace(SOURCE, path=Path(f"{name}.onnx"))
 
 
 def test_a_child_answers_as_this_process_does() -> None:
     here = trying(make_device())(SOURCE, BATCHES)
-    with ChildTrials(make_device) as try_form:
+    with trials() as try_form:
         there = try_form(SOURCE, BATCHES)
 
     assert there.cost == here.cost
@@ -59,21 +71,43 @@ def test_a_child_answers_as_this_process_does() -> None:
 
 
 def test_a_form_that_ends_its_process_is_one_that_cannot_run() -> None:
-    with ChildTrials(make_device) as try_form:
-        with pytest.raises(ModelFailed, match="the process that tried the form ended"):
-            try_form(form("kills"), BATCHES)
+    with trials() as try_form:
+        with pytest.raises(ModelFailed, match="the process that tried the form ended") as failed:
+            try_form(form("crashes"), BATCHES)
+        assert try_form(SOURCE, BATCHES).outputs
+    assert not isinstance(failed.value, OutOfMemory)
+
+
+@pytest.mark.parametrize(("name", "why"), [("kills", "was killed"), ("fills", "out of memory")])
+def test_want_of_memory_is_told_from_a_form_that_cannot_run(name: str, why: str) -> None:
+    """The kernel kills a process for it."""
+    with trials() as try_form:
+        with pytest.raises(OutOfMemory, match=why):
+            try_form(form(name), BATCHES)
         assert try_form(SOURCE, BATCHES).outputs
 
 
+def test_a_form_that_hangs_is_one_that_cannot_run() -> None:
+    with trials(patience=0.0) as try_form, pytest.raises(ModelFailed, match="not answered for 0 s"):
+        try_form(form("hangs"), BATCHES)
+
+
+@pytest.mark.parametrize(("provider", "minutes"), [("cuda", 5), ("tensorrt", 30)])
+def test_only_what_builds_engines_is_waited_for_long(provider: Provider, minutes: int) -> None:
+    with form_trials(BackendSettings(provider=provider))() as try_form:
+        assert isinstance(try_form, ChildTrials)
+        assert try_form.patience == 60 * minutes
+
+
 def test_a_broken_device_is_left_with_its_process() -> None:
-    with ChildTrials(make_device) as try_form:
+    with trials() as try_form:
         with pytest.raises(ExecutorDied, match="the device failed"):
             try_form(form("breaks"), BATCHES)
         assert try_form(SOURCE, BATCHES).outputs
 
 
 def test_a_form_without_kernels_says_so() -> None:
-    with ChildTrials(make_device) as try_form:
+    with trials() as try_form:
         with pytest.raises(ModelProblem, match=r"lacks\.onnx: no kernel"):
             try_form(form("lacks"), BATCHES)
         assert try_form(SOURCE, BATCHES).outputs

@@ -15,13 +15,21 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from typing_extensions import override
 
 from backends.app import make_routes, open_backend
-from backends.protocol import Task
+from backends.errors import ExecutorDied, OutOfMemory
+from backends.executors.base import ModelExecutor
+from backends.executors.graph import GraphSource
+from backends.executors.padded_batch import PaddedBatch
+from backends.protocol import GpuState, Task
 from backends.qualification.half_precision import RECORD, HalfVerdict
+from backends.serving.device_watch import DeviceWatch
+from backends.serving.loading import OpenExecutor
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
-from tests.integration.test_device_forms import HEADS_HALF, Opening
+from backends.types import FloatArray
+from tests.integration.test_device_forms import HEADS, HEADS_HALF, Opening
 from tests.parity.checkpoints import Checkpoint, Family, Purpose
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.served import write_models
@@ -29,6 +37,7 @@ from tests.support.backend_calls import Backend
 
 pytestmark = pytest.mark.anyio
 HALF = {"heads-fp16": 0.1}
+RANGES_HALF = "model.cuda-ranges-fp16.onnx"
 
 
 Imported = Callable[..., Path]
@@ -58,14 +67,14 @@ def imported(tmp_path: Path, repositories: Imported) -> Imported:
 
 
 @asynccontextmanager
-async def serving(folder: Path, opening: Opening, **given: Any) -> AsyncIterator[Backend]:
+async def serving(folder: Path, opening: OpenExecutor, **given: Any) -> AsyncIterator[Backend]:
     """Run a backend whose device is stood in for."""
     settings = BackendSettings(models=folder.parent.parent, **{"provider": "cuda", **given})
     async with open_backend(settings, tracing=NO_TRACING, open_executor=opening) as repository:
         yield Backend(make_routes(repository, settings, NO_TRACING), repository)
 
 
-async def profile(folder: Path, opening: Opening, **given: Any) -> str:
+async def profile(folder: Path, opening: OpenExecutor, **given: Any) -> str:
     async with serving(folder, opening, **given) as backend:
         (info,) = backend.repository.core.state().models
     return info.profile
@@ -142,6 +151,97 @@ async def test_a_judgement_is_kept(imported: Imported) -> None:
     assert later.opened == [HEADS_HALF]
 
 
+async def test_a_judgement_that_failed_is_made_again(imported: Imported) -> None:
+    """Another process had the memory of the device, say."""
+    folder = imported()
+    opening = Opening(**HALF)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        # Once to be compared with other forms; then to be judged.
+        if opening.opened.count(HEADS_HALF) and source.path.name == HEADS_HALF:
+            raise OutOfMemory("the device is out of memory")
+        return opening(source)
+
+    assert await profile(folder, open_executor) == "tf32"
+    assert not (folder / RECORD).exists()
+    assert await profile(folder, Opening(**HALF)) == "fp16"
+
+
+async def test_a_form_that_found_no_memory_is_judged_once_it_does(imported: Imported) -> None:
+    folder = imported()
+    opening = Opening(**HALF)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        if source.path.name.endswith("-fp16.onnx"):
+            raise OutOfMemory("the device is out of memory for this model")
+        return opening(source)
+
+    assert await profile(folder, open_executor) == "tf32"
+    assert await profile(folder, Opening(**HALF)) == "fp16"
+
+
+async def test_each_form_is_judged_by_its_own_answers(imported: Imported) -> None:
+    """Batches of another size may have another form that is quickest."""
+    folder = imported()
+    spoil(folder / RANGES_HALF)
+    assert await profile(folder, Opening(**HALF)) == "fp16"
+
+    found = await profile(folder, Opening(**{"ranges-fp16": 0.1}), max_batch_rows=8)
+
+    assert found == "tf32"
+    assert "of labels flip" in reasons(folder)[0]
+
+
+class Breaking(Opening):
+    """Opens graphs on a device that the form in fp16 breaks when it is opened once more."""
+
+    @override
+    def __call__(self, source: GraphSource) -> ModelExecutor:
+        if self.opened.count(HEADS_HALF) > 1:
+            raise ExecutorDied("the device failed; restart the backend")
+        executor = super().__call__(source)
+        if self.opened.count(HEADS_HALF) > 1:
+            executor.run = self.fail  # type: ignore[method-assign, assignment]
+        return executor
+
+    @staticmethod
+    def fail(_: PaddedBatch) -> FloatArray:
+        raise ExecutorDied("the device failed; restart the backend")
+
+
+async def test_a_form_that_breaks_the_device_has_the_process_replaced(imported: Imported) -> None:
+    """It ran in the process that tries forms. The next backend must not open it again."""
+    folder = imported()
+    state = GpuState(device=0, uuid="GPU-1", name="NVIDIA H100", used_bytes=1, total_bytes=2)
+
+    async with serving(folder, Breaking(**HALF)) as backend:
+        core = backend.repository.core
+        watch = DeviceWatch(lambda: state, failures=core.failures, seen=lambda _: None)
+        reason = await watch.until_failed()
+
+    assert reason == f"{folder}: it cannot be loaded: the device failed; restart the backend"
+    assert core.model_set.problems == {folder.parent.name: reason}
+    assert not core.state().ready
+    later = Opening(**HALF)
+    assert await profile(folder, later) == "tf32"
+    assert reasons(folder) == [f"`{HEADS_HALF}` broke the device"]
+
+
+async def test_a_device_that_is_broken_already_has_the_process_replaced(
+    imported: Imported,
+) -> None:
+    """The graph that is served is opened after all comparisons."""
+    folder = imported()
+    await profile(folder, Opening(), gpu_fp16=False)
+
+    def open_executor(source: GraphSource) -> ModelExecutor:
+        raise ExecutorDied("the device failed; restart the backend")
+
+    async with serving(folder, open_executor, gpu_fp16=False) as backend:
+        core = backend.repository.core
+        assert core.failures() == list(core.model_set.problems.values())
+
+
 async def test_texts_of_the_revision_come_before_those_of_sluicegate(imported: Imported) -> None:
     """So few texts cannot show that at most one in a hundred flips."""
     folder = imported()
@@ -189,7 +289,19 @@ async def test_a_graph_in_fp32_that_is_quicker_stays(imported: Imported) -> None
     folder = imported()
 
     assert await profile(folder, Opening(**{"heads-fp16": 3.0, "ranges-fp16": 3.0})) == "tf32"
-    assert reasons(folder) == ["no form in fp16 runs here, or the graph in fp32 is quicker"]
+
+
+@pytest.mark.parametrize(("given", "instead"), [({}, "tf32"), ({"gpu_tf32": False}, "fp32")])
+async def test_a_form_in_another_precision_that_is_quicker_is_taken(
+    imported: Imported, given: dict[str, Any], instead: str
+) -> None:
+    """The plain graph in fp32 is slower than both."""
+    folder = imported()
+    opening = Opening(**{"heads-fp16": 0.1, "ranges-fp16": 0.1, "heads": 0.05})
+
+    assert await profile(folder, opening, **given) == instead
+    assert opening.opened[-1] == HEADS
+    assert not (folder / RECORD).exists()
 
 
 async def test_a_head_has_the_precision_of_its_encoder(imported: Imported) -> None:

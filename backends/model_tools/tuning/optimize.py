@@ -5,7 +5,7 @@ from typing import get_args
 
 import msgspec
 
-from backends.errors import StartProblem
+from backends.errors import BackendError, StartProblem
 from backends.model_tools.tuning.memory import measure_memory
 from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
@@ -80,7 +80,7 @@ def optimize(
         else:
             try:
                 graphs[profile], report = work.make(profile, gate, calibrate=calibrate)
-            except StartProblem as error:
+            except (BackendError, StartProblem) as error:
                 variants.append(VariantEntry(name=profile, reasons=[str(error)]))
             else:
                 variants.append(_judged(report, _memory(settings, subject, graphs[profile])))

@@ -93,7 +93,8 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             open_executor=self.open_executor,
             bounds=self.bounds,
         )
-        return found if rounds or found != source.path else None
+        path = source.path.with_name(found.file)
+        return path if rounds or path != source.path else None
 
     def batches(self, texts: Sequence[Text]) -> list[TextBatch]:
         """Return the rows of texts in batches."""
@@ -184,8 +185,9 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         )
     # Graphs are opened by the dozen: a wide session of each, for single batches, is waste.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
+    source = graph_source(below, graph)
     served = find_quickest(
-        graph_source(below, graph),
+        source,
         provider=settings.provider,
         open_executor=opener,
         bounds=batch_bounds(settings),
@@ -194,7 +196,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         model=model,
         below=below,
         manifest=graph,
-        graph=served,
+        graph=source.path.with_name(served.file),
         measure=measure,
         reads_pairs=reads_pairs,
         labels=labels,

@@ -64,6 +64,14 @@ def test_encoders_and_processes_share_the_memory_and_it_bounds_a_batch(
     assert batch_tokens(found) == tokens
 
 
+@pytest.mark.parametrize(("runs", "tokens"), [(1, 32_768), (2, 16_384), (3, 8192)])
+def test_runs_in_flight_share_the_arena_of_an_encoder(runs: int, tokens: int) -> None:
+    """As captured graphs they have sessions of their own, with a part of the arena each."""
+    found = settings(gpu_memory_bytes=2 * GIB, gpu_runs=runs)
+
+    assert batch_tokens(found) == tokens
+
+
 def test_arenas_of_all_and_of_one_revision_more_leave_a_tenth() -> None:
     card, encoders, processes = 16 * GIB, 3, 2
 

@@ -5,9 +5,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from typing_extensions import override
 
-from backends.errors import ModelProblem
+from backends.errors import ModelProblem, OutOfMemory
 from backends.executors.binding import Bindings, BoundKey, BoundTensors
 from backends.executors.buckets import Buckets, Shape
 from backends.executors.cuda import CudaExecutor, RunLimits
@@ -140,6 +141,37 @@ def test_a_trial_run_that_fails_names_the_graph(source: GraphSource) -> None:
 
     with pytest.raises(ModelProblem, match=r"model\.onnx: a trial run failed"):
         open_cpu(beyond, graph_rows=1, graph_tokens=128)
+
+
+def test_a_graph_that_finds_no_memory_is_not_taken_for_a_broken_one(tmp_path: Path) -> None:
+    """It may find some later."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(insatiable_graph())
+    source = GraphSource(path=path, outputs={OutputKind.POOLED: "pooled"}, dimensions=1)
+
+    with pytest.raises(OutOfMemory, match="the device is out of memory"):
+        open_cpu(source)
+
+
+def insatiable_graph() -> bytes:
+    """Return a graph that wants more bytes than any machine can address."""
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows", "length"])
+    mask = helper.make_tensor_value_info("attention_mask", TensorProto.INT64, ["rows", "length"])
+    pooled = helper.make_tensor_value_info("pooled", TensorProto.FLOAT, ["rows", 1])
+    nodes = [
+        helper.make_node("Shape", ["input_ids"], ["shape"]),
+        helper.make_node("Mul", ["shape", "factor"], ["huge"]),
+        helper.make_node("ConstantOfShape", ["huge"], ["zeros"]),
+        helper.make_node("ReduceMax", ["zeros"], ["zero"], keepdims=1),
+        helper.make_node("Mul", ["input_ids", "attention_mask"], ["real"]),
+        helper.make_node("Cast", ["real"], ["values"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["values"], ["means"], axes=[1], keepdims=1),
+        helper.make_node("Add", ["means", "zero"], ["pooled"]),
+    ]
+    factor = helper.make_tensor("factor", TensorProto.INT64, [1], [2**25])
+    graph = helper.make_graph(nodes, "insatiable", [ids, mask], [pooled], [factor])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(model.SerializeToString())
 
 
 class FakeBound(BoundTensors):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.errors import ModelProblem
+from backends.errors import ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.cuda import RunLimits
 from backends.executors.dummy import SimulatedExecutor
@@ -29,6 +29,17 @@ def test_a_graph_that_cannot_be_captured_runs_without() -> None:
     open_capturing(opener(tried), RunLimits(graph_rows=4), is_asked_for=False)
 
     assert tried == [4, 0]
+
+
+def test_a_graph_that_is_too_large_when_captured_runs_without() -> None:
+    def open_executor(limits: RunLimits) -> ModelExecutor:
+        if limits.graph_rows:
+            raise OutOfMemory("the device is out of memory for this model")
+        return opener([])(limits)
+
+    found = open_capturing(open_executor, RunLimits(graph_rows=4), is_asked_for=False)
+
+    assert found.dimensions == 1
 
 
 def test_capturing_that_was_asked_for_is_no_option() -> None:
