@@ -66,7 +66,7 @@ def write_encoder(pooling: str, folder: Path) -> Path:
     end = 1 + next(place for place, node in enumerate(model.graph.node) if node == last)
     last.output[0] = "last_hidden_state"
     del model.graph.node[end:], model.graph.output[:]
-    sizes = ["batch", "sequence", HIDDEN]
+    sizes: list[str | int | None] = ["batch", "sequence", HIDDEN]
     model.graph.output.append(
         helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, sizes)
     )

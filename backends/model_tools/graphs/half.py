@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, defs, helper
-from onnx.shape_inference import infer_shapes
+from onnx.shape_inference import InferenceError, infer_shapes
 from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
@@ -20,18 +20,20 @@ def halve(model: ModelProto) -> ModelProto:
     of a long one is more than fp16 holds. What fp16 cannot hold before that, such as the least
     number that masks padding, becomes its extreme.
     """
-    nodes, outputs = [*model.graph.node], [*model.graph.output]
-    before = _count_before(nodes)
-    first = [node for node, is_before in zip(nodes, before, strict=True) if is_before]
-    rest = [node for node, is_before in zip(nodes, before, strict=True) if not is_before]
-    values = {value.name: value for value in infer_types(model)}
+    outputs = [*model.graph.output]
+    values = {value.name: value for value in (*outputs, *infer_types(model))}
+    first, rest = _split([*model.graph.node])
     read = {name for node in rest for name in _reads(node)} | {value.name for value in outputs}
     made = [name for node in first for name in node.output if name in read]
+    if not values.keys() >= {*made}:
+        # Nobody knows which of them are floats.
+        first, rest, read = [*first, *rest], [], {value.name for value in outputs}
+        made = [value.name for value in outputs]
 
     exact = _without_graph(model)
     exact.graph.node.extend(first)
     exact.graph.value_info.extend(values.values())
-    exact.graph.output.extend(values[name] for name in made if name in values)
+    exact.graph.output.extend(values[name] for name in made)
     within = {name for node in first for name in _reads(node)}
     exact.graph.initializer.extend(t for t in model.graph.initializer if t.name in within)
     # Its inputs and outputs stay as they are, so what follows reads fp32.
@@ -54,7 +56,8 @@ def halve(model: ModelProto) -> ModelProto:
 def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
     """Yield the type of every value of a graph, as far as it follows from its operators.
 
-    What `onnx` does not know, such as fused operators, is taken to answer floats.
+    What `onnx` does not know, such as fused operators, is taken to answer floats. Nothing is
+    yielded where the types of a graph contradict each other.
     """
     light = _without_graph(model)
     light.graph.node.extend(model.graph.node)
@@ -70,13 +73,19 @@ def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
             )
     opsets = {each.domain: each.version for each in model.opset_import}
     named = {value.name for value in model.graph.output}
+    functions = {(each.domain, each.name) for each in model.functions}
     for node in model.graph.node:
         version = opsets.get(node.domain, 1)
-        if not defs.has(node.op_type, version, node.domain) and node.output[0] not in named:
+        is_known = defs.has(node.op_type, version, node.domain)
+        is_known = is_known or (node.domain, node.op_type) in functions
+        if not is_known and node.output[0] not in named:
             light.graph.value_info.append(
                 helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
             )
-    inferred = infer_shapes(light).graph
+    try:
+        inferred = infer_shapes(light).graph
+    except InferenceError:
+        return
     yield from inferred.value_info
     yield from inferred.output
 
@@ -95,21 +104,20 @@ def _without_graph(model: ModelProto) -> ModelProto:
     )
 
 
-def _count_before(nodes: Sequence[NodeProto]) -> list[bool]:
-    """Tell of each node whether a normalisation of layers, or one after it, depends on it.
+def _split(nodes: Sequence[NodeProto]) -> tuple[list[NodeProto], list[NodeProto]]:
+    """Return the nodes up to the last normalisation of layers, and those it does not depend on.
 
-    Of a graph without such an operator all do.
+    Of a graph without such an operator the latter are none.
     """
-    if not any(_normalises(node) for node in nodes):
-        return [True] * len(nodes)
     needed: set[str] = set()
-    found = []
+    first, rest = [], []
     for node in reversed(nodes):
-        is_before = _normalises(node) or not needed.isdisjoint(node.output)
-        if is_before:
+        if _normalises(node) or not needed.isdisjoint(node.output):
             needed.update(_reads(node))
-        found.append(is_before)
-    return found[::-1]
+            first.append(node)
+        else:
+            rest.append(node)
+    return (first[::-1], rest[::-1]) if first else ([*nodes], [])
 
 
 def _normalises(node: NodeProto) -> bool:
