@@ -81,7 +81,8 @@ async def stage(
     folder = tmp_path_factory.mktemp("workers")
     async with AsyncExitStack() as stack:
         cache = stack.enter_context(Valkey())
-        state = stack.enter_context(Valkey("--appendonly", "yes"))
+        # On a busy disk `everysec` would put off writing: what a test kills must have everything.
+        state = stack.enter_context(Valkey("--appendonly", "yes", "--appendfsync", "always"))
         stub = await stack.enter_async_context(StubBackend())
         workers = []
         for name in ("one", "two"):

@@ -32,7 +32,7 @@ def run_ci(
         [shutil.which("bash") or "bash", folder / ".ci/run"],
         capture_output=True,
         check=False,
-        env=dict(process_environment()),
+        env={"PATH": process_environment()["PATH"]},  # none of the variables of an outer run
         text=True,
     )
 
