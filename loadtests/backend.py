@@ -21,9 +21,9 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.loopback import get, is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
+from testing.loopback import get, is_answered
+from testing.ports import free_port
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 

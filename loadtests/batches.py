@@ -24,11 +24,11 @@ import msgspec
 
 from loadtests.chaos.models import MODEL, AnswerChecker, texts, write_revision
 from loadtests.generator import Target
-from loadtests.harness.system import System
-from loadtests.harness.waiting import wait_until
 from loadtests.machine import this_machine
 from loadtests.open_loop import open_loop
 from loadtests.paired_latency import LatencyRound, PairedLatencies, p95, pair
+from testing.system import System
+from testing.waiting import wait_until
 
 _PATH = "/v1/embed"
 _RATE = 20.0

@@ -19,10 +19,10 @@ import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from bulk.places import import_pyarrow
-from loadtests.harness.process_times import ProcessTimes
 from loadtests.machine import this_machine
 from loadtests.ray_cluster import running_cluster
 from loadtests.workload import sentences
+from testing.process_times import ProcessTimes
 
 _ENDS_WITHIN = 3600.0
 

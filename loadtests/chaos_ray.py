@@ -15,8 +15,8 @@ import click
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.chaos_bulk import digest, write_input
-from loadtests.harness.waiting import wait_until
 from loadtests.ray_cluster import running_cluster
+from testing.waiting import wait_until
 
 _NODES = 3
 _LONGEST = 3600.0

@@ -24,20 +24,20 @@ from gateway.runtime.control import Control
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor.bootstrap import bootstrap
 from loadtests.generator import Target
-from loadtests.harness.loopback import is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.redis_faults import (
+from loadtests.machine import pin, this_machine
+from loadtests.open_loop import Answer, open_loop
+from testing.loopback import is_answered
+from testing.ports import free_port
+from testing.redis_faults import (
     FAULTS,
     OPENING,
     STATE_FAULTS,
     STATE_OPENING,
     failing_redis,
 )
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
-from loadtests.machine import pin, this_machine
-from loadtests.open_loop import Answer, open_loop
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _KEY = "sk-chaos-key-0123456789abcdef"

@@ -27,17 +27,17 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
 from gateway.types import Rule
 from loadtests.gateway import Gateway
-from loadtests.harness.redis_deployments import (
+from loadtests.machine import this_machine
+from loadtests.open_loop import Answer, open_loop
+from loadtests.windows import AdmittedRequest, failover_bound, most_over_the_limit
+from testing.redis_deployments import (
     FAILOVER_TIMEOUT,
     SentinelDeployment,
     sentinel_deployment,
 )
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
-from loadtests.machine import this_machine
-from loadtests.open_loop import Answer, open_loop
-from loadtests.windows import AdmittedRequest, failover_bound, most_over_the_limit
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
+from testing.waiting import until
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 WORKERS, TENANTS = 2, 2

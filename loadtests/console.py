@@ -31,10 +31,10 @@ from gateway.runtime.control import Control
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import MetricFile
 from loadtests.console_ledger import MODELS, fill_ledger
-from loadtests.harness.ports import free_port
-from loadtests.harness.postgresql import PostgreSQL, programs
-from loadtests.harness.stub_backend import StubBackend, stub_model
-from loadtests.harness.valkey import Valkey
+from testing.ports import free_port
+from testing.postgresql import PostgreSQL, programs
+from testing.stub_backend import StubBackend, stub_model
+from testing.valkey import Valkey
 
 LIMIT: Final = 0.3
 """Seconds that no page may take."""

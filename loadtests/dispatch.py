@@ -43,9 +43,9 @@ from gateway.types import (
 )
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.tls import ClientTls
-from loadtests.harness.certificates import Authority
-from loadtests.harness.stub_process import stub_process
 from loadtests.machine import this_machine
+from testing.certificates import Authority
+from testing.stub_process import stub_process
 
 _MODEL = ModelName("stub")
 _MEMORY = 64 * 1024 * 1024

@@ -12,10 +12,10 @@ import msgspec
 
 from gateway.settings import Settings, environment, process_environment
 from loadtests.generator import Target
-from loadtests.harness.loopback import is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import Process
-from loadtests.harness.waiting import wait_until
+from testing.loopback import is_answered
+from testing.ports import free_port
+from testing.system import Process
+from testing.waiting import wait_until
 
 # On a machine that is busy otherwise; what a stop takes is measured elsewhere.
 _STOPS_WITHIN = 300.0

@@ -23,13 +23,13 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.generator import Target
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import System
-from loadtests.harness.waiting import wait_until
 from loadtests.machine import busy_seconds, pin, processor_seconds, resident_mib, this_machine
 from loadtests.report import Costs, Row, show
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
+from testing.ports import free_port
+from testing.system import System
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100

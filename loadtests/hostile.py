@@ -27,10 +27,10 @@ from backends.protocol import (
     Task,
 )
 from loadtests.backend import RunningBackend, backend, calls
-from loadtests.harness.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
 from loadtests.workload import sentences
+from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 
 _MODEL = "sentiment"
 _TIME = 2.0

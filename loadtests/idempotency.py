@@ -25,11 +25,11 @@ from gateway.events.hit_run import ids_from
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from loadtests.gateway import Gateway
-from loadtests.harness.billing import billing
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually
 from loadtests.machine import this_machine
+from testing.billing import billing
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
+from testing.waiting import eventually
 
 _KEY = "sk-idempotency-key-0123456789"
 _WORKERS = 2

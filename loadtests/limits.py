@@ -19,9 +19,6 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.types import Rule
 from loadtests.gateway import Gateway
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
 from loadtests.open_loop import Answer, open_loop
 from loadtests.windows import (
     AdmittedRequest,
@@ -30,6 +27,9 @@ from loadtests.windows import (
     local_share,
     most_over_the_limit,
 )
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 """100 at once, 1,000 a minute."""

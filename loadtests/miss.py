@@ -26,11 +26,11 @@ from backends.protocol import (
     Task,
 )
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.system import TWO_REGIONS, System
 from loadtests.machine import pin, resident_mib, this_machine
 from loadtests.padded import write_padded
 from loadtests.report import rows, show
 from loadtests.workload import sentences
+from testing.system import TWO_REGIONS, System
 
 _BATCH = 8
 _BARE = tuple(f"bare session, {form}, sorted, batches of {_BATCH}" for form in ("served", "padded"))

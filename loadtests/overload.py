@@ -14,11 +14,11 @@ from backends.protocol import Done, Failed, FrameReader, Refusal
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.capacity import capacity, sustained
 from loadtests.generator import Outcome, Target
-from loadtests.harness.system import System
 from loadtests.machine import pin, this_machine
 from loadtests.open_loop import Answer, open_loop
 from loadtests.report import rows, show
 from loadtests.workload import sentences
+from testing.system import System
 
 _BACKEND, _REST = 1, 0
 _MODEL, _ENCODER = "sentiment", "minilm"

@@ -34,13 +34,13 @@ from backends.model_tools.demo.build import build_demo_models
 from backends.types import OutputKind
 from loadtests.backend import RunningBackend, backend
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.loopback import is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import System
-from loadtests.harness.waiting import wait_until
 from loadtests.machine import Machine, pin, processor_seconds, this_machine
 from loadtests.report import keep
 from loadtests.workload import sentences
+from testing.loopback import is_answered
+from testing.ports import free_port
+from testing.system import System
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _MODEL, _ENCODER, _DIMENSIONS = "sentiment", "minilm", 384

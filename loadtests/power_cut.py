@@ -24,10 +24,10 @@ from gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from loadtests.gateway import Gateway
-from loadtests.harness.billing import billing
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.billing import billing
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 _KEY = "sk-power-cut-key-0123456789"
 _DISK_BYTES = 192 << 20

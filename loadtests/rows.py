@@ -14,10 +14,10 @@ from backends.model_tools.demo.build import build_demo_models
 from backends.protocol import Call, CallItem, ClassifyParameters, Task, ZeroShotParameters
 from loadtests.backend import RunningBackend, backend, run_closed
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.report import Row, rows, show
 from loadtests.workload import sentences
+from testing.system import System
 
 _LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people", "story", "fast"]
 _TEMPLATE = "this text is about {}"

@@ -15,13 +15,13 @@ import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import System
 from loadtests.hit import OTHERS, SERVER, bare_server, fill, settle, target_of
 from loadtests.machine import pin, processor_seconds, this_machine
 from loadtests.report import Row, keep, show
 from loadtests.steady import SteadyLoadResult, SteadyLoadSpec, send_steadily
 from loadtests.workload import sentences
+from testing.ports import free_port
+from testing.system import System
 
 _TEXTS = 100
 _SHARE = 0.1  # of requests that are sampled: with 0.01 a queue takes long to fill

@@ -18,10 +18,10 @@ import yaml
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.open_loop import Answer, open_loop
 from loadtests.report import Row, show
+from testing.system import System
 
 _MODEL, _ENCODER = "sentiment", "minilm"
 _JUDGE, _ZERO_SHOT = "bench-nli", "bench-zero-shot"

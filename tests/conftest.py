@@ -12,8 +12,8 @@ from hypothesis import settings
 
 from backends.model_tools.demo.build import build_demo_models
 from gateway.settings import process_environment
-from loadtests.harness.postgresql import PostgreSQL, programs
-from loadtests.harness.valkey import Valkey
+from testing.postgresql import PostgreSQL, programs
+from testing.valkey import Valkey
 from tests.support.ledgers import ledger_url
 
 _LONGEST = {"test_usage_hours.py", "test_usage_sums.py"}

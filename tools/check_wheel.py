@@ -16,7 +16,7 @@ from pathlib import Path
 
 import hatchling.build
 
-from loadtests.harness.ports import free_port
+from testing.ports import free_port
 
 _KEY = "sk-of-the-check-of-the-wheel"
 _START = 180.0

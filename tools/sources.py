@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 SOURCES = ("gateway", "backends", "sluicegate", "bulk")
-TREES = (*SOURCES, "loadtests", "tools", "training", "tests")
+TREES = (*SOURCES, "loadtests", "testing", "tools", "training", "tests")
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

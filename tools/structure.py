@@ -11,7 +11,7 @@ QUESTION_WORDS = frozenset(
     {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 )
 """First words that no module docstring may have: it says in a sentence what the module does."""
-DESCRIBED_TREES = (*SOURCES, "loadtests", "tools", "training")
+DESCRIBED_TREES = (*SOURCES, "loadtests", "testing", "tools", "training")
 """Where each module docstring is held to that."""
 MAX_TOP_MODULES = {"gateway": 5}
 """Modules at the top of a package, besides `__init__` and the packages there."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from loadtests.arena.podman import HOME, run
-from loadtests.harness.compose_files import OBSERVED, merged
 from loadtests.machine import this_machine
+from testing.compose_files import OBSERVED, merged
 
 ROOT = Path(__file__).parents[2]
 _BASES = Path(__file__).parent / "bases"

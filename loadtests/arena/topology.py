@@ -16,7 +16,7 @@ import msgspec
 
 from loadtests.arena.images import ROOT, full_name
 from loadtests.arena.podman import HOME, ContainerState, inspect, run
-from loadtests.harness.compose_files import HA, OBSERVED, merged
+from testing.compose_files import HA, OBSERVED, merged
 
 PREFIX = "arena-"
 BALANCER_PORT = 18080

@@ -12,7 +12,7 @@ from backends.executors.dummy import SimulatedExecutor
 from backends.executors.padded_batch import pad
 from backends.repository.catalogue import read_catalogue
 from backends.types import OutputKind
-from loadtests.harness.model_repository import DIMENSIONS, WORDS, write_encoder
+from testing.model_repository import DIMENSIONS, WORDS, write_encoder
 
 MODEL = "tiny"
 _WORDS = 8

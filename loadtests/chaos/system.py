@@ -24,9 +24,9 @@ from gateway.settings import Settings, process_environment
 from gateway.types import Rule
 from loadtests.chaos.models import write_revision
 from loadtests.chaos.proxy import FaultyProxy
-from loadtests.harness.loopback import no_authorities
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
+from testing.loopback import no_authorities
+from testing.ports import free_port
+from testing.valkey import Valkey
 
 KEY = "sk-a-key-of-the-chaos-runs"
 _ROOT = Path(__file__).parents[2]

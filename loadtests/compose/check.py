@@ -17,7 +17,7 @@ from loadtests.compose.losses import Loss, losses
 from loadtests.compose.releases import Release, tools_in
 from loadtests.compose.restoring import restore_into_fresh_volumes
 from loadtests.compose.run import Phase, is_answered, lose_each, rotate, upgrade
-from loadtests.harness.compose_files import OBSERVED
+from testing.compose_files import OBSERVED
 
 PHASES = ("losses", "rotation", "upgrade", "restore")
 _HEALTHY = 90.0

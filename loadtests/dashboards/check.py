@@ -12,11 +12,11 @@ import msgspec
 
 from loadtests.dashboards.queries import ask_all
 from loadtests.generator import Target
-from loadtests.harness.model_repository import WORDS, write_repository
-from loadtests.harness.prometheus import running_prometheus, scrapes_of
-from loadtests.harness.system import TWO_REGIONS, System
-from loadtests.harness.waiting import wait_until
 from loadtests.open_loop import open_loop
+from testing.model_repository import WORDS, write_repository
+from testing.prometheus import running_prometheus, scrapes_of
+from testing.system import TWO_REGIONS, System
+from testing.waiting import wait_until
 from tools.monitoring.files import RULES
 
 _INTERVAL = "20s"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from loadtests.harness.prometheus import Prometheus
+from testing.prometheus import Prometheus
 from tools.monitoring.dashboards.every import DASHBOARDS
 from tools.monitoring.grafana import Dashboard
 from tools.monitoring.rule import Alert

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.harness.browser import Page, open_page
-from loadtests.harness.system import System
+from testing.browser import Page, open_page
+from testing.system import System
 
 _LOG_IN = """document.querySelector('#key').value = {};
 document.querySelector('form[action="/console/login"]').requestSubmit()"""

@@ -13,8 +13,8 @@ import msgspec
 from loadtests.dashboards.check import bodies
 from loadtests.drills.disk import Disk
 from loadtests.drills.traffic import Traffic
-from loadtests.harness.model_repository import write_model
-from loadtests.harness.system import System
+from testing.model_repository import write_model
+from testing.system import System
 
 ALGORITHM = "judge"
 """The model that a broken revision breaks."""

@@ -8,7 +8,7 @@ from typing import Any  # matplotlib's types
 
 from loadtests.dashboards.queries import filled_in
 from loadtests.drawing import finish_axes, new_figure, save_figure
-from loadtests.harness.prometheus import Prometheus
+from testing.prometheus import Prometheus
 from tools.monitoring.dashboards.every import DASHBOARDS
 from tools.monitoring.grafana import Dashboard, Panel, Query, Unit
 

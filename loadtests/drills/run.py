@@ -19,13 +19,13 @@ from loadtests.drills.panels import draw_panels, shown_by
 from loadtests.drills.results import DrillResult, Seen
 from loadtests.drills.traces import as_text, environment_of_sampling, find_traces
 from loadtests.drills.traffic import Traffic
-from loadtests.harness.browser import CHROMIUM
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.otlp_sink import HttpSink
-from loadtests.harness.prometheus import Prometheus, running_prometheus, scrapes_of
-from loadtests.harness.system import TWO_REGIONS, System
-from loadtests.harness.waiting import wait_until
 from loadtests.machine import this_machine
+from testing.browser import CHROMIUM
+from testing.model_repository import write_repository
+from testing.otlp_sink import HttpSink
+from testing.prometheus import Prometheus, running_prometheus, scrapes_of
+from testing.system import TWO_REGIONS, System
+from testing.waiting import wait_until
 from tools.monitoring.files import RULES
 
 _DISK = 2_400_000_000

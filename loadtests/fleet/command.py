@@ -25,9 +25,9 @@ from loadtests.fleet.judging import (
 )
 from loadtests.fleet.run import FleetRun
 from loadtests.fleet.system import RULES, Fleet
-from loadtests.harness.postgresql import programs
 from loadtests.machine import this_machine
 from loadtests.partitions.namespaces import missing
+from testing.postgresql import programs
 
 _HEADING = (
     "| PostgreSQL | away | billed again | Redis away | 200 | 429 | other | slowest | before"

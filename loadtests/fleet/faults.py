@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from loadtests.harness.postgresql_pair import PostgreSQLPair
+from testing.postgresql_pair import PostgreSQLPair
 
 DETECTION = 3.0
 """Seconds from a fault to the promotion of the standby."""

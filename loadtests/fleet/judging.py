@@ -8,8 +8,8 @@ from gateway.types import Rule
 from loadtests.chaos_sentinel import LedgerComparison
 from loadtests.fleet.faults import DETECTION, OVERLAP, Fault
 from loadtests.fleet.system import DOWN_AFTER, GATEWAYS, SHARE, STATE_TIMEOUT
-from loadtests.harness.redis_deployments import FAILOVER_TIMEOUT
 from loadtests.windows import LARGEST_LEASE, failover_bound
+from testing.redis_deployments import FAILOVER_TIMEOUT
 
 OFFERED = 3.0
 """Times the limit that each tenant requests."""

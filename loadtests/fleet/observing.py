@@ -12,7 +12,7 @@ import psycopg
 
 from gateway.events.hit_run import ids_from
 from loadtests.fleet.system import ADMIN_KEY, OPERATED, Fleet
-from loadtests.harness.loopback import no_authorities
+from testing.loopback import no_authorities
 
 Answered = tuple[str, int]
 """The id and the status of an answer."""

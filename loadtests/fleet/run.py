@@ -15,9 +15,9 @@ from loadtests.fleet.faults import Fault, fail_over
 from loadtests.fleet.judging import OFFERED, RoundResult, TenantWindows
 from loadtests.fleet.observing import Answered, LedgerView, Operator, ReadinessWatch, running
 from loadtests.fleet.system import GATEWAYS, RULES, Fleet, key_of
-from loadtests.harness.waiting import eventually, until
 from loadtests.open_loop import Answer, open_loop
 from loadtests.windows import AdmittedRequest, bound, most_over_the_limit
+from testing.waiting import eventually, until
 
 _FREE_RATE = 40.0
 _CONNECTIONS = 4

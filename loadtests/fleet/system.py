@@ -14,10 +14,10 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
 from gateway.types import Rule
 from loadtests.gateway import Gateway
-from loadtests.harness.postgresql_pair import PostgreSQLPair
-from loadtests.harness.redis_deployments import SentinelDeployment, sentinel_deployment
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
+from testing.postgresql_pair import PostgreSQLPair
+from testing.redis_deployments import SentinelDeployment, sentinel_deployment
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
 
 GATEWAYS = 4
 OPERATED = 2

@@ -18,9 +18,9 @@ import httpx
 from backends.model_tools.demo.build import build_demo_models
 from loadtests.fuzz_amplification.judging import Observed, late_timers
 from loadtests.fuzz_amplification.sending import Target, leave_the_session, send_all
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import ADMIN_KEY, System
 from loadtests.soak.sampling import sample
+from testing.ports import free_port
+from testing.system import ADMIN_KEY, System
 
 _SENDERS = 2
 _PIECE = 500

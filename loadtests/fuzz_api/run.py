@@ -15,7 +15,7 @@ from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from loadtests.fuzz_http.backend import backend
 from loadtests.gateway import Gateway
-from loadtests.harness.valkey import Valkey
+from testing.valkey import Valkey
 
 _KEY = "sk-a-key-of-whoever-reads-the-document"
 _ADMIN_KEY = "admin-key-of-whoever-reads-the-document"

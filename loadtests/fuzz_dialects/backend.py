@@ -18,7 +18,7 @@ from backends.protocol import (
 )
 from loadtests.fuzz_dialects import answers
 from loadtests.fuzz_http import backend
-from loadtests.harness.stub_backend import Reply, StubBackend, stub_model
+from testing.stub_backend import Reply, StubBackend, stub_model
 
 MODELS = {
     "vectors": [Task.EMBED, Task.RERANK],

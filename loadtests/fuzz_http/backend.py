@@ -17,7 +17,7 @@ import msgspec
 from backends.algorithms.questions import check_choices, hypotheses
 from backends.errors import ItemRefused
 from backends.protocol import Call, Done, Failed, Task, ZeroShotParameters
-from loadtests.harness.stub_backend import Reply, StubBackend, stub_model
+from testing.stub_backend import Reply, StubBackend, stub_model
 
 MODELS = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
 """Those that the examples of the customers' OpenAPI document name are among them."""

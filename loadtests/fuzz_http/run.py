@@ -16,9 +16,9 @@ from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, calle
 from loadtests.fuzz_http.client import Finding, ScriptRunner
 from loadtests.fuzz_http.script import Script, script
 from loadtests.gateway import Gateway
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
 from loadtests.soak.sampling import sample
+from testing.ports import free_port
+from testing.valkey import Valkey
 
 MEMORY_BOUND = 256 * 1024 * 1024
 """Bytes that a process may have resident, whatever was sent to it."""

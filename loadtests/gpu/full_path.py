@@ -21,8 +21,8 @@ from loadtests.gpu.plan import (
     figures_of,
 )
 from loadtests.gpu.results import Journal, Measurement, SectionState
-from loadtests.harness.loopback import get
-from loadtests.harness.system import System
+from testing.loopback import get
+from testing.system import System
 
 _ROOT = Path(__file__).parents[2]
 _WARM_SECONDS = 1.0

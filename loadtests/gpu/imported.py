@@ -14,7 +14,7 @@ from backends.qualification.forms import RECORD
 from backends.settings import BackendSettings
 from loadtests.gpu.models import write_tokenizer
 from loadtests.gpu.plan import Options
-from loadtests.harness.weight_files import write_safetensors
+from testing.weight_files import write_safetensors
 
 _LABELS = ("negative", "positive")
 

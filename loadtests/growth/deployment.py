@@ -16,10 +16,10 @@ from gateway.types import Rule
 from loadtests.backend import RunningBackend, backend
 from loadtests.gateway import Gateway
 from loadtests.growth.load import PhaseResult, send
-from loadtests.harness.stub_process import stub_process
-from loadtests.harness.valkey import Valkey
 from loadtests.machine import processor_seconds, resident_mib
 from loadtests.pipeline import PacedDevice
+from testing.stub_process import stub_process
+from testing.valkey import Valkey
 
 TENANT, KEY = "bench", "sk-growth-bench-0123456789"
 RULE = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)

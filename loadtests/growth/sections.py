@@ -20,8 +20,8 @@ from loadtests.growth.deployment import (
     key_of,
     request,
 )
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 _CONNECTIONS = 32
 _HITS = 100  # texts that are asked for again and again

@@ -20,8 +20,6 @@ from loadtests.arena.load import LoadGenerator
 from loadtests.arena.podman import run
 from loadtests.arena.questions import ExpectedAnswers, every_text
 from loadtests.arena.run import compare_with_ledger
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import wait_until
 from loadtests.kubernetes.manifests import has_kubectl, render
 from loadtests.kubernetes.pods import (
     PlayedPod,
@@ -33,6 +31,8 @@ from loadtests.kubernetes.pods import (
     remove_everything,
     take_away,
 )
+from testing.certificates import Authority
+from testing.waiting import wait_until
 
 _PORT = 18090
 _DATABASE = "postgresql+psycopg://sluicegate:for-the-check-alone@database/sluicegate"

@@ -19,7 +19,6 @@ from backends.model_tools.demo.source import find_source
 from backends.protocol import Task
 from loadtests.backend import backend, calls
 from loadtests.generator import Outcome, Target, closed_loop
-from loadtests.harness.system import System
 from loadtests.machine import this_machine
 from loadtests.padded import write_padded
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
@@ -37,6 +36,7 @@ from loadtests.peers.table import (
 )
 from loadtests.rivals import nginx
 from loadtests.workload import sentences
+from testing.system import System
 
 Body = Callable[[str], bytes]
 Bodies = Callable[[list[str]], Iterator[bytes]]

@@ -13,11 +13,11 @@ import msgspec
 
 from backends.protocol import Task
 from loadtests.generator import Target
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
 from loadtests.machine import busy_seconds
 from loadtests.peers.configuration import MODELS, SCRATCH, TASK, PeerConfiguration
 from loadtests.peers.servers import Peer
+from testing.ports import free_port
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
 _START = 180.0

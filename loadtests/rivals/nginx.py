@@ -12,9 +12,9 @@ from pathlib import Path
 
 from redis import Redis
 
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 KEY = "sk-test-1234567890abcdef"
 _FOLDER = Path(__file__).parent

@@ -10,8 +10,8 @@ import msgspec
 import yaml
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.harness.system import System
 from loadtests.machine import pin
+from testing.system import System
 
 _CONFIG = Path(__file__).parents[2] / "config"
 _LIMIT = {"name": "load", "unit": "requests", "capacity": 1_000_000_000, "window": 60.0}

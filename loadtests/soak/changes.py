@@ -10,9 +10,9 @@ import httpx
 import msgspec
 import numpy as np
 
-from loadtests.harness.raw_http import Connection
-from loadtests.harness.system import System
 from loadtests.soak.load import OK, STRANGER, classify
+from testing.raw_http import Connection
+from testing.system import System
 
 _MODEL = "sentiment"
 _TIMEOUT = 120.0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from loadtests.harness.raw_http import Connection, Response, post
+from testing.raw_http import Connection, Response, post
 
 OK, MALFORMED, STRANGER, NOT_FOUND, TOO_LARGE = 200, 400, 401, 404, 413
 LIMITED, OVERLOADED, LATE = 429, 503, 504

@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 
 from gateway.events.hit_run import ids_from
-from loadtests.harness.system import TWO_REGIONS, System
-from loadtests.harness.waiting import wait_until
 from loadtests.soak.changes import OperatorChanges
 from loadtests.soak.load import MixedLoad, TenantKeys, kinds
 from loadtests.soak.sampling import ProcessSample, Trend, sample, size_of, trend
+from testing.system import TWO_REGIONS, System
+from testing.waiting import wait_until
 
 _CONFIG = Path(__file__).parents[2] / "config"
 _WORKERS, _ASKERS = 2, 12

@@ -10,8 +10,8 @@ from typing import Self
 
 import httpx
 
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
+from testing.ports import free_port
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[2]
 _HOME = _ROOT / ".venv-peers" / "triton"

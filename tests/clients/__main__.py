@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from backends.model_tools.demo.build import build_demo_models
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import TWO_REGIONS, System
+from testing.ports import free_port
+from testing.system import TWO_REGIONS, System
 from tests.clients.matrix import clients, run_client, target_of
 from tests.clients.slow_region import slow_region
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.harness.system import System
-from loadtests.harness.waiting import wait_until
+from testing.system import System
+from testing.waiting import wait_until
 from tests.clients.slow_region import SLOW_MODEL
 
 _FOLDER = Path(__file__).parent

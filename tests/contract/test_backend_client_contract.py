@@ -13,7 +13,7 @@ from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.stub_backend import Reply, StubBackend, echo, send_bytes
+from testing.stub_backend import Reply, StubBackend, echo, send_bytes
 from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
 

@@ -10,7 +10,7 @@ from gateway.cache.entry import CacheHit
 from gateway.cache.key import CacheKey
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 

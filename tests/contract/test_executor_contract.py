@@ -23,7 +23,7 @@ from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.settings import Provider
 from backends.types import FloatArray, OutputKind
-from loadtests.harness.model_repository import DIMENSIONS, toy_graph
+from testing.model_repository import DIMENSIONS, toy_graph
 from tests.support.inference_server import inference_server
 from tests.support.openvino import need_openvino
 

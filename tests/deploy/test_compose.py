@@ -14,7 +14,7 @@ from gateway.cli.root import main
 from gateway.config.load import load_folder, load_sources
 from gateway.config.sources import read_source
 from gateway.settings import PREFIX, load_settings
-from loadtests.harness.compose_files import OBSERVED, ROOT, merged
+from testing.compose_files import OBSERVED, ROOT, merged
 from tests.deploy.compose_file import (
     BACKENDS,
     COMPOSE,

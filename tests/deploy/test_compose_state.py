@@ -11,7 +11,7 @@ import yaml
 from backends.settings import read_settings
 from gateway.redis.url import read_servers
 from gateway.settings import load_settings
-from loadtests.harness.compose_files import ROOT
+from testing.compose_files import ROOT
 from tests.deploy.compose_file import (
     BACKENDS,
     GATEWAYS,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.compose_files import compose_paths
+from testing.compose_files import compose_paths
 from tests.deploy.compose_file import EVERYTHING
 from tools import pin_images, sbom
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.system import TWO_REGIONS, System
+from testing.system import TWO_REGIONS, System
 
 _CONFIG = Path(__file__).parents[2] / "config"
 

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from bulk.cli import main as bulk
-from loadtests.harness.system import System, pretty
 from loadtests.pipeline import PacedDevice, PipelineMeter
 from loadtests.workload import sentences
+from testing.system import System, pretty
 from tests.clients.checks import Row
 from tests.clients.matrix import run_client, target_of
 from tests.clients.slow_region import slow_region

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
-from loadtests.harness.browser import CHROMIUM, Page, open_page
-from loadtests.harness.system import ADMIN_KEY, System
+from testing.browser import CHROMIUM, Page, open_page
+from testing.system import ADMIN_KEY, System
 
 pytestmark = [
     pytest.mark.anyio,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from loadtests.dashboards.check import check
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.system import System
+from testing.model_repository import write_repository
+from testing.system import System
 
 pytestmark = [pytest.mark.e2e, pytest.mark.system]
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.browser import CHROMIUM, Page, open_page
-from loadtests.harness.system import System
+from testing.browser import CHROMIUM, Page, open_page
+from testing.system import System
 
 pytestmark = [
     pytest.mark.anyio,

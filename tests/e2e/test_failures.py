@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from gateway.events.hit_run import ids_from
-from loadtests.harness.system import TWO_REGIONS, System
-from loadtests.harness.waiting import wait_until
+from testing.system import TWO_REGIONS, System
+from testing.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 

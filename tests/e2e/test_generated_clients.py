@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from gateway.settings import process_environment
-from loadtests.harness.system import ADMIN_KEY, System
+from testing.system import ADMIN_KEY, System
 from tests.docs.tables import page
 from tests.support.documents import (
     Document,

@@ -4,10 +4,10 @@ from itertools import islice
 from pathlib import Path
 from shutil import copytree
 
-from loadtests.harness.system import System
-from loadtests.harness.waiting import wait_until
 from loadtests.pipeline import PacedDevice, PipelineMeter, sharing_backends
 from loadtests.workload import sentences
+from testing.system import System
+from testing.waiting import wait_until
 
 CONFIG = Path(__file__).parents[2] / "config"
 

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from backends.algorithms.split import hash_fraction
-from loadtests.harness.system import ADMIN_KEY, TWO_REGIONS, System
-from loadtests.harness.waiting import wait_until
+from testing.system import ADMIN_KEY, TWO_REGIONS, System
+from testing.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
 MODEL = "sentiment"

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadtests.harness.system import ADMIN_KEY, TWO_REGIONS, System, pretty
-from loadtests.harness.waiting import wait_until
+from testing.system import ADMIN_KEY, TWO_REGIONS, System, pretty
+from testing.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 MODEL = "sentiment"

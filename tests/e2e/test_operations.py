@@ -13,10 +13,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.telemetry.catalogue import backend_metrics
 from gateway.telemetry.catalogue import gateway_metrics
-from loadtests.harness.loopback import get
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import System, pretty
-from loadtests.harness.waiting import wait_until
+from testing.loopback import get
+from testing.ports import free_port
+from testing.system import System, pretty
+from testing.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 _CONFIG = Path(__file__).parents[2] / "config"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.system import System
+from testing.system import System
 
 pytestmark = pytest.mark.e2e
 

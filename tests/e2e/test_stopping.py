@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtests.harness.loopback import get, no_authorities
-from loadtests.harness.raw_http import post
-from loadtests.harness.system import System
-from loadtests.harness.waiting import until
+from testing.loopback import get, no_authorities
+from testing.raw_http import post
+from testing.system import System
+from testing.waiting import until
 from tests.support.steady_load import SteadyLoad
 from tests.support.worker import classify
 

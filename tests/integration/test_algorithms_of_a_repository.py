@@ -12,7 +12,7 @@ from backends.algorithms.registry import describe
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
     write_head,

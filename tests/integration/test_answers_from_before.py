@@ -8,10 +8,10 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.runtime.control import Control, Topic
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend, refuse, stub_model
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually
+from testing.raw_http import Response, post
+from testing.stub_backend import StubBackend, refuse, stub_model
+from testing.valkey import Valkey
+from testing.waiting import eventually
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

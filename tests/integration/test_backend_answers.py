@@ -19,7 +19,7 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
+from testing.model_repository import DIMENSIONS, id_of, write_repository
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.quantized import make_dynamic
 

@@ -24,8 +24,8 @@ from backends.protocol import (
     ServingState,
     Task,
 )
-from loadtests.harness.model_repository import DIMENSIONS, id_of, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, id_of, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
 

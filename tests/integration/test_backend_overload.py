@@ -13,8 +13,8 @@ from typing_extensions import override
 from backends.executors.cost import CostModel
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import Refusal, Task
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.waiting import eventually, until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.waiting import eventually, until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
 

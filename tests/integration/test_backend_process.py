@@ -15,9 +15,9 @@ from backends.protocol import (
     Done,
     Task,
 )
-from loadtests.harness.model_repository import write_head, write_repository
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import until, wait_until
+from testing.model_repository import write_head, write_repository
+from testing.ports import free_port
+from testing.waiting import until, wait_until
 from tests.support.backend_process import SERVE, ask, infos, is_ready, request, serving
 from tests.support.steady_load import SteadyLoad
 

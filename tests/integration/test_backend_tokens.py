@@ -16,7 +16,7 @@ from backends.protocol import (
     Task,
     TokenizeParameters,
 )
-from loadtests.harness.model_repository import id_of, write_encoder, write_model, write_repository
+from testing.model_repository import id_of, write_encoder, write_model, write_repository
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
     write_head,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from loadtests.harness.certificates import Authority, server_context
-from loadtests.harness.raw_http import Connection, post
-from loadtests.harness.stub_backend import StubBackend, answer_when
-from loadtests.harness.waiting import eventually, until
+from testing.certificates import Authority, server_context
+from testing.raw_http import Connection, post
+from testing.stub_backend import StubBackend, answer_when
+from testing.waiting import eventually, until
 from tests.support.table_resolver import TableResolver
 from tests.support.worker import RunningWorker, classify, running_worker
 

@@ -18,7 +18,7 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from loadtests.harness.model_repository import write_head, write_model, write_repository
+from testing.model_repository import write_head, write_model, write_repository
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

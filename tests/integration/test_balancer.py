@@ -11,12 +11,12 @@ from signal import SIGTERM
 import httpx
 import pytest
 
-from loadtests.harness.loopback import no_authorities
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY, post
-from loadtests.harness.stub_process import StubProcess, stub_process
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
+from testing.loopback import no_authorities
+from testing.ports import free_port
+from testing.raw_http import KEY, post
+from testing.stub_process import StubProcess, stub_process
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 from tests.support.gateway_process import GatewayProcess
 from tests.support.name_server import NameServer
 from tests.support.rpc import RpcClient, message, packed

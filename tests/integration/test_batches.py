@@ -24,8 +24,8 @@ from gateway.storage.build import build_storage, file_object
 from gateway.types import KeyId, Principal, Rule, TenantId
 from gateway.workers.billing import run_billing
 from gateway.workers.shipper import run_shipper
-from loadtests.harness.stub_backend import Reply, StubBackend, answer, echo, hang, refuse
-from loadtests.harness.valkey import Valkey
+from testing.stub_backend import Reply, StubBackend, answer, echo, hang, refuse
+from testing.valkey import Valkey
 from tests.support.batches import BatchScene, add_caller, batch_settings, request_line
 from tests.support.pipeline import running
 

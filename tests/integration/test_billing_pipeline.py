@@ -23,8 +23,8 @@ from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import BILLING, EventStream
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.ledgers import emptied, ledger_url, sums
 from tests.support.pipeline import Pipeline, open_pipeline, running

@@ -17,7 +17,7 @@ from gateway.workers.billing import run_billing
 from gateway.workers.file_lock import FileLock
 from gateway.workers.request_log import run_request_log
 from gateway.workers.shipper import LOCK_NAME, run_shipper
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.ledgers import record, sums
 from tests.support.pipeline import Work, running

@@ -13,13 +13,13 @@ import yaml
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Done, ServingState, Task
 from backends.repository.last_good import FILE as LAST_SERVED
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
     write_head,
     write_repository,
 )
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

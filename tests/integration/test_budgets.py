@@ -11,9 +11,9 @@ from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.pricing import NANO
 from gateway.ledger.types import Budget
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
+from testing.raw_http import KEY, Response, post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import record
 from tests.support.worker import RunningWorker, classify, running_worker

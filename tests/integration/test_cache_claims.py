@@ -15,7 +15,7 @@ from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.pipeline import Command, StandaloneClient
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 

@@ -14,9 +14,9 @@ from gateway.config.document import CacheConfig
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from loadtests.harness.raw_http import post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually, until
+from testing.raw_http import post
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.worker import classify, running_worker

@@ -12,8 +12,8 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization import tokenizer
-from loadtests.harness.model_repository import DIMENSIONS, write_model, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_model, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 

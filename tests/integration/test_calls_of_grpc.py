@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from grpc import StatusCode
 
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
+from testing.ports import free_port
+from testing.raw_http import KEY
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
 from tests.support.rpc import RpcClient, message, packed
 from tests.support.worker import running_worker
 

@@ -12,7 +12,7 @@ from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.stub_backend import StubBackend, hang
+from testing.stub_backend import StubBackend, hang
 from tests.support.dispatching import Outcomes, dispatch, endpoint_of, work
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import ListenerTls
 from gateway.sockets.networks import Networks
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import until
+from testing.certificates import Authority
+from testing.waiting import until
 from tests.support.edge import served
 
 pytestmark = pytest.mark.anyio

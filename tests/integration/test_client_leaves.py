@@ -9,8 +9,8 @@ import pytest
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import CALL_PATH, Task
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 

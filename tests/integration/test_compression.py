@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from gateway.api.content_coding import SMALLEST
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
+from testing.raw_http import Response, post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

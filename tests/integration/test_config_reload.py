@@ -26,8 +26,8 @@ from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.valkey import Valkey
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

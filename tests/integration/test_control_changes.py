@@ -7,7 +7,7 @@ import pytest
 from gateway.errors import DependencyUnavailable
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from loadtests.harness.valkey import Valkey
+from testing.valkey import Valkey
 
 pytestmark = pytest.mark.anyio
 

@@ -8,9 +8,9 @@ import pytest
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import KeyBounds
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
+from testing.raw_http import KEY, Response, post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -16,8 +16,8 @@ from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Done, Failed, InferParameters, Task
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import DIMENSIONS, write_model, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_model, write_repository
+from testing.waiting import until
 from tests.support.algorithm_cores import give_a_core
 from tests.support.backend_calls import Backend, running_backend
 

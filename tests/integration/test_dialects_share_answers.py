@@ -9,9 +9,9 @@ import pytest
 from backends.protocol import Task
 from loadtests.fuzz_dialects.backend import DOCUMENT_MODELS, MODELS, answer, models
 from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
-from loadtests.harness.raw_http import Connection, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
+from testing.raw_http import Connection, post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
 from tests.support.worker import RunningWorker, running_worker
 
 pytestmark = pytest.mark.anyio

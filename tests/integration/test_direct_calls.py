@@ -32,9 +32,9 @@ from backends.protocol import (
 )
 from backends.serving.call_work import CallWork
 from backends.serving.core import ModelSetEntry, ServingCore
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.raw_http import Connection, Response
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.raw_http import Connection, Response
+from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 

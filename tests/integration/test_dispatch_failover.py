@@ -16,7 +16,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
 from gateway.types import Endpoint, ServedModel
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.stub_backend import (
+from testing.stub_backend import (
     StubBackend,
     answer_when,
     cut_after,
@@ -25,8 +25,8 @@ from loadtests.harness.stub_backend import (
     refuse,
     stub_model,
 )
-from loadtests.harness.stub_process import StubProcess, stub_process
-from loadtests.harness.waiting import until
+from testing.stub_process import StubProcess, stub_process
+from testing.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, endpoint_of, work
 
 pytestmark = pytest.mark.anyio

@@ -28,9 +28,9 @@ from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader
 from gateway.workers.ledger_writer import LedgerWriter
 from gateway.workers.stream import BILLING, EventStream
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually, until
+from testing.raw_http import KEY, Response, post
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
 from tests.support.events import make_event
 from tests.support.ledgers import emptied, sums, tables_of
 from tests.support.older_ledgers import connected

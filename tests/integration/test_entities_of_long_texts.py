@@ -10,7 +10,7 @@ import pytest
 
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import EntitiesParameters, Failed, Task
-from loadtests.harness.model_repository import DIMENSIONS, write_encoder, write_head
+from testing.model_repository import DIMENSIONS, write_encoder, write_head
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

@@ -17,7 +17,7 @@ from gateway.config.document import Document
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from loadtests.harness.valkey import Valkey
+from testing.valkey import Valkey
 from tests.support import reload_cases, reload_routing_cases, reload_store_cases
 from tests.support.ledgers import ledger_url
 from tests.support.reload_scene import LONG, OTHER_KEY, ReloadScene

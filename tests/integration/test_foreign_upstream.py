@@ -16,7 +16,7 @@ from backends.open_inference.address import RemoteModelServer
 from backends.protocol import Done, Failed, Task
 from backends.repository.catalogue import read_catalogue
 from backends.types import FloatArray, OutputKind
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     DIMENSIONS,
     make_tokenizer,
     toy_graph,

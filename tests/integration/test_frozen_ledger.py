@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import exc, make_url
 
 from gateway.ledger import postgresql as connecting
-from loadtests.harness.postgresql import PostgreSQL
+from testing.postgresql import PostgreSQL
 
 
 def _pump(source: socket.socket, sink: socket.socket, freezes_at: bytes) -> None:

@@ -19,11 +19,11 @@ from gateway.settings import Settings, environment
 from gateway.types import RequestEvent
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
-from loadtests.harness.loopback import no_authorities
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually, until
+from testing.loopback import no_authorities
+from testing.ports import free_port
+from testing.raw_http import KEY, Response, post
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 from tests.support.small_disk import SmallDisk, mounted

@@ -13,10 +13,10 @@ import msgspec
 
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment, process_environment
-from loadtests.harness.loopback import is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.loopback import is_answered
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 _NAMES = {"supervisor", "worker-0", "admin", "shipper"}
 

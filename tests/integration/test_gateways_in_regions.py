@@ -18,9 +18,9 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.workers.billing import run_billing
 from gateway.workers.shipper import run_shipper
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually
 from loadtests.regions import run
+from testing.valkey import Valkey
+from testing.waiting import eventually
 from tests.support.events import make_event
 from tests.support.ledgers import sums
 from tests.support.pipeline import running

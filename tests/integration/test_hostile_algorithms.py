@@ -15,7 +15,7 @@ import pytest
 
 from backends.algorithms.confinement import NICENESS
 from backends.protocol import ClassifyParameters, Done, Failed, InferParameters, Task
-from loadtests.harness.hostile_algorithms import (
+from testing.hostile_algorithms import (
     COMPUTING,
     FAILED,
     HARM,
@@ -24,9 +24,9 @@ from loadtests.harness.hostile_algorithms import (
     KILLED,
     write_algorithm,
 )
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
+from testing.model_repository import write_repository
+from testing.ports import free_port
+from testing.waiting import wait_until
 from tests.support.backend_process import ask, infos, request, serving
 
 Outcomes = dict[str, list[Done | Failed]]

@@ -17,8 +17,8 @@ from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import HTTP_2, ListenerTls
 from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc.infer_route import SERVICE
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import WAIT_LIMIT, until
+from testing.certificates import Authority
+from testing.waiting import WAIT_LIMIT, until
 from tests.support.api import KEY
 from tests.support.http2 import (
     ACK,

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry
 from gateway.admin.serve import serve_admin
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.settings import Settings
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY, Connection, post
-from loadtests.harness.stub_backend import StubBackend, answer, hang
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
+from testing.ports import free_port
+from testing.raw_http import KEY, Connection, post
+from testing.stub_backend import StubBackend, answer, hang
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 from tests.support.admin import KEY as ADMIN_KEY
 from tests.support.worker import RunningWorker, classify, running_worker
 

@@ -14,9 +14,9 @@ from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.protocol import STATE_PATH
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.raw_http import Connection
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.raw_http import Connection
+from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
 

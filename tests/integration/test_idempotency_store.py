@@ -12,8 +12,8 @@ from gateway.idempotency.script import HEAD_BYTES, OVERHEAD_BYTES
 from gateway.idempotency.store import ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.redis.client import connect
 from gateway.types import TenantId
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually
+from testing.valkey import Valkey
+from testing.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 A, B = b"a" * 16, b"b" * 16

@@ -17,10 +17,10 @@ from gateway.events.reader import LogReader, list_logs
 from gateway.idempotency.store import IdempotencyStore, StoredKey
 from gateway.ledger.types import GroupBy
 from gateway.types import RequestEvent, Rule
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend, answer, answer_when, fail_items, refuse
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually
+from testing.raw_http import Response, post
+from testing.stub_backend import StubBackend, answer, answer_when, fail_items, refuse
+from testing.valkey import Valkey
+from testing.waiting import eventually
 from tests.support.ledgers import open_ledger, record
 from tests.support.worker import RunningWorker, classify, running_worker
 

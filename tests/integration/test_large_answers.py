@@ -9,10 +9,10 @@ import pytest
 
 from gateway.api.inference_route import Rendered
 from gateway.dialects.cohere import CohereClassifyRoute
-from loadtests.harness.raw_http import post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import WAIT_LIMIT, until
+from testing.raw_http import post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
+from testing.waiting import WAIT_LIMIT, until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.harness.raw_http import Connection, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually
+from testing.raw_http import Connection, post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
+from testing.waiting import eventually
 from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio

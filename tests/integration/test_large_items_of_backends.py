@@ -10,8 +10,8 @@ import pytest
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import ChooseItem, Done, Failed, Task, TokenizeParameters, ZeroShotParameters
 from backends.serving.item_memory import item_bytes
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

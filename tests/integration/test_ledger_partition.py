@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.ledger.ledger import Ledger
-from loadtests.harness.postgresql import PostgreSQL
+from testing.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.system
 
@@ -20,7 +20,7 @@ import asyncio, subprocess, sys, time
 import msgspec
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
-from loadtests.harness.delaying_proxy import DelayingProxy
+from testing.delaying_proxy import DelayingProxy
 
 SHORT = "connect_timeout=2&keepalives_idle=1&keepalives_interval=1&keepalives_count=1"
 

@@ -18,12 +18,12 @@ from gateway.http.byte_budget import LARGE
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.postgresql import CONNECTIONS, lift_limits, make_engine
 from gateway.settings import Settings, environment
-from loadtests.harness.delaying_proxy import DelayingProxy
-from loadtests.harness.ports import free_port
-from loadtests.harness.postgresql import PostgreSQL
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually, until
+from testing.delaying_proxy import DelayingProxy
+from testing.ports import free_port
+from testing.postgresql import PostgreSQL
+from testing.raw_http import KEY, Response, post
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]

@@ -19,8 +19,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.stream import BILLING
-from loadtests.harness.postgresql import PostgreSQL, programs
-from loadtests.harness.waiting import until
+from testing.postgresql import PostgreSQL, programs
+from testing.waiting import until
 from tests.support.backups import back_up
 from tests.support.events import make_event
 from tests.support.ledgers import principals, record, sums

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
-from loadtests.harness.weight_files import write_safetensors
+from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.odd_checkpoints import Change, all_of, edit, remove, write
 

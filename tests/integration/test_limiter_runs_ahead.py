@@ -8,8 +8,8 @@ import pytest
 
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
-from loadtests.harness.delaying_proxy import DelayingProxy
-from loadtests.harness.valkey import Valkey
+from testing.delaying_proxy import DelayingProxy
+from testing.valkey import Valkey
 from tests.support.limits import charge, rule
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     write_encoder,
     write_head,
     write_model,

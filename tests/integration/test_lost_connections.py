@@ -36,9 +36,9 @@ from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import AppendOutcome, EventStream
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.events import make_event
 
 pytestmark = pytest.mark.anyio

@@ -17,11 +17,11 @@ from gateway.supervisor.probes import probe_http
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.supervisor import Supervisor
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until, wait_until
+from testing.model_repository import write_repository
+from testing.ports import free_port
+from testing.raw_http import KEY
+from testing.valkey import Valkey
+from testing.waiting import until, wait_until
 from tests.support.backend_process import is_ready, request, serving
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
 from tests.support.steady_load import SteadyLoad

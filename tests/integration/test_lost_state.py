@@ -21,8 +21,8 @@ from gateway.runtime.recovery import LedgerRecovery
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import WAIT_LIMIT, eventually, until
+from testing.valkey import Valkey
+from testing.waiting import WAIT_LIMIT, eventually, until
 
 pytestmark = pytest.mark.anyio
 

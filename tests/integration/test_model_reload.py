@@ -8,13 +8,13 @@ import pytest
 
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Done, Task
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
     write_head,
     write_repository,
 )
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.backend_calls import running_backend
 
 pytestmark = pytest.mark.anyio

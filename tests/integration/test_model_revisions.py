@@ -10,7 +10,7 @@ from backends.algorithms.split import Split, WeightedAlgorithm
 from backends.executors.dummy import DummyExecutor
 from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import DIMENSIONS, write_head, write_repository
+from testing.model_repository import DIMENSIONS, write_head, write_repository
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

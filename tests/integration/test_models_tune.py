@@ -14,7 +14,7 @@ from backends.protocol import Done, Task
 from backends.qualification import tuned
 from backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import DIMENSIONS, WORDS, write_repository
+from testing.model_repository import DIMENSIONS, WORDS, write_repository
 from tests.parity.checkpoints import Checkpoint, Purpose
 from tests.parity.served import write_models
 from tests.support.backend_calls import running_backend

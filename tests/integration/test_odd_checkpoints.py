@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from backends.cli import main
 from backends.model_tools.importing.convert import convert
 from backends.protocol import Task
-from loadtests.harness.weight_files import write_safetensors
+from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.odd_checkpoints import (

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from backends.protocol import Task
-from loadtests.harness.model_repository import write_repository
+from testing.model_repository import write_repository
 from tests.support.backend_calls import running_backend
 from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
 

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from backends.protocol import Call, Refusal
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import Reply, StubBackend
+from testing.raw_http import Response, post
+from testing.stub_backend import Reply, StubBackend
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -14,9 +14,9 @@ from typing import Any, TypeVar  # Any: arguments that are passed on
 import pytest
 
 from loadtests.generator import Target
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.stub_backend import StubBackend
 from loadtests.open_loop import Answer, open_loop
+from testing.raw_http import KEY
+from testing.stub_backend import StubBackend
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ import pytest
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.valkey import Valkey
+from testing.raw_http import KEY, Response, post
+from testing.valkey import Valkey
 from tests.support.events import START, make_event, make_usage
 from tests.support.worker import RunningWorker, classify, running_worker
 

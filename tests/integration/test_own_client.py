@@ -10,9 +10,6 @@ import pytest
 
 from backends.protocol import Call, Failed
 from gateway.types import Rule
-from loadtests.harness.certificates import Authority, server_context
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.stub_backend import Reply, StubBackend, answer, echo, hang
 from sluicegate import (
     AsyncSluicegate,
     AuthenticationFailed,
@@ -27,6 +24,9 @@ from sluicegate import (
     Sluicegate,
     Usage,
 )
+from testing.certificates import Authority, server_context
+from testing.raw_http import KEY
+from testing.stub_backend import Reply, StubBackend, answer, echo, hang
 from tests.support.worker import RunningWorker, running_worker
 
 pytestmark = pytest.mark.anyio

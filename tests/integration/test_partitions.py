@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gateway.sockets.tcp_keepalive import TcpKeepalive
-from loadtests.harness.postgresql import programs
 from loadtests.partitions.cases import PAIRS, Direction
 from loadtests.partitions.judging import problems
 from loadtests.partitions.namespaces import missing
 from loadtests.partitions.run import PartitionRun
+from testing.postgresql import programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system, pytest.mark.timeout(1800)]
 

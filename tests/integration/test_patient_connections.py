@@ -10,8 +10,8 @@ import pytest
 
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.server import open_listener, serve
-from loadtests.harness.raw_http import Connection
-from loadtests.harness.waiting import eventually
+from testing.raw_http import Connection
+from testing.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 _GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"

@@ -15,11 +15,11 @@ from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.model_repository import write_repository
+from testing.ports import free_port
+from testing.raw_http import KEY
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.backend_process import serving
 from tests.support.steady_load import SteadyLoad
 from tests.support.worker import RunningWorker, running_worker

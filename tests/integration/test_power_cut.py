@@ -9,7 +9,7 @@ import pytest
 
 from gateway.events.log import EventLog
 from gateway.events.syncing import LogSync
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.ledgers import sums
 from tests.support.pipeline import Pipeline, open_pipeline, running

@@ -22,8 +22,8 @@ from backends.serving.queries import QueryCall
 from backends.telemetry.otel_tracing import OtelTracing
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import TextKind, Tokenizer
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.waiting import WAIT_LIMIT, until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
 

@@ -13,8 +13,8 @@ from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.redis_tier import make_tier, written

@@ -11,9 +11,9 @@ from gateway.cache.entry import CacheHit
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.circuit_breaker import CircuitBreaker
-from loadtests.harness.delaying_proxy import DelayingProxy
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.delaying_proxy import DelayingProxy
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 from tests.support.redis_tier import make_tier, written

@@ -11,15 +11,15 @@ from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.errors import ConfigurationError
 from gateway.redis.url import read_servers
-from loadtests.harness.redis_deployments import (
+from testing.redis_deployments import (
     SentinelDeployment,
     cluster_of,
     is_primary,
     move_slots,
     sentinel_deployment,
 )
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.types import Rule
-from loadtests.harness.raw_http import Connection, post
-from loadtests.harness.redis_faults import (
+from testing.raw_http import Connection, post
+from testing.redis_faults import (
     FAULTS,
     OPENING,
     STATE_FAULTS,
@@ -22,8 +22,8 @@ from loadtests.harness.redis_faults import (
     FaultyRedis,
     failing_redis,
 )
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually, until
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from gateway.rate_limit.base import Charge, Hold
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
 
 MONTHLY = Rule(name="monthly", unit="items", capacity=10, period="month")

@@ -15,7 +15,7 @@ from gateway.redis.connect import open_client
 from gateway.redis.pipeline import Command, Replies
 from gateway.redis.sentinel import SentinelClient
 from gateway.redis.url import read_servers
-from loadtests.harness.waiting import eventually
+from testing.waiting import eventually
 from tests.support.caching import cache_key
 from tests.support.clock import Clock
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.redis.pipeline import Replies, StandaloneClient
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import hiredis
 import pytest
 
 from gateway.redis.pipeline import StandaloneClient
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -15,9 +15,9 @@ from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from gateway.types import CONCURRENT, Rule
-from loadtests.harness.delaying_proxy import DelayingProxy
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.delaying_proxy import DelayingProxy
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
 

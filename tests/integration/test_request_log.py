@@ -9,8 +9,8 @@ import pytest
 from gateway.events.block import STREAM
 from gateway.events.log import EventLog
 from gateway.workers.request_log import GROUP
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import Pipeline, open_pipeline, running
 

@@ -12,7 +12,7 @@ from gateway.events.block import STREAM
 from gateway.events.log import EventLog
 from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.request_log import GROUP
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 

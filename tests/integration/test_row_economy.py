@@ -16,7 +16,7 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     DIMENSIONS,
     WORDS,
     write_head,

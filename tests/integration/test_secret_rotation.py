@@ -14,9 +14,9 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.postgresql import PostgreSQL
-from loadtests.harness.valkey import Valkey
+from testing.model_repository import write_repository
+from testing.postgresql import PostgreSQL
+from testing.valkey import Valkey
 from tests.support.ledgers import Clock
 from tests.support.listening_backend import listening_backend
 

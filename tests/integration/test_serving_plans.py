@@ -10,8 +10,8 @@ import pytest
 from backends.executors.dummy import DummyExecutor
 from backends.plans import PlanTrial, Serving, ServingPlans, Shadow
 from backends.protocol import CHECK_PATH, RELOAD_PATH, Done, Failed, PlanVerdict, Task
-from loadtests.harness.model_repository import DIMENSIONS, write_head, write_model, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_head, write_model, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 
 pytestmark = pytest.mark.anyio

@@ -19,8 +19,8 @@ from backends.pipelines.ask import AlgorithmContext
 from backends.plans import Shadow
 from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import DIMENSIONS, write_head, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_head, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio

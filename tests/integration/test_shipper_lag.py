@@ -12,9 +12,9 @@ from typing_extensions import override
 from gateway.events.log import EventLog
 from gateway.events.reader import LogReader
 from gateway.workers.shipper import Shipper
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 

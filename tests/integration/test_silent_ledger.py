@@ -11,7 +11,7 @@ from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.shipper import Shipper
 from gateway.workers.stream import EventStream
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 

@@ -12,8 +12,8 @@ from gateway.sockets.listening import (
     refuse_new_connections,
     wait_until_empty,
 )
-from loadtests.harness.waiting import until
 from loadtests.partitions.namespaces import NamespaceNetwork, missing
+from testing.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 # The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.

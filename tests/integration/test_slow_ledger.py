@@ -12,7 +12,7 @@ from gateway.workers.billing import Billing
 from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.ledger_writer import LedgerWriter, WriteResult
 from gateway.workers.stream import BILLING
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running
 

@@ -12,9 +12,9 @@ from gateway.http.edge import ListenerEdge
 from gateway.http.server import open_listener, serve
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.telemetry.edge_metrics import EdgeMetrics
-from loadtests.harness.raw_http import Connection, post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
+from testing.raw_http import Connection, post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
 from tests.support.worker import classify, running_worker
 
 pytestmark = pytest.mark.anyio

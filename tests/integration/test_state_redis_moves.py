@@ -22,11 +22,11 @@ from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
-from loadtests.harness.ports import free_port
-from loadtests.harness.redis_deployments import cluster_of, move_slots, sentinel_deployment
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
 from loadtests.windows import local_share
+from testing.ports import free_port
+from testing.redis_deployments import cluster_of, move_slots, sentinel_deployment
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 from tests.support.events import make_event
 from tests.support.ledgers import sums
 from tests.support.limits import charge, rule

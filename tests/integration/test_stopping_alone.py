@@ -12,12 +12,12 @@ import pytest
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
 from gateway.settings import process_environment
-from loadtests.harness.loopback import get
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.loopback import get
+from testing.ports import free_port
+from testing.raw_http import post
+from testing.stub_backend import StubBackend
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 from tests.support.ledgers import ledger_url
 from tests.support.worker import classify, running_worker
 

@@ -21,9 +21,9 @@ from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
 from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome, RegionName, ServedModel, Source
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend, answer_when
-from loadtests.harness.waiting import WAIT_LIMIT, eventually, until
+from testing.raw_http import Response, post
+from testing.stub_backend import StubBackend, answer_when
+from testing.waiting import WAIT_LIMIT, eventually, until
 from tests.support.caching import cache_key
 from tests.support.dispatching import dispatch
 from tests.support.inference_scene import INFO, RecordedTasks

@@ -15,9 +15,9 @@ from gateway.events.block import STREAM, pack
 from gateway.redis.client import connect
 from gateway.workers.group import GroupReader, StreamEntry
 from gateway.workers.stream import BILLING, EventStream
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey, server_programs
-from loadtests.harness.waiting import wait_until
+from testing.ports import free_port
+from testing.valkey import Valkey, server_programs
+from testing.waiting import wait_until
 
 pytestmark = pytest.mark.anyio
 _BLOCKS = 60

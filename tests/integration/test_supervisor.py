@@ -19,7 +19,7 @@ from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
-from loadtests.harness.waiting import until, wait_until
+from testing.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
 

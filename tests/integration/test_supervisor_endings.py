@@ -15,7 +15,7 @@ from gateway.supervisor.process_table import read_table
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
 from gateway.supervisor.supervisor import Supervisor
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -14,10 +14,10 @@ import pytest
 
 from backends.protocol import STATE_PATH
 from gateway.settings import process_environment
-from loadtests.harness.certificates import Authority
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
+from testing.certificates import Authority
+from testing.model_repository import write_repository
+from testing.ports import free_port
+from testing.waiting import wait_until
 
 SERVE = (sys.executable, "-m", "backends", "serve", "--provider", "paced")
 PREFIX = "SLUICEGATE_BACKEND_"

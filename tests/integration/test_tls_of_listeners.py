@@ -18,8 +18,8 @@ from gateway.http.listener_tls import ListenerTls
 from gateway.settings import Settings
 from gateway.sockets.certificate_files import expiry_of
 from gateway.telemetry.edge_metrics import EdgeMetrics
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import until
+from testing.certificates import Authority
+from testing.waiting import until
 from tests.support.edge import served
 
 pytestmark = pytest.mark.anyio

@@ -16,11 +16,11 @@ from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
-from loadtests.harness.certificates import Authority, client_tls, server_context, server_tls
-from loadtests.harness.model_repository import write_repository
-from loadtests.harness.raw_http import post
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually, until
+from testing.certificates import Authority, client_tls, server_context, server_tls
+from testing.model_repository import write_repository
+from testing.raw_http import post
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually, until
 from tests.support.dispatching import call_backend
 from tests.support.listening_backend import listening_backend
 from tests.support.worker import RunningWorker, classify, running_worker

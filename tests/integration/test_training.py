@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadtests.harness.model_repository import DIMENSIONS, write_encoder
+from testing.model_repository import DIMENSIONS, write_encoder
 
 WORDS = ["good", "film", "card", "money", "paris", "bad"]
 SENTENCES = "".join(

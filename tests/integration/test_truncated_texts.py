@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from backends.protocol import Call, Done, Failed
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import Reply, StubBackend, echo
-from loadtests.harness.waiting import until
+from testing.raw_http import Response, post
+from testing.stub_backend import Reply, StubBackend, echo
+from testing.waiting import until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.stub_backend import Reply, StubBackend, echo
+from testing.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import Outcomes, dispatch, endpoint_of, work
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.supervisor import Supervisor
 from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from gateway.telemetry.restarts import read_restarts
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

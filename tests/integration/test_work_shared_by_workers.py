@@ -13,10 +13,10 @@ import pytest
 from backends.protocol import Call, Failed
 from gateway.cache.entry import CachedResult
 from gateway.redis.client import connect
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import Behaviour, Reply, StubBackend, answer, answer_when, hang
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import eventually, until
+from testing.raw_http import Response, post
+from testing.stub_backend import Behaviour, Reply, StubBackend, answer, answer_when, hang
+from testing.valkey import Valkey
+from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

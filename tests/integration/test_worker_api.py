@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from loadtests.harness.loopback import no_authorities
-from loadtests.harness.raw_http import KEY, Response, post
-from loadtests.harness.stub_backend import StubBackend, answer, answer_when, fail_items, hang
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.loopback import no_authorities
+from testing.raw_http import KEY, Response, post
+from testing.stub_backend import StubBackend, answer, answer_when, fail_items, hang
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

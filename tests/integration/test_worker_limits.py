@@ -11,10 +11,10 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.types import Rule
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend, answer_when
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import WAIT_LIMIT
+from testing.raw_http import Response, post
+from testing.stub_backend import StubBackend, answer_when
+from testing.valkey import Valkey
+from testing.waiting import WAIT_LIMIT
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

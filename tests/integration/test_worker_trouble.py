@@ -12,10 +12,10 @@ from gateway.events.reader import LogReader, list_logs
 from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
 from gateway.types import RequestEvent
-from loadtests.harness.raw_http import Response, post
-from loadtests.harness.stub_backend import StubBackend, answer_when, hang
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import until
+from testing.raw_http import Response, post
+from testing.stub_backend import StubBackend, answer_when, hang
+from testing.valkey import Valkey
+from testing.waiting import until
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtests.harness.weight_files import write_safetensors
+from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, write_checkpoint
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.texts import read_texts

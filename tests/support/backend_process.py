@@ -23,7 +23,7 @@ from backends.protocol import (
     Task,
 )
 from gateway.settings import process_environment
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 
 SERVE = (sys.executable, "-m", "backends", "serve")
 

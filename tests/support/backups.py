@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, make_url
 
-from loadtests.harness.postgresql import programs
+from testing.postgresql import programs
 
 
 def back_up(url: str, directory: Path) -> Callable[[], None]:

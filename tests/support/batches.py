@@ -12,9 +12,9 @@ from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import KeyId, Principal, Rule, TenantId
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.stub_backend import StubBackend
-from loadtests.harness.waiting import eventually
+from testing.raw_http import KEY
+from testing.stub_backend import StubBackend
+from testing.waiting import eventually
 from tests.support.worker import write_document
 
 

@@ -10,7 +10,7 @@ from backends.plans import PlanTrial, Serving
 from backends.protocol import ModelInfo, PlanVerdict
 from gateway.admin.operators import Operator, Role
 from gateway.types import Endpoint
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient
 

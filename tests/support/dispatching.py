@@ -9,7 +9,7 @@ from backends.protocol import Call, ModelInfo, Report, ServingState, Task
 from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner, finish
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
 from gateway.upstream.base import BackendClient, Receive
-from loadtests.harness.stub_backend import StubBackend, stub_model
+from testing.stub_backend import StubBackend, stub_model
 
 
 def endpoint(

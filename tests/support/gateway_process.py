@@ -12,10 +12,10 @@ from typing import Self
 from gateway.auth.keys import hash_key
 from gateway.ledger.ledger import Ledger
 from gateway.settings import process_environment
-from loadtests.harness.ports import free_port
-from loadtests.harness.raw_http import KEY
-from loadtests.harness.stub_process import StubProcess
-from loadtests.harness.waiting import until
+from testing.ports import free_port
+from testing.raw_http import KEY
+from testing.stub_process import StubProcess
+from testing.waiting import until
 from tests.support.worker import write_document
 
 

@@ -12,7 +12,7 @@ from backends.api.server import BackendServer, bind
 from backends.api.tls import ServerTls
 from backends.executors.dummy import DummyExecutor
 from gateway.types import BackendId, Endpoint, RegionName
-from loadtests.harness.model_repository import DIMENSIONS
+from testing.model_repository import DIMENSIONS
 from tests.support.backend_calls import Backend, running_backend
 
 

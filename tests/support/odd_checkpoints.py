@@ -10,7 +10,7 @@ import onnx
 from onnx import external_data_helper, numpy_helper
 
 from backends.model_tools.graphs.weights import read_safetensors
-from loadtests.harness.weight_files import write_safetensors, write_shards
+from testing.weight_files import write_safetensors, write_shards
 
 Change = Callable[[Path], None]
 WEIGHTS, GRAPH = "model.safetensors", "model.onnx"

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.settings import Settings
-from loadtests.harness.valkey import Valkey
+from testing.valkey import Valkey
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from gateway.cache.redis_tier import RedisTier
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.pipeline import StandaloneClient
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.clock import Clock
 
 

@@ -12,9 +12,9 @@ from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.runtime.control import Control
-from loadtests.harness.raw_http import KEY, post
-from loadtests.harness.stub_backend import Behaviour, Reply, StubBackend, answer, refuse
-from loadtests.harness.waiting import eventually
+from testing.raw_http import KEY, post
+from testing.stub_backend import Behaviour, Reply, StubBackend, answer, refuse
+from testing.waiting import eventually
 from tests.support.reload_scene import OTHER_KEY, ReloadCase, ReloadScene, Section, case_of
 
 CASES: dict[str, ReloadCase] = {}

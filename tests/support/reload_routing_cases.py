@@ -9,8 +9,8 @@ from functools import partial
 from backends.protocol import Report
 from gateway.dispatch.prober import MIN_INTERVAL
 from gateway.routing.member import CallVerdict, Health
-from loadtests.harness.stub_backend import StubBackend, cut_after, hang
-from loadtests.harness.waiting import until
+from testing.stub_backend import StubBackend, cut_after, hang
+from testing.waiting import until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
 
 CASES: dict[str, ReloadCase] = {}

@@ -13,8 +13,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.types import ServedModel
-from loadtests.harness.raw_http import KEY, Connection, Response, post
-from loadtests.harness.stub_backend import StubBackend, stub_model
+from testing.raw_http import KEY, Connection, Response, post
+from testing.stub_backend import StubBackend, stub_model
 from tests.support.table_resolver import TableResolver
 from tests.support.worker import RunningWorker
 

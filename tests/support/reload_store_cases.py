@@ -12,9 +12,9 @@ from backends.protocol import Call, Done
 from gateway.errors import ConfigurationError
 from gateway.regional_limits.follower import limits_of_region
 from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
-from loadtests.harness.raw_http import KEY, post
-from loadtests.harness.stub_backend import Reply, StubBackend, answer_when, fail_items
-from loadtests.harness.waiting import eventually, until
+from testing.raw_http import KEY, post
+from testing.stub_backend import Reply, StubBackend, answer_when, fail_items
+from testing.waiting import eventually, until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
 
 CASES: dict[str, ReloadCase] = {}

@@ -15,7 +15,7 @@ from gateway.rpc.infer_route import SERVICE, rpc_dialect
 from gateway.rpc.listener import rpc_listener
 from gateway.rpc.messages import MessageTable
 from gateway.settings import Settings
-from loadtests.harness.ports import free_port
+from testing.ports import free_port
 from tests.support.api import KEY, Api
 from tests.support.dialects import routed_app, serve_models
 

@@ -12,7 +12,7 @@ from backends.plans import PlanTrial, ServingPlans
 from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
-from loadtests.harness.stub_backend import echo
+from testing.stub_backend import echo
 
 
 class Hang(msgspec.Struct, frozen=True):

@@ -19,8 +19,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import Rule
 from gateway.upstream.resolving import Resolver
-from loadtests.harness.raw_http import KEY, Connection
-from loadtests.harness.stub_backend import StubBackend
+from testing.raw_http import KEY, Connection
+from testing.stub_backend import StubBackend
 
 
 class RunningWorker:

@@ -17,10 +17,10 @@ from redis import Redis
 
 from gateway.settings import process_environment
 from loadtests.generator import Target
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
 from loadtests.machine import pin
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = _ROOT / ".venv-peers" / "litellm" / "bin" / "litellm"

@@ -12,8 +12,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
+from testing.ports import free_port
+from testing.valkey import Valkey
 from tests.support import operators_listener
 from tests.support.admin import KEY, client_of
 

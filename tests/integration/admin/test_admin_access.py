@@ -19,7 +19,7 @@ from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from gateway.telemetry.metric_files import MetricFile
-from loadtests.harness.waiting import WAIT_LIMIT
+from testing.waiting import WAIT_LIMIT
 from tests.support.admin import AUTHORIZATION, KEY, application_of, client_of, refused
 
 pytestmark = pytest.mark.anyio

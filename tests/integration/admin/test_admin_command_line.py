@@ -22,8 +22,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.settings import Settings
-from loadtests.harness.loopback import is_answered, no_authorities
-from loadtests.harness.waiting import wait_until
+from testing.loopback import is_answered, no_authorities
+from testing.waiting import wait_until
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.admin import KEY
 

@@ -14,7 +14,7 @@ from backends.protocol import ModelInfo, PlanVerdict
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import Endpoint
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
 from tests.support.documents import conforms, operations, resolved

@@ -12,7 +12,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient

@@ -19,8 +19,8 @@ from gateway.supervisor.local_http import ask
 from gateway.supervisor.probes import probe_http
 from gateway.supervisor.reload import reload_configuration
 from gateway.supervisor.topology import preface_of_admin
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import wait_until
+from testing.certificates import Authority
+from testing.waiting import wait_until
 from tests.support.admin import KEY
 
 

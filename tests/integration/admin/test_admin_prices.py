@@ -17,7 +17,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
 from gateway.runtime.control import Control, Published
 from gateway.settings import Settings
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.admin import refused
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import record

@@ -12,7 +12,7 @@ from gateway.console.console import Console, ConsoleMetrics
 from gateway.console.history import History
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
-from loadtests.harness.valkey import Valkey
+from testing.valkey import Valkey
 from tests.support import operators_listener
 from tests.support.admin import KEY, client_of
 from tests.support.clock import Clock

@@ -12,7 +12,7 @@ import requests
 from typing_extensions import override
 
 from backends.otlp_session import ExportSession
-from loadtests.harness.ports import free_port
+from testing.ports import free_port
 
 _HEADERS = {"content-type": "application/x-protobuf", "x-key": "abc"}
 

@@ -26,7 +26,7 @@ from bulk.output import ERRORS, JOB, MANIFEST, WORK
 from bulk.places import OutputFolder, find_inputs
 from bulk.reading import count_rows
 from loadtests.chaos_bulk import digest
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 
 _TEXTS = ["a fine film", "dull", "", "a fine film", "long and dull", "a fine film"]
 Bulk = Callable[..., Result]

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gateway.tasks import CallbackBatch, PeriodicTask, TaskScope
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

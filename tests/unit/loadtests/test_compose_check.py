@@ -17,8 +17,8 @@ from loadtests.compose.restoring import LASTING_KEYS
 from loadtests.compose.rotation import ADMIN_KEY, SECOND_ADMIN_KEY, SECOND_TOKEN, TOKEN, plan
 from loadtests.compose.run import LONGEST, Episode, Phase
 from loadtests.compose.upgrade import order
-from loadtests.harness.compose_files import OBSERVED
-from loadtests.harness.valkey import Valkey
+from testing.compose_files import OBSERVED
+from testing.valkey import Valkey
 
 SERVICES = topology.services(defaultdict(str), files=OBSERVED)
 

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from loadtests.harness.process_times import ProcessTimes, descendants
+from testing.process_times import ProcessTimes, descendants
 
 _BUSY = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\ninput()"
 

@@ -7,9 +7,9 @@ import pytest
 from typing_extensions import override
 
 from backends.protocol import Call, CallItem, Frame, Task
-from loadtests.harness.stub_backend import Reply, StubBackend, answer_after
-from loadtests.harness.waiting import until
 from loadtests.simulate.virtual_time import run_virtual
+from testing.stub_backend import Reply, StubBackend, answer_after
+from testing.waiting import until
 
 CALL = Call(
     model="stub",

@@ -13,7 +13,7 @@ from backends.algorithms.zero_shot import ZeroShot
 from backends.pipelines.ask import AlgorithmContext
 from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import write_repository
+from testing.model_repository import write_repository
 
 
 class Versioned(Algorithm):

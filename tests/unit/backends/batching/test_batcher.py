@@ -20,7 +20,7 @@ from backends.executors.onnx import explain
 from backends.executors.padded_batch import PaddedBatch
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, FloatArray, OutputKind, padding_waste_ratio
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.padded_batch import PaddedBatch
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, FloatArray, OutputKind
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
 

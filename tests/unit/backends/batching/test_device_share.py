@@ -3,7 +3,7 @@
 import threading
 
 from backends.batching.device import Device, DeviceShare
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 from tests.support.clock import Clock
 
 

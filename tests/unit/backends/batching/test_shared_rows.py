@@ -14,7 +14,7 @@ from backends.errors import DeadlineExceeded, ItemRefused
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate
 

@@ -17,7 +17,7 @@ from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions
 from backends.types import FloatArray, OutputKind
-from loadtests.harness.model_repository import DIMENSIONS, toy_graph
+from testing.model_repository import DIMENSIONS, toy_graph
 
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 

@@ -16,7 +16,7 @@ from backends.executors.provider import (
     read_input_names,
 )
 from backends.settings import read_settings
-from loadtests.harness.model_repository import toy_graph
+from testing.model_repository import toy_graph
 
 GRAPH = Path("model.onnx")
 

@@ -13,7 +13,7 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.padded_batch import ones
 from backends.executors.resident import ResidentExecutor, SessionMemory
 from backends.types import FloatArray, OutputKind
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 from tests.support.gate import Gate
 
 

@@ -18,7 +18,7 @@ from backends.pipelines.encoder import Encoder
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
-from loadtests.harness.model_repository import make_tokenizer
+from testing.model_repository import make_tokenizer
 
 pytestmark = pytest.mark.anyio
 MAX_TOKENS = 8

@@ -18,7 +18,7 @@ from backends.executors.padded_batch import PaddedBatch
 from backends.qualification.certificate import FILE, answer
 from backends.qualification.qualify import RECORD, Candidate, qualify
 from backends.types import FloatArray, IntArray, OutputKind
-from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, toy_graph
+from testing.model_repository import DIMENSIONS, make_tokenizer, toy_graph
 from tests.support.quantized import make_dynamic
 
 Load = Callable[[bytes], OnnxExecutor]

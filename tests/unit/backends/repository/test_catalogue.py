@@ -9,7 +9,7 @@ import pytest
 
 from backends.errors import StartProblem
 from backends.repository.catalogue import read_catalogue
-from loadtests.harness.model_repository import (
+from testing.model_repository import (
     write_encoder,
     write_head,
     write_model,

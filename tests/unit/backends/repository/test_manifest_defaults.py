@@ -12,7 +12,7 @@ from backends.protocol import Task
 from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.graph_file import read_graph_file
 from backends.repository.manifest import ClassifierManifest, EncoderManifest
-from loadtests.harness.model_repository import toy_graph, write_encoder
+from testing.model_repository import toy_graph, write_encoder
 from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, Purpose, write_checkpoint
 
 

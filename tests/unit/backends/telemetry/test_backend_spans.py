@@ -14,9 +14,9 @@ from backends.executors.dummy import PacedExecutor
 from backends.protocol import Task
 from backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
 from backends.telemetry.spans import NO_SPAN, NO_TRACING
-from loadtests.harness.model_repository import DIMENSIONS, write_repository
-from loadtests.harness.otlp_sink import HttpSink
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.otlp_sink import HttpSink
+from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
 from tests.support.tracing import GrpcSink

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 
 from backends.tokenization.layout import cut_first, cut_longest
 from backends.tokenization.tokenizer import Tokenizer
-from loadtests.harness.model_repository import make_tokenizer
+from testing.model_repository import make_tokenizer
 
 pytestmark = pytest.mark.anyio
 PAIRS = [

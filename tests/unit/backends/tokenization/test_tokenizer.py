@@ -16,7 +16,7 @@ from typing_extensions import ParamSpec, TypeVar, override
 from backends.errors import ModelFailed, ModelProblem
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Text
-from loadtests.harness.model_repository import id_of, make_tokenizer
+from testing.model_repository import id_of, make_tokenizer
 
 pytestmark = pytest.mark.anyio
 P = ParamSpec("P")

@@ -22,8 +22,8 @@ from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
-from loadtests.harness.model_repository import DIMENSIONS, make_tokenizer, write_repository
-from loadtests.harness.waiting import until
+from testing.model_repository import DIMENSIONS, make_tokenizer, write_repository
+from testing.waiting import until
 from tests.support.backend_calls import Backend
 
 pytestmark = pytest.mark.anyio

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from backends.tokenization.tokenizer import Tokenizer as BackendTokenizer
 from backends.tokenization.word_table import WordTable, read_word_table
-from loadtests.harness.model_repository import WORDS, make_tokenizer
+from testing.model_repository import WORDS, make_tokenizer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

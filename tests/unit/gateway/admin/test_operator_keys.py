@@ -7,7 +7,7 @@ from gateway.admin.operators import Operator, Role
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.operators import ValidOperatorKey
-from loadtests.harness.waiting import eventually
+from testing.waiting import eventually
 
 pytestmark = pytest.mark.anyio
 ALICE = Operator("alice", frozenset({Role.VIEWER}))

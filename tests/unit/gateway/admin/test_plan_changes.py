@@ -9,7 +9,7 @@ from gateway.admin.arms import percentile, views
 from gateway.admin.plan_changes import check_equal
 from gateway.errors import PlanRefused
 from gateway.ledger.types import ArmCost
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 
 SHARED = Serving(revisions={"1": 90, "2": 10})
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.errors import RequestTimeout
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

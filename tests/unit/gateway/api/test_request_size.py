@@ -20,7 +20,7 @@ from gateway.config.document import Document
 from gateway.errors import ExpansionTooLarge
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import RequestId
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.api import Api
 from tests.support.dialects import routed_client, serve_models
 from tests.support.inference_scene import INFO, Models

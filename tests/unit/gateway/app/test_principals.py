@@ -11,7 +11,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.types import KeyId, Principal, TenantId
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 _KEY = "sk-the-key-of-a-caller"

@@ -18,7 +18,7 @@ from gateway.ledger.principals import AccountsVersion, PrincipalChanges
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import CallVerdict, ProbeFailure
 from gateway.types import KeyId, Principal, TenantId
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 

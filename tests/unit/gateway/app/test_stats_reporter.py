@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from gateway.app.stats_reporter import StatsReporter
 from gateway.inference.coalescing import FlightStatistics
 from gateway.telemetry.metrics import GatewayMetrics
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 
 @pytest.mark.anyio

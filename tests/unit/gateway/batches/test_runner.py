@@ -13,7 +13,7 @@ from gateway.batches.runner import BatchRunner
 from gateway.ledger.batch_types import BatchState, RequestBatch
 from gateway.ledger.batches import BatchStore, LeaseLost
 from gateway.ledger.ledger import Ledger
-from loadtests.harness.waiting import eventually
+from testing.waiting import eventually
 from tests.support.ledgers import open_ledger
 from tests.unit.gateway.ledger.test_batches import add_batch
 

@@ -12,8 +12,8 @@ from gateway.cache.entry import CachedResult
 from gateway.cache.redis_tier import RedisTier
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
-from loadtests.harness.waiting import until
 from loadtests.simulate.virtual_time import run_virtual
+from testing.waiting import until
 from tests.support.caching import cache_key
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from gateway.admin.operator_access import access_to, publish_access
 from gateway.cli.root import main
 from gateway.cli.serving import up
-from loadtests.harness.certificates import Authority
+from testing.certificates import Authority
 from tests.support.commands import CREATED, OK, REFUSED, listener, run
 
 KEY = "kept-by-up-0123456789"

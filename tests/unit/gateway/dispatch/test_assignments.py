@@ -16,7 +16,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.member import Member, ProbeFailure
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed, Cause
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 

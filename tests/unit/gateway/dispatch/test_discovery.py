@@ -8,7 +8,7 @@ import pytest
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.discovery import MAX_ADDRESSES, Discovery
 from gateway.types import BackendId, Endpoint, RegionName
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.dispatching import endpoint
 from tests.support.table_resolver import TableResolver
 

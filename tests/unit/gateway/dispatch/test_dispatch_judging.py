@@ -12,8 +12,8 @@ from gateway.config.document import RoutingConfig
 from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
-from loadtests.harness.stub_backend import echo
-from loadtests.harness.waiting import until
+from testing.stub_backend import echo
+from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, dispatch, work
 from tests.support.scripted_client import Hang, Step

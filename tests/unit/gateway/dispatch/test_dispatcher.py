@@ -11,9 +11,9 @@ from gateway.dispatch.failures import EXPIRED
 from gateway.dispatch.request_dispatch import RequestDispatch
 from gateway.types import Endpoint, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
-from loadtests.harness.stub_backend import echo
-from loadtests.harness.waiting import until
 from loadtests.simulate.virtual_time import run_virtual
+from testing.stub_backend import echo
+from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all

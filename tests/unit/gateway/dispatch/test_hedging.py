@@ -12,8 +12,8 @@ from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint, RegionName, ServedModel
 from gateway.upstream.base import CallFailed, Cause
-from loadtests.harness.stub_backend import stub_model
-from loadtests.harness.waiting import until
+from testing.stub_backend import stub_model
+from testing.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
 from tests.support.dispatching import Outcomes, dispatch, endpoint, work
 from tests.support.scripted_client import Pause, Step, echo_all

@@ -15,8 +15,8 @@ from gateway.errors import DependencyUnavailable
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import Health
 from gateway.types import Endpoint
-from loadtests.harness.stub_backend import stub_model
-from loadtests.harness.waiting import until
+from testing.stub_backend import stub_model
+from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient

@@ -12,8 +12,8 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
-from loadtests.harness.stub_backend import echo
-from loadtests.harness.waiting import until
+from testing.stub_backend import echo
+from testing.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Hang, Pause, Script, ScriptedClient, Step
 

@@ -9,7 +9,7 @@ from backends.protocol import Call
 from gateway.routing.member import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import Cause
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing
 from tests.support.scripted_client import Step, echo_all
 

@@ -12,7 +12,7 @@ import pytest
 from gateway.events.log import EventLog
 from gateway.events.reader import LogReader
 from gateway.events.syncing import MARK_NAME, LogSync, read_mark
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 from tests.support.events import make_event
 
 BOOT = "this boot"

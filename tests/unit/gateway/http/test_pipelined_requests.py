@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.entry_points import HALF_CLOSE, EntryPoint
 

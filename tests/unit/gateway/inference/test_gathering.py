@@ -19,7 +19,7 @@ from gateway.inference.prepared_request import PreparedRequest
 from gateway.tasks import CallbackBatch
 from gateway.telemetry.tracing import Tracer
 from gateway.types import CacheDirectives, Caller, Criticality, ItemFailure, Source
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.integration.test_stored_answers_of_shared_models import ClaimedByNobody
 from tests.support.dispatching import dispatch
 from tests.support.inference_scene import FailingRunner, GatedRunner, RecordedTasks, Scene, sources

@@ -8,7 +8,7 @@ import pytest
 from backends.protocol import Task
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.inference_scene import INFO, FailsOnce, Scene, sources
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ import pytest
 from gateway.config.document import CacheConfig
 from gateway.errors import NotCached
 from gateway.types import Answer, CacheDirectives, Criticality, ItemFailure, Source, Stale
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.inference_scene import INFO, Scene, sources
 
 pytestmark = pytest.mark.anyio

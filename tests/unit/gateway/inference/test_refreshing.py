@@ -15,7 +15,7 @@ from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.inference_scene import RecordedTasks, Scene
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from gateway.api.answers import first_failure
 from gateway.dispatch.work import Settle, Work, finish
 from gateway.errors import Overloaded
 from gateway.types import ItemFailure, Source
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.inference_scene import FailingRunner, GatedRunner, Scene
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_datetime
 from gateway.types import Rule
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 from tests.support.ledgers import Clock, ledger_url, principals
 
 RULE = Rule(name="minute", unit="requests", capacity=10, window=60.0)

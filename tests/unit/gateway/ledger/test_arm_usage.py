@@ -10,7 +10,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBatch
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import ArmUsage, RequestEvent
-from loadtests.harness.postgresql import PostgreSQL
+from testing.postgresql import PostgreSQL
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record
 

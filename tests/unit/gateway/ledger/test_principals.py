@@ -21,7 +21,7 @@ from gateway.ledger.principals import record_change
 from gateway.ledger.store import to_datetime
 from gateway.ledger.types import KeyBounds, KeySpec
 from gateway.types import Principal, Rule
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 from tests.support.backups import back_up
 from tests.support.ledgers import Clock, principals
 

@@ -18,8 +18,8 @@ from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Batch, GroupBy, GroupUsage
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
-from loadtests.harness.postgresql import PostgreSQL
-from loadtests.harness.waiting import wait_until
+from testing.postgresql import PostgreSQL
+from testing.waiting import wait_until
 from tests.support.events import make_event, make_usage
 from tests.support.ledger_schema_2 import ProgramOfSchema2
 from tests.support.ledgers import Clock, sums

@@ -20,7 +20,7 @@ from gateway.ledger.types import GroupBy
 from gateway.ledger.usage_hours import HOUR_LENGTHS
 from gateway.ledger.usage_marks import DAY, HOUR
 from gateway.types import RequestEvent
-from loadtests.harness.postgresql import PostgreSQL
+from testing.postgresql import PostgreSQL
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import Clock, record
 from tests.support.older_ledgers import (

@@ -20,7 +20,7 @@ from gateway.ledger.usage_blocks import Blocks, blocks_between
 from gateway.ledger.usage_marks import DAY, HOUR
 from gateway.ledger.usage_sums import LENGTHS
 from gateway.types import RequestEvent
-from loadtests.harness.postgresql import PostgreSQL
+from testing.postgresql import PostgreSQL
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import Clock, record
 

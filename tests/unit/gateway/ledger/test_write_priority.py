@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from gateway.ledger.write_priority import FileWritePriority
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 from tests.support.events import START
 from tests.support.ledgers import open_ledger
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.redis.locators import sentinel_locator
 from gateway.redis.url import read_servers
-from loadtests.harness.ports import free_port
+from testing.ports import free_port
 
 pytestmark = pytest.mark.anyio
 

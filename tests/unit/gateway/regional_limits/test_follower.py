@@ -9,7 +9,7 @@ from gateway.regional_limits.follower import SharesFollower, limits_of_region
 from gateway.regional_limits.limits import DividedLimits
 from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
 from gateway.types import Rule
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.anyio

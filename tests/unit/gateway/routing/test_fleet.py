@@ -12,7 +12,7 @@ from gateway.routing.fleet import Fleet
 from gateway.routing.limit import LEAST
 from gateway.routing.member import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
 from gateway.types import Criticality, Endpoint, ServedModel
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 

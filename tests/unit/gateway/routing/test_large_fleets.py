@@ -13,7 +13,7 @@ from gateway.routing.choice import WIDE
 from gateway.routing.fleet import Fleet
 from gateway.routing.member import CallVerdict, Member, ProbeFailure
 from gateway.types import BackendId, Endpoint, RegionName, ServedModel
-from loadtests.harness.stub_backend import stub_model
+from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import state
 

@@ -10,7 +10,7 @@ from grpc import StatusCode
 
 from gateway.errors import ConfigurationError
 from gateway.types import ItemFailure, Rule
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.api import AUTHORIZATION, KEY, NARROW_KEY
 from tests.support.dialects import routed_client
 from tests.support.rpc import RpcReply, floats, infer, message, packed, running_rpc

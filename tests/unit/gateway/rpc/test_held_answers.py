@@ -8,7 +8,7 @@ import pytest
 from grpc import StatusCode
 
 from gateway.rpc.infer_route import SERVICE
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.rpc import RunningRpc, infer, running_rpc, serialized
 

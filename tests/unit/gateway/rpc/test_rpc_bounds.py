@@ -17,8 +17,8 @@ from gateway.rpc import handler, listener
 from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.infer_route import SERVICE
 from gateway.tasks import TaskScope
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import until
+from testing.certificates import Authority
+from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.rpc import floats, infer, running_rpc
 

@@ -13,7 +13,7 @@ from gateway.sockets.listening import (
     refuse_new_connections,
     wait_until_empty,
 )
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ from gateway.supervisor import rpc_port
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.listeners import reserve_port
 from gateway.supervisor.rpc_port import open_rpc_port
-from loadtests.harness.ports import free_port
+from testing.ports import free_port
 
 
 def test_a_port_in_use_turns_it_off_unless_it_was_asked_for(

@@ -13,7 +13,7 @@ from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import StartedCall
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.stub_backend import Reply, StubBackend, answer, answer_when, echo
+from testing.stub_backend import Reply, StubBackend, answer, answer_when, echo
 from tests.support.dispatching import endpoint_of
 
 pytestmark = pytest.mark.anyio

@@ -14,7 +14,7 @@ from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.transport import BackendTransport
-from loadtests.harness.stub_backend import (
+from testing.stub_backend import (
     Reply,
     StubBackend,
     answer,
@@ -22,7 +22,7 @@ from loadtests.harness.stub_backend import (
     echo,
     hang,
 )
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.dispatching import call_backend, endpoint, endpoint_of
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,7 @@ from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
-from loadtests.harness.stub_backend import StubBackend
+from testing.stub_backend import StubBackend
 from tests.support.dispatching import endpoint, endpoint_of, state
 from tests.support.raw_server import RawServer
 

@@ -12,7 +12,7 @@ from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.shared_call import MAX_ITEMS, SharedCall
-from loadtests.harness.stub_backend import Reply, StubBackend, answer, echo
+from testing.stub_backend import Reply, StubBackend, answer, echo
 from tests.support.dispatching import call_backend, endpoint_of
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,8 @@ import pytest
 from gateway.errors import ConfigurationError
 from gateway.sockets.certificate_files import follow_files
 from gateway.upstream.tls import ClientTls
-from loadtests.harness.certificates import Authority
-from loadtests.harness.waiting import until
+from testing.certificates import Authority
+from testing.waiting import until
 
 
 @pytest.mark.parametrize("which", ["certificate", "key"])

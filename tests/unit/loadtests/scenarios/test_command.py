@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests.harness.ports import free_port
 from loadtests.scenarios import k6
 from loadtests.scenarios.command import scenarios_command
+from testing.ports import free_port
 
 
 @pytest.fixture

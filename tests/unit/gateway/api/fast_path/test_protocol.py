@@ -9,7 +9,7 @@ import pytest
 
 from gateway.events.hit_run import ids_of
 from gateway.types import Rule
-from loadtests.harness.waiting import until
+from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.entry_points import EntryPoint
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from loadtests.harness.model_repository import write_model
+from testing.model_repository import write_model
 
 HEAD = """
 import asyncio

@@ -10,10 +10,10 @@ from typing import Any  # JSON of Prometheus, and its configuration
 
 import yaml
 
-from loadtests.harness.loopback import get, is_answered
-from loadtests.harness.ports import free_port
-from loadtests.harness.system import ADMIN_KEY, System
-from loadtests.harness.waiting import wait_until
+from testing.loopback import get, is_answered
+from testing.ports import free_port
+from testing.system import ADMIN_KEY, System
+from testing.waiting import wait_until
 
 Result = dict[str, Any]
 """A series of an answer: `metric` with its labels, and `value`."""

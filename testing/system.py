@@ -13,15 +13,15 @@ import httpx
 import msgspec
 
 from gateway.settings import process_environment
-from loadtests.harness.loopback import get, is_answered, no_authorities
-from loadtests.harness.ports import free_port
-from loadtests.harness.waiting import wait_until
+from testing.loopback import get, is_answered, no_authorities
+from testing.ports import free_port
+from testing.waiting import wait_until
 
 DEMO_KEY = "sk-test-demo-key-0123456789"
 ADMIN_KEY = "admin-test-key-0123456789"
 TWO_REGIONS = ("--regions", "eu,us")
 """Arguments for a system whose work fails over from one backend to another."""
-_ROOT = Path(__file__).parents[2]
+_ROOT = Path(__file__).parents[1]
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,16 +5,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from loadtests.harness.delaying_proxy import DelayingProxy
-from loadtests.harness.redis_deployments import sentinel_deployment
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.delaying_proxy import DelayingProxy
+from testing.redis_deployments import sentinel_deployment
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
 OPENING = tuple(fault for fault in FAULTS if fault != "full")
 """Those that open the cache's breaker: a full Redis refuses writes and answers reads."""
 STATE_FAULTS = tuple(fault for fault in FAULTS if fault != "failing over")
-"""Those of a state Redis that is one server; `loadtests.chaos_sentinel` has its failover."""
+"""Faults of a state Redis that is one server. The load test of Sentinels covers failover."""
 STATE_OPENING = tuple(fault for fault in STATE_FAULTS if fault != "slow by 200 ms")
 """Those that open the limiter's breaker: what a late Redis says is the limit."""
 

@@ -13,9 +13,9 @@ from typing import Self
 
 import psycopg
 
-from loadtests.harness.ports import free_port
-from loadtests.harness.postgresql import programs
-from loadtests.harness.waiting import wait_until
+from testing.ports import free_port
+from testing.postgresql import programs
+from testing.waiting import wait_until
 
 _OWNER = "nobody"
 _USER = "tests"

@@ -13,7 +13,7 @@ from typing import Self
 import sqlalchemy
 from sqlalchemy import exc
 
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 
 _DEBIAN = Path("/usr/lib/postgresql")
 _OWNER = "nobody"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.harness.stub_backend import StubBackend, answer, answer_after
+from testing.stub_backend import StubBackend, answer, answer_after
 
-_PROJECT = Path(__file__).parents[2]
+_PROJECT = Path(__file__).parents[1]
 
 
 class StubProcess(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ def stub_process(
     certificate: Path | None = None,
 ) -> Iterator[StubProcess]:
     """Run a stub backend in a process that ends with the context; over TLS with a certificate."""
-    command = [sys.executable, "-m", "loadtests.harness.stub_process", backend_id, region]
+    command = [sys.executable, "-m", "testing.stub_process", backend_id, region]
     command += [f"--service-time={service_time}", f"--port={port}"]
     command += [f"--certificate={certificate}"] if certificate else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:

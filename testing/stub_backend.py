@@ -6,7 +6,7 @@ In a test's own event loop::
         stub.behaviour = cut_after(3)
         ...  # calls to stub.url; stub.calls holds what arrived
 
-As a process that can be killed or stopped: `loadtests.harness.stub_process`.
+As a process that can be killed or stopped: `testing.stub_process`.
 Every item is answered with `{"echo": <its body>, "backend": <the backend's id>}`.
 """
 

@@ -5,7 +5,7 @@ from typing import Any, Final  # a compose file is of all types
 
 import yaml
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[1]
 HA: Final = ("ha",)
 OBSERVED: Final = ("ha", "observability", "ha-observability")
 _REPLACED: Final = ("command", "entrypoint", "test")

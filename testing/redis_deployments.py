@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from loadtests.harness.ports import free_port
-from loadtests.harness.valkey import Valkey
-from loadtests.harness.waiting import wait_until
+from testing.ports import free_port
+from testing.valkey import Valkey
+from testing.waiting import wait_until
 
 FAILOVER_TIMEOUT = 3.0
 """Seconds; a Sentinel that found no leader tries again after twice as long."""

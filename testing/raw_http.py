@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import msgspec
 
-from loadtests.harness.waiting import WAIT_LIMIT
+from testing.waiting import WAIT_LIMIT
 
 KEY = "sk-a-key-of-the-worker-under-test"
 _END = b"\r\n\r\n"

