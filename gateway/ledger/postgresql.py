@@ -25,8 +25,11 @@ _CONNECTING: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-# The same on the server: it releases the locks of a client that is cut off.
 _SESSION: Final = {
+    # PostgreSQL would compile plans that it estimates as costly, and estimates a ledger's queries
+    # too high: to compile one takes longer than to run it.
+    "jit": "off",
+    # The same timeouts on the server: it releases the locks of a client that is cut off.
     "idle_in_transaction_session_timeout": "15s",
     "tcp_keepalives_idle": "10s",
     "tcp_keepalives_interval": "5s",
