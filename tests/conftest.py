@@ -15,6 +15,7 @@ from gateway.settings import process_environment
 from testing.postgresql import PostgreSQL, programs
 from testing.valkey import Valkey
 from tests.support.ledgers import ledger_url
+from tests.support.progress import Progress
 
 _LONGEST = {"test_usage_hours.py", "test_usage_sums.py"}
 
@@ -31,11 +32,15 @@ settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
 
-def pytest_configure() -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
     """Let systems that tests start bill sooner than once a second, as tests wait for that.
 
     They shed no load: on a machine that is slow enough, a test's few callers are too many.
     """
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if terminal is not None and config.getoption("numprocesses", None):
+        config.pluginmanager.register(Progress(terminal))
     process_environment().setdefault("SLUICEGATE_EVENTS_INTERVAL", "0.25")
     process_environment().setdefault("SLUICEGATE_MAX_LOOP_DELAY", "0")
 
