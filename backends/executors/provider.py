@@ -1,5 +1,6 @@
 """Opens sessions with bounded memory on the requested provider; refuses any other provider."""
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -107,6 +108,21 @@ def _runtime() -> Any:  # ONNX Runtime has no types
     import onnxruntime  # type: ignore[import-untyped] # noqa: PLC0415
 
     return onnxruntime
+
+
+@functools.cache
+def _register_arena() -> None:
+    """Create the arena from which every session on the CPU allocates.
+
+    An arena keeps the memory of its largest batch. If each session had one, a process would hold
+    the largest batch of each; it holds what runs at once.
+    """
+    onnxruntime = _runtime()
+    kind, memory = onnxruntime.OrtAllocatorType, onnxruntime.OrtMemType
+    onnxruntime.create_and_register_allocator(
+        onnxruntime.OrtMemoryInfo("Cpu", kind.ORT_ARENA_ALLOCATOR, 0, memory.DEFAULT),
+        onnxruntime.OrtArenaCfg({"max_mem": 0}),
+    )
 
 
 def runtime_version() -> str:
@@ -221,6 +237,9 @@ def _session_options(onnxruntime: Any, options: DeviceOptions, *, threads: int) 
     found.log_severity_level = 3
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")
     found.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if options.provider == "cpu":
+        _register_arena()
+        found.add_session_config_entry("session.use_env_allocators", "1")
     if options.provider == "cuda" and options.graphs:
         # A node placed on the CPU cannot be captured; fail when loading.
         found.add_session_config_entry("session.disable_cpu_ep_fallback", "1")

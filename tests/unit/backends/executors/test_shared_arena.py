@@ -1,0 +1,34 @@
+"""Sessions on a CPU share the memory of their batches."""
+
+import os
+from pathlib import Path
+
+from backends.executors.padded_batch import ones
+from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.weights import seeded_weights
+from backends.types import OutputKind
+from tests.support.graph_runs import open_graph
+
+_MEBIBYTE = 1024**2
+_SCORES = 64 * _MEBIBYTE  # of 32 rows of 512 tokens: one float for each two tokens and head
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_second_session_takes_no_memory_for_its_batches(tmp_path: Path) -> None:
+    shape = BertShape(layers=1, hidden=4, heads=2, intermediate=4, vocab=8, positions=512)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(build_bert(shape, seeded_weights(shape, seed=1)).SerializeToString())
+    sessions = [open_graph(path, dimensions=4) for _ in range(4)]
+    batch = ones(32, 512, OutputKind.POOLED)
+    sessions[0].run(batch)
+    before = resident_bytes()
+
+    for session in sessions[1:]:
+        session.run(batch)
+
+    assert resident_bytes() - before < _SCORES
