@@ -1,6 +1,6 @@
-"""Answers Cohere's clients on the native routes of tokens, by bodies that no native one resembles.
+"""Serves Cohere's bodies on the native routes `POST /v1/tokenize` and `POST /v1/detokenize`.
 
-Theirs have one text each: `text` to `POST /v1/tokenize`, `tokens` to `POST /v1/detokenize`.
+Cohere's bodies have one text each: `text` or `tokens`, which no native body has.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _META = {"api_version": {"version": "1"}}
 
 
 class CohereTokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Show the tokens of a text, as Cohere's clients ask for them."""
+    """Show the tokens of a text, as in Cohere's API."""
 
     model: str
     text: str
@@ -30,31 +30,31 @@ class CohereTokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return [self.text]
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that the native route would make of it."""
+        """Return the request of the native route."""
         return TokenizeBody(model=self.model, input=self.text, add_special_tokens=False).request()
 
     def answer(self, result: bytes) -> dict[str, Any]:
-        """Return the answer without what is known of the request."""
+        """Return the response without its metadata."""
         found = tokens_in(result)
         return {"tokens": found.ids, "token_strings": found.tokens}
 
 
 class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Turn tokens into a text, as Cohere's clients ask for it."""
+    """Turn tokens into a text, as in Cohere's API."""
 
     model: str
     tokens: list[int]
 
     def items(self) -> list[Any]:
-        """Return the tokens of the text; none are no item, as the native route has it."""
+        """Return the tokens as one item; an empty list has no item, as on the native route."""
         return [self.tokens] if self.tokens else []
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that the native route would make of it."""
+        """Return the request of the native route."""
         return DetokenizeBody(model=self.model, ids=[*self.tokens]).request()
 
     def answer(self, result: bytes) -> dict[str, Any]:
-        """Return the answer without what is known of the request."""
+        """Return the response without its metadata."""
         return {"text": text_in(result)}
 
 
@@ -67,7 +67,7 @@ class _HasTokens(msgspec.Struct, frozen=True):
 
 
 class CohereTokensRoute(NativeRoute):
-    """Answers a native route of tokens, and Cohere's clients, who send another field to it."""
+    """Serves a native route of tokens, for the native body and for Cohere's."""
 
     def __init__(self, native: type[Body], of_cohere: type[Any], marked_by: type[Any]) -> None:
         super().__init__(native)
@@ -105,4 +105,4 @@ COHERE_TOKENS = (
     CohereTokensRoute(TokenizeBody, CohereTokenizeBody, _HasText),
     CohereTokensRoute(DetokenizeBody, CohereDetokenizeBody, _HasTokens),
 )
-"""The native routes of tokens, which answer Cohere's clients, too."""
+"""The native routes of tokens, which accept Cohere's bodies too."""

@@ -1,4 +1,4 @@
-"""Writes errors as Hugging Face's products do: a string under `error`."""
+"""Writes errors in Hugging Face's format: a string under `error`."""
 
 import msgspec
 from typing_extensions import override
@@ -18,7 +18,7 @@ from gateway.errors import (
 
 _FAULT = 500
 _EMPTY = "empty_input"
-# What TEI answers in place of our status, and the type of its error.
+# TEI's status and error type for each error of the gateway.
 _OF_TEI: dict[type[GatewayError], tuple[int, str]] = {
     InvalidRequest: (422, "Validation"),
     InvalidItem: (422, "Validation"),
@@ -32,27 +32,27 @@ _OF_TEI: dict[type[GatewayError], tuple[int, str]] = {
 
 
 class HuggingFaceError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as `InferenceClient` reads it."""
+    """An error in the format of `InferenceClient`."""
 
     error: str
     """What was wrong, and what to do."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
 
 
 class TeiError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as TEI's clients read it."""
+    """An error in TEI's format."""
 
     error: str
     """What was wrong, and what to do."""
     error_type: str
-    """The kind of the error, in TEI's words."""
+    """TEI's type of the error."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
 
 
 class HuggingFaceErrorFormat(ErrorFormat):
-    """Writes errors of the routes that `InferenceClient` asks."""
+    """Writes errors of the routes for `InferenceClient`."""
 
     media = "application/json"
     type = HuggingFaceError
@@ -63,7 +63,7 @@ class HuggingFaceErrorFormat(ErrorFormat):
 
 
 class TeiErrorFormat(ErrorFormat):
-    """Writes errors of TEI's routes, with its statuses."""
+    """Writes errors of TEI's routes, with TEI's statuses."""
 
     media = "application/json"
     type = TeiError

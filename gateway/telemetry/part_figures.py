@@ -1,7 +1,8 @@
-"""Says which metric each figure of the parts' statistics is.
+"""Maps the statistics of components to metrics.
 
-A figure is a field of a `statistics()`: a number, a state of a circuit breaker, or numbers by their
-last labels. In labels, `$part` is the name of the part and `$number` the number that ends it.
+A component's `statistics()` returns a struct. Each field is a number, a state of a circuit breaker,
+or a mapping from labels to numbers. In `labels`, `$part` stands for the component's name, and
+`$number` for the number at the end of that name.
 """
 
 import re
@@ -17,7 +18,7 @@ _NAME: Final = re.compile(r"(.+?)(?:_(\d+))?")
 
 
 class PartFigure(NamedTuple):
-    """Names a field (`outer.inner`), its metric and the metric's labels."""
+    """Maps a field of the statistics (`outer.inner`) to a metric and its labels."""
 
     field: str
     metric: str
@@ -188,13 +189,13 @@ PART_FIGURES: Final[Mapping[str, tuple[PartFigure, ...]]] = {
 
 
 class PartPublisher:
-    """Publishes the statistics of parts as the metrics that their figures are."""
+    """Publishes the statistics of components as metrics."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
 
     def publish(self, part: str, statistics: msgspec.Struct) -> None:
-        """Publish the statistics of `part`, which may end in a number: `billing_1`."""
+        """Publish a component's statistics. The name may end in a number: `billing_1`."""
         name, number = _split(part)
         for figure in PART_FIGURES[name]:
             given = {"$part": part, "$number": number}
@@ -212,7 +213,7 @@ def _split(part: str) -> tuple[str, str]:
 
 
 def _values(value: Any) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield the numbers of a field, each with the labels that it has beside the figure's own."""
+    """Yield the numbers of a field, each with the labels that the field adds."""
     if isinstance(value, Mapping):
         for labels, one in value.items():
             yield (labels,) if isinstance(labels, str) else labels, float(one)
