@@ -1,4 +1,4 @@
-"""Finds the memory that this process and its children may take together."""
+"""Determines how much memory this process and its children may use together."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,9 +10,9 @@ _KIBIBYTE: Final = 1024
 
 
 def available_memory(root: Path = _ROOT) -> int:
-    """Return the machine's bytes, or the smallest limit of a control group; 0: unknown.
+    """Return the bytes of the machine's memory or of the lowest cgroup limit; 0 if unknown.
 
-    Reads both versions of control groups, for this process's group and all its parents.
+    Supports cgroup v1 and v2. The limits of all parent groups apply, too.
     """
     return min((found for found in _limits(root) if found > 0), default=0)
 
@@ -33,7 +33,7 @@ def _limits(root: Path) -> Iterator[int]:
 
 
 def _group_limits(folder: Path, path: str, name: str) -> Iterator[int]:
-    """Yield the limits from a group up to the root; in a container its own group is the root."""
+    """Yield the limits of a group and its parents. In a container, its own group is the root."""
     own = Path(path.lstrip("/"))
     for group in (own, *own.parents):
         with suppress(OSError, ValueError):  # "max" is no limit

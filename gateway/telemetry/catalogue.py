@@ -341,7 +341,7 @@ _EVENTS: Final = (
     _most("billing_lag_seconds",
           "Age of the oldest event when the last blocks were committed. `stream` is the number of "
           "a region's stream.", "stream", by=_BILLING),
-    _counter("usage_rollup_rows_total", "Usage rows written by the daily rollup.", by=_BILLING),
+    _counter("usage_rollup_rows_total", "Usage events that the rollup has summed.", by=_BILLING),
     _counter("request_log_lines_total", "Lines written to the request log.", by=("request_log",)),
     _most("consecutive_failures",
           "Consecutive failures of a `part` (`shipper`, `billing`, `request_log`, `rollup`, "
