@@ -78,8 +78,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_roles_claim: str = "roles"
     """The claim with the operator's roles; dots separate the names of nested claims."""
     oidc_roles: str = ""
-    """The roles of that claim's values, as `platform-team=operator`, separated by blanks; empty:
-    the values are names of roles."""
+    """The role for each value of that claim, as `platform-team=operator`, separated by blanks;
+    empty: the values are names of roles."""
     playground_url: str = ""
     """The URL to which the console's playground sends requests; empty: the customers' listener
     on `host`."""
@@ -93,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The secret key of cache tags. Gateways that share a Redis need the same. Empty: a file in
     `data_dir`."""
     backend_token: str = ""
-    """A token that backends require in calls, if it is also set there."""
+    """The token in calls to backends. Backends that have a token refuse calls without it."""
     upstream_ca: Path | None = None
     """The CAs of backends at `https://`, in PEM; `None`: the system's CAs."""
     upstream_certificate: Path | None = None
@@ -188,11 +188,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """The most connections of a worker. Further connections are refused with status 503."""
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """Seconds between two checks for new usage events, which delays usage in the ledger by as
-    much."""
+    """Seconds between two checks for new usage events. Usage appears in the ledger with this
+    delay."""
     events_sync_interval: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.5
     """Seconds after which a worker's usage events are synced to the disk, at the latest. A power
-    cut loses later events."""
+    cut loses events that are not synced."""
     events_keep: float = 2 * 86_400.0
     """Seconds for which segments of event logs are kept after the ledger has them. A ledger
     restored from a backup can read them again."""
@@ -266,7 +266,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
+        raise ConfigurationError(f"a setting in the environment is invalid: {error}") from error
     _check(settings)
     if settings.region and not _REGION.fullmatch(settings.region):
         raise ConfigurationError(

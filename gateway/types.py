@@ -178,7 +178,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     def error(self, index: int) -> GatewayError:
         """Return the error of a request that fails because of its `index`-th item.
 
-        The code determines the class, or else the status, because a backend chooses both.
+        The code determines the class, or else the status. Backends choose both.
         """
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)

@@ -63,7 +63,7 @@ def _place(
         if name in known:
             return f"[{words}]({posixpath.relpath(name, posixpath.dirname(page) or '.')}{section})"
     is_lost = Path(inside).suffix == ".md" and not inside.startswith("..")
-    if is_lost:  # MkDocs reports it
+    if is_lost:  # a broken link, which MkDocs reports
         return link[0]
     in_repository = posixpath.normpath(posixpath.join("docs", path))
     return f"[{words}]({repository}/{in_repository})" if repository else words

@@ -18,8 +18,8 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 class PendingLookup(msgspec.Struct, eq=False):
     """Holds the keys and the callback of a lookup. The callback is `None` after the lookup ended.
 
-    With `claims`, the caller computes the missing keys and shares the results. It then has no
-    claims if it cancelled the lookup (`is_cancelled`).
+    `claims` says that the caller will compute missing keys and share the results, so the lookup may
+    claim them. A cancelled lookup (`is_cancelled`) keeps no claims.
     """
 
     keys: Sequence[CacheKey]

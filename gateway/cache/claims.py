@@ -29,8 +29,8 @@ from gateway.tasks import TaskScope
 _MOST_REMEMBERED = 4096
 """The most claims to remember: of other workers, and by lookups."""
 _TAKEN_WITHIN = 0.25
-"""The fraction of a lease within which a lookup's claim must be taken over to be renewed in
-time."""
+"""A claim made by a lookup must be taken over within this fraction of its lease, to be renewed
+in time."""
 _GATHERED_FOR = 0.1
 """The fraction of a lease for which renewals are collected, because one call is cheaper than
 many."""
@@ -48,7 +48,10 @@ return 1
 
 
 class _Claimant:
-    """Holds a caller's `keys` to claim. Other workers compute the `denied` keys, or just have."""
+    """Holds the `keys` that a caller wants to claim.
+
+    `denied` are the keys that another worker computes or has just stored.
+    """
 
     __slots__ = ("denied", "ended", "is_current", "keys", "within")
 
@@ -108,7 +111,8 @@ class Claims:
         self._monotonic = monotonic
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        # A worker does not wait for its own claims, which may be left of a failure or a refresh.
+        # This worker's name in claims. It does not wait for its own claims, which an earlier
+        # failure or refresh may have left.
         self._name = name or secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
         self._by_lookup: dict[CacheKey, float] = {}

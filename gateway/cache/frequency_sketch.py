@@ -59,7 +59,8 @@ class FrequencySketch:
     def _halve(self) -> None:
         """Halve all counters, so that formerly popular addresses lose weight.
 
-        Counts above the maximum are not carried over, because they may be of a single address.
+        `_counted` is limited to the threshold first, because the excess may come from a single
+        address, whose counters stop at 15.
         """
         for row in self._rows:
             row[:] = row.translate(_HALVES)

@@ -40,7 +40,7 @@ class _Hash(Protocol):
 
 
 class Prefix(NamedTuple):
-    """Holds both hashes after they have read the data that all items of a request share."""
+    """Holds the states of both hashes after the data that all items of a request share."""
 
     address: _Hash
     tag: _Hash

@@ -69,7 +69,8 @@ class MemoryTier:
         self._window_bytes = 0
         self._main_bytes = 0
         self.misses = 0
-        """Reads that found nothing. A caller of `has` adds the reads that it skips."""
+        """Reads that found nothing. A caller that skips a read because `has` is false adds it
+        here."""
         self._hits = self._mismatches = self._evicted = self._refused = 0
 
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:

@@ -189,7 +189,7 @@ class ResultCache:
                 found[index] = CacheHit(entry=entry, tier=tier)
 
     async def _resize(self, target: int) -> None:
-        # Stops if the wanted size changes. Later documents may have the same size.
+        # Stops when a newer document has another size.
         while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
             least = self._memory.capacity_bytes - _STEP_BYTES
             self._memory.resize(max(target, least), self._clock())

@@ -176,7 +176,9 @@ def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:
                 path = (*pool_path, "backends", backend_index)
                 yield from _named(backend.id, (*path, "id"))
                 if backend.id in owners:
-                    yield ConfigFinding((*path, "id"), f"another backend is called `{backend.id}`")
+                    yield ConfigFinding(
+                        (*path, "id"), f"the id `{backend.id}` is used by another backend"
+                    )
                 owners[backend.id] = path
                 yield from _place(backend, path)
                 yield from _server_name(backend, (*path, "server_name"))

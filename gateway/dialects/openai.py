@@ -58,7 +58,7 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds texts only, as most bodies do: they are decoded faster than texts or tokens."""
+    """Accepts texts only, like most requests. Decoding is faster than with token ids."""
 
     input: str | list[str]  # type: ignore[assignment]  # a part of it
 

@@ -110,7 +110,8 @@ class Unpacker:
     def decode_partially(self, block: Block) -> PartialBlock:
         """Return the events of a malformed `block`, and the records that are not events.
 
-        A record after the block's last number is not an event: another block has this number.
+        Records beyond the block's last sequence number count as not events, because another block
+        has events with these numbers.
         """
         found = PartialBlock([], [], [])
         try:

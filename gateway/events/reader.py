@@ -169,7 +169,8 @@ class LogReader:
     def committed_segments(self, committed: int) -> list[int]:
         """Return the segments that were read and have no record after `committed`, in order."""
         self._list()
-        # The reader may be at the end of the current segment, because its mark was written later.
+        # The current segment counts, too: the reader may have read all of it before its mark was
+        # written.
         numbers = sorted(n for n in self._firsts if n <= self._position.number)
         done = [n for n, m in pairwise(numbers) if self._firsts[m] <= committed + 1]
         if self.ended and self.sequence <= committed:
@@ -267,7 +268,7 @@ class LogReader:
         return int(first)
 
     def _writer_gone(self) -> bool:
-        """Return whether no process holds the log's lock. A writer never returns."""
+        """Return whether no process holds the log's lock. A writer that is gone never returns."""
         if self._is_writer_gone:
             return True
         try:

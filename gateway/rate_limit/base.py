@@ -93,8 +93,8 @@ class RepeatedCharge(Protocol):
     def charge(self) -> bytes | None:
         """Take all charges and return the header lines, or take nothing and return `None`.
 
-        After `None` the caller must call `try_admit` or `admit`. The result is also `None` if a
-        rule in shadow mode would refuse, because `try_admit` reports these rules.
+        After `None`, the caller must call `try_admit` or `admit`. The result is also `None` if a
+        rule in shadow mode would refuse, because only those two methods report such rules.
         """
         ...
 

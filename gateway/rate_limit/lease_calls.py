@@ -17,8 +17,8 @@ A cache miss waits twice, and should lose at most 20 ms in total.
 _ON_TIME = 0.02
 """A response of Redis within this many seconds shows that Redis is no longer late."""
 PATIENCE = 0.1
-"""Minimum seconds that other callers wait; more if the slowest recent response took over a
-quarter."""
+"""Seconds that other callers wait at least. They wait four times the slowest recent response if
+that is longer."""
 _TIMES = 4
 _DECAY = 0.97
 _INITIAL_WORST = 0.5

@@ -118,8 +118,7 @@ class RedisRateLimiter:
         if len(leases) < len(charges):
             return DelegatedCharge(charges, try_admit=self._admit_leased)
         for charge, lease in zip(charges, leases, strict=True):
-            # A `LeasedCharge` keeps the header lines of one rule, so the lease needs the current
-            # rule.
+            # A `LeasedCharge` formats header lines for one rule, so the current rule is set first.
             lease.set_rule(self._shares.rule(charge.bucket, charge.rule))
         shown = tuple([lease.rule for lease in leases if not lease.rule.shadow])
         lines = lines_for(shown)
@@ -163,8 +162,8 @@ class RedisRateLimiter:
             for c in charges
         ]
         call = self._take(tenant, requests)
-        # Redis takes the charges of this call itself. If it also reserves them, `give_back_holds`
-        # returns the units, so the overdraft has to deduct them again.
+        # Redis itself takes the charges of this call. But if it reserves them, `give_back_holds`
+        # returns the units, so the overdraft must deduct them.
         overdraft = charges if charges[0].hold else ()
         decision = None
         try:

@@ -33,7 +33,8 @@ _CONNECT_TIMEOUT = 2.0
 retransmissions back off, so a longer wait only delays the next attempt."""
 _LOST_ROLE = (ReadOnlyError, MovedError, ClusterDownError)
 _LOST_ROLE_WORDS = ("READONLY", "NOREPLICAS")
-"""Words in the errors of such servers that have no exception class, or that a script returns."""
+"""Words in errors of servers that lost their role, if the error has no class or comes from a
+script."""
 
 
 class _LossDetectingConnection(AbstractConnection):

@@ -1,4 +1,4 @@
-"""Locates the server to connect to: a fixed address, by Sentinel, or by the slot of a key."""
+"""Locates the server to connect to: at a fixed address, through Sentinel, or by a key's slot."""
 
 import ssl
 from collections.abc import Callable, Sequence

@@ -22,7 +22,7 @@ from gateway.types import CONCURRENT, Rule
 
 _MOST_REPORTED = 500
 _LOW = 2
-"""A quota is low when less than this fraction of the last grant is left: one divided by `_LOW`."""
+"""A quota is low when less than the last grant divided by this number is left."""
 _EMPTY = 5.0
 """Seconds until a quota is requested again after the store had no units left."""
 _DAY = 86_400.0
@@ -114,7 +114,8 @@ class DividedLimits:
         if rule.period:
             quota = self._quota(bucket, rule)
             if ends < inf and abs(self._wall() + ends - quota.period) > _DAY:
-                return  # a grant for this month does not apply to the other one
+                # the demand is for another month, to which this month's grant does not apply
+                return
             lacks = units if level < units else 0
             is_low = level < max(1, lacks, quota.last_grant // _LOW)
             if is_low and self._monotonic() >= quota.retry_at:

@@ -19,7 +19,7 @@ from gateway.routing.regions import Availability, Tier, availability, choose_tie
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
-# A request uses one backend for each this many items.
+# A request is spread over one backend for every `ITEMS_PER_BACKEND` items.
 ITEMS_PER_BACKEND = 16
 # The minimum of `Retry-After` in seconds.
 _SOONEST = 0.5
@@ -60,7 +60,7 @@ class Fleet:
         return len(self._members)
 
     def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
-        """Set a callback for each endpoint that stops being ready; it gives up its calls."""
+        """Set a callback that gives up the calls of an endpoint which stops being ready."""
         self._on_lost = callback
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
@@ -264,7 +264,7 @@ class Fleet:
         return max(remaining - member.round_trip, remaining / 2)
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
-        """Predict the seconds that other callers' items occupy a backend, without `own` items."""
+        """Predict how long a backend is busy with other callers' items; `own` do not count."""
         member = self._member(endpoint)
         return 0.0 if member is None else member.queueing(self._clock(), own=own)
 

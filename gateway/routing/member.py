@@ -24,7 +24,7 @@ INITIAL_SHARE = 0.1
 # The weight of a longer round trip in the average: it is mostly due to load on this machine.
 _ROUND_TRIP_WEIGHT = 0.1
 _ROWS_WEIGHT = 0.05
-# The minimum idle fraction of a device: small batches occupy it like large ones that do more.
+# The minimum idle fraction of a device: one that is busy with small batches can take larger ones.
 _LEAST_IDLE = 0.05
 # A speed that differs by more than this factor replaces the speed for affinity.
 _AFFINITY_SLACK = 1.25

@@ -8,7 +8,7 @@ import msgspec
 _PAGE_BYTES = 4096
 _TICKS = 100.0
 _STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
-# The most silence that one look adds. A longer time means that the supervisor itself did not run.
+# The most silence in seconds that one check adds. If more time passed, the supervisor did not run.
 LONGEST_STEP = 2.0
 
 

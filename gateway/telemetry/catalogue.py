@@ -293,7 +293,7 @@ _DEPENDENCIES: Final = (
           "any worker.", "dependency"),
     _counter("breaker_openings_total", "How often a circuit breaker opened.", "dependency"),
     _most("clock_skew_seconds",
-          "Absolute difference, at least, between the machine's clock and the clock of "
+          "Lower bound of the absolute difference between the machine's clock and the clock of "
           "`state_redis` or of the PostgreSQL `ledger`.", "dependency"),
 )  # fmt: skip
 _EVENTS: Final = (

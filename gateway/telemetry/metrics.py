@@ -111,7 +111,7 @@ class GatewayMetrics:
         rows: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Count `count` items of a revision with the outcome `source`, and their computation."""
+        """Count items of a revision that ended as `source`, and the rows and tokens computed."""
         self._items[model, revision, source] += count
         if rows:  # the code of `work`, inlined to save a call
             self._rows[model] += rows

@@ -82,8 +82,7 @@ class OtelTracer(Tracer):
         started, context = time_ns() - int(age * 1e9), span.traceparent
         if not (isinstance(span, UnsampledSpan) and span.begins_trace):
             return self._begin(name, context, SpanKind.SERVER, {}, started)
-        # Backends may already have the ids of this request. They belong to its own span, which is
-        # the root.
+        # Backends may have received this span's ids already. The span is the root of its trace.
         own = _parsed(context, is_remote=False)
         return RecordedSpan(self, name, own, None, kind=SpanKind.SERVER, started=started)
 

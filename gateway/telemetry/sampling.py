@@ -18,9 +18,9 @@ _ALL: Final = 1 << 64
 class HeadSampler:
     """Decides whether to record a request, from its trace context.
 
-    `sampler` is a sampler that `OTEL_TRACES_SAMPLER` can name. If a parent decides, all of these
-    samplers follow it or ignore it. Otherwise they record the trace ids whose last 64 bits are
-    below a bound.
+    `sampler` is a sampler that `OTEL_TRACES_SAMPLER` can name. Each of them records the trace ids
+    whose last 64 bits are below a bound. A parent-based sampler follows the parent's decision if
+    there is a parent.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -44,10 +44,10 @@ class HeadSampler:
         return int(context[19:35], 16) < self.bound
 
     def gap(self) -> int:
-        """Return how many requests without a context to count until the next recorded one.
+        """Return the distance to the next recorded request without a context; 1: the next request.
 
-        1 stands for the next request. Counting down costs half of drawing random bits for each
-        request, and has the same distribution.
+        Counting down costs half of drawing random bits for each request, and has the same
+        distribution.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize

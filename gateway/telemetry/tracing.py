@@ -47,7 +47,8 @@ class Tracer:
         self.samples: Callable[[str], bool] = _samples_none
         """Returns whether a request with this trace context is recorded."""
         self.gap: Callable[[], int] = _no_gap
-        """Returns how many requests without a context to count until the next recorded one."""
+        """Returns the distance to the next recorded request without a context; 1: the next
+        request."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
         """Begin the span of a request with the trace context `context`."""

@@ -28,10 +28,8 @@ GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 2.0
 _REMEMBERED: Final = 64
-"""The most written entries to remember, because their acknowledgement may be lost.
-
-More than one read returns.
-"""
+"""The most written entries to remember, in case their acknowledgement is lost. A read returns
+fewer."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode

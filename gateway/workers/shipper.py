@@ -146,7 +146,7 @@ class Shipper:
             _log.info("shipping has recovered")
         if self._full:
             return self._poll * _CHECK_EVERY
-        # A log whose position is wrong repeatedly counts as busy, but the loop must not spin.
+        # A log whose position keeps being wrong counts as busy, but the loop must not spin.
         return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:

@@ -134,7 +134,7 @@ def _nobody(model: str, version: str) -> TensorCall:
 
 
 def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
-    """Return the requested task: the parameter `task`, or a task by its inputs or by the model.
+    """Return the requested task, from the parameter `task`, else from the inputs or the model.
 
     Raises:
         InvalidRequest: there is no such task, or the model has several tasks of texts.

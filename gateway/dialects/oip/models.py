@@ -277,7 +277,7 @@ def _each_version(models: Iterable[ServedModel]) -> Iterator[tuple[str, str]]:
 
 
 def _sharing(info: ModelInfo) -> list[str]:
-    """Return the numbers of the revisions that share the requests which name no version."""
+    """Return the numbers of the revisions that serve requests without a version."""
     if info.serving is None or not info.serving.revisions:
         return [info.name.partition("@")[2] or _FIRST]
     return list(info.serving.revisions)

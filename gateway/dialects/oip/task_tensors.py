@@ -66,7 +66,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
     def shared(self) -> list[str]:
-        """Return the only row, or the row that all rows equal.
+        """Return the only row, or the first of equal rows.
 
         Raises:
             InvalidRequest: the rows differ.
@@ -114,7 +114,7 @@ class TaskTensors:
         """
 
     def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
-        """Return the native body's fields from inputs, which include all required ones."""
+        """Return the fields of the native body. `inputs` includes all required inputs."""
         return {"input": inputs["TEXT"].texts}
 
     def tensor(

@@ -103,7 +103,10 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Names a wanted output. With `classification`, the output is this number of best labels."""
+    """Names a wanted output.
+
+    If `classification` is not 0, the output is this number of best labels in place of scores.
+    """
 
     name: str
     classification: int = 0
