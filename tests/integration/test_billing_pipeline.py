@@ -387,9 +387,5 @@ async def test_a_log_that_cannot_be_read_holds_up_no_other(
             (tmp_path / other.id / "00000000.log").rename(bad / "00000000.log")
             await until(lambda: pipeline.billed() == 20)
 
-    said = [
-        record
-        for record in caplog.records
-        if record.message == "a log cannot be read: check its permissions"
-    ]
+    said = [record for record in caplog.records if "cannot be read" in record.message]
     assert len(said) == 1

@@ -102,7 +102,7 @@ async def test_a_frozen_process_is_killed_and_replaced(bench: Bench) -> None:
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "silent", 1)]
-    assert any("no sign of life for" in line and "it is killed" in line for line in bench.said)
+    assert any("it is killed" in line for line in bench.said)
 
 
 async def test_a_spinning_event_loop_is_killed_and_replaced(bench: Bench) -> None:
@@ -142,7 +142,7 @@ async def test_a_process_that_takes_too_much_memory_is_asked_to_leave(bench: Ben
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "memory", 1)]
-    assert any("MiB, more than 200; it is replaced" in line for line in bench.said)
+    assert any("200 MiB; it is replaced" in line for line in bench.said)
     assert any("gateway-0 exited with code 0" in line for line in bench.said)
 
 
@@ -153,4 +153,4 @@ async def test_a_process_whose_memory_runs_away_is_killed(bench: Bench) -> None:
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "memory", 1)]
-    assert any("MiB, more than 100; it is killed" in line for line in bench.said)
+    assert any("100 MiB; it is killed" in line for line in bench.said)
