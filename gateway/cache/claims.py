@@ -26,7 +26,7 @@ from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
-_MOST_REMEMBERED = 4096
+_MAX_REMEMBERED = 4096
 """The most claims to remember: of other workers, and by lookups."""
 _TAKEN_WITHIN = 0.25
 """A claim made by a lookup must be taken over within this fraction of its lease, to be renewed
@@ -154,7 +154,7 @@ class Claims:
             for key, reply in zip(keys, replies, strict=False):  # no replies if the lease is 0
                 if reply == b"OK":
                     claimed[key] = now
-        while len(claimed) > _MOST_REMEMBERED:
+        while len(claimed) > _MAX_REMEMBERED:
             del claimed[next(iter(claimed))]
 
     def take(self, keys: Sequence[CacheKey]) -> bool:
@@ -315,7 +315,7 @@ class Claims:
 
 def _remember(claims: dict[CacheKey, float], key: CacheKey, now: float) -> None:
     claims.pop(key, None)
-    if len(claims) >= _MOST_REMEMBERED:
+    if len(claims) >= _MAX_REMEMBERED:
         del claims[next(iter(claims))]
     claims[key] = now
 

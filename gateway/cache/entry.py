@@ -19,7 +19,7 @@ _ENTRIES = (PLAIN, PACKED)
 WORTH_PACKING = 1024
 """Bytes from which a value is compressed. A vector shrinks to half in 100 µs and decompresses in
 20."""
-_LEAST_SAVING = 0.25
+_MIN_SAVING = 0.25
 _MUCH = 64 * 1024
 """Bytes from which values are compressed in a thread, because it takes about a millisecond."""
 _KINDS = frozenset({bytes, type(None)})
@@ -95,7 +95,7 @@ def pack(value: bytes) -> bytes:
     if len(value) < WORTH_PACKING or value[:1] != PLAIN:
         return value
     packed = PACKED + value[1:_BODY] + zlib.compress(memoryview(value)[_BODY:], 1)
-    return packed if len(packed) <= len(value) * (1 - _LEAST_SAVING) else value
+    return packed if len(packed) <= len(value) * (1 - _MIN_SAVING) else value
 
 
 def unpack(value: _Value) -> _Value:

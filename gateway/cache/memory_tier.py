@@ -22,7 +22,7 @@ ENTRY_OVERHEAD_BYTES = 512
 queue."""
 _TYPICAL_ENTRY_BYTES = 768
 _WINDOW_SHARE = 0.01
-_MOST_SECOND_CHANCES = 16
+_MAX_SECOND_CHANCES = 16
 
 
 class _Node(msgspec.Struct, gc=False):
@@ -218,7 +218,7 @@ class MemoryTier:
     def _next_victim(self, now: float) -> _Node:
         """Remove and return the next node under the clock hand; skip recently read nodes."""
         main = self._main
-        for _ in range(_MOST_SECOND_CHANCES):
+        for _ in range(_MAX_SECOND_CHANCES):
             node = main.popleft()
             if not node.hits or node.entry.expires_at <= now:
                 return node

@@ -27,7 +27,7 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import CallbackBatch, TaskScope, log_failure
 
 KEY_PREFIX = b"sg:r:"
-_MOST_READS = 1
+_MAX_READS = 1
 """The most round trips in flight.
 
 Lookups that start meanwhile share the next round trip. Under load, reads become fewer and larger,
@@ -43,7 +43,7 @@ An event loop that was delayed runs its timers before it reads responses that ha
 _PER_KEY = 20e-6
 """Seconds that each key adds to a call's timeout, so that large calls do not look slow."""
 _MANY_KEYS = 64  # a lookup of more keys has its own timer, so that other lookups end in time
-_MOST_KEYS = 2048
+_MAX_KEYS = 2048
 
 
 class RedisTier:
@@ -266,10 +266,10 @@ class RedisTier:
         self._scheduled = False
         if self._timeless:
             self._begin_time_out()
-        while self._pending and self._reading < _MOST_READS:
+        while self._pending and self._reading < _MAX_READS:
             batch: list[PendingLookup] = []
             size = 0
-            while self._pending and size < _MOST_KEYS:
+            while self._pending and size < _MAX_KEYS:
                 lookup = self._pending.popleft()
                 if lookup.on_done is not None:
                     batch.append(lookup)

@@ -19,7 +19,7 @@ from gateway.tasks import TaskScope
 
 _GATHERING = 0.005
 """Seconds for which writes are collected; no request waits for them."""
-_MOST_WRITES = 256
+_MAX_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
 _Set = tuple[bytes, bytes, bytes, bytes, int]
@@ -92,7 +92,7 @@ class RedisWriter:
         """Write until the queue is empty. An error drops entries and is counted."""
         try:
             while self._queue:
-                if len(self._queue) < _MOST_WRITES:
+                if len(self._queue) < _MAX_WRITES:
                     await asyncio.sleep(_GATHERING)
                 batch, largest = self._take()
                 if not self._is_usable():
@@ -106,8 +106,8 @@ class RedisWriter:
 
     def _take(self) -> tuple[list[_Set], int]:
         """Return the next commands, and the size of the largest value."""
-        batch, self._queue = self._queue[:_MOST_WRITES], self._queue[_MOST_WRITES:]
-        sizes, self._sizes = self._sizes[:_MOST_WRITES], self._sizes[_MOST_WRITES:]
+        batch, self._queue = self._queue[:_MAX_WRITES], self._queue[_MAX_WRITES:]
+        sizes, self._sizes = self._sizes[:_MAX_WRITES], self._sizes[_MAX_WRITES:]
         self._bytes -= sum(sizes)
         return batch, max(sizes)
 

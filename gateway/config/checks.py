@@ -39,7 +39,7 @@ ANY_ORIGIN = "*"
 ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
 _LARGEST_PERCENT = 1000
 # The most labels that a message lists.
-_MOST_SHOWN = 50
+_MAX_SHOWN = 50
 _DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
@@ -94,8 +94,8 @@ def unknown_labels(
         for label in entry.moderation if has is not None else ():
             if has and label not in has:
                 shown = [f"`{one}`" for one in has]
-                more = f" and {len(has) - _MOST_SHOWN} more" if len(has) > _MOST_SHOWN else ""
-                listed = ", ".join(shown[:_MOST_SHOWN]) + more
+                more = f" and {len(has) - _MAX_SHOWN} more" if len(has) > _MAX_SHOWN else ""
+                listed = ", ".join(shown[:_MAX_SHOWN]) + more
                 meant = closest(label, has)
                 hint = f"; did you mean `{meant}`?" if meant else "."
                 yield (

@@ -25,13 +25,13 @@ from gateway.types import Answer, RequestId, Usage
 
 _decode = BodyDecoder(dict[str, Any])
 # Fields that identify the task, and the task of a text for models with several tasks.
-_BY_INPUTS = {
+_PIPELINE_BY_FIELD = {
     "source_sentence": "sentence-similarity",
     "query": "text-ranking",
     "text": "text-classification",
 }
 _BY_TASK = {PIPELINES[name][0]: name for name in reversed(PIPELINES)}
-_OF_TEXTS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
+_TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
 
 class HuggingFaceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,7 +61,7 @@ class HuggingFaceRoute(InferenceRoute):
         model = self._model_name(source)
         served = source.served(model)
         if served is None:
-            return nobody(model)
+            return unserved_call(model)
         pipeline = self._pipeline(source, fields, served.info.tasks)
         return ModelCall(model, convert_body(fields, PIPELINES[pipeline][1]))
 
@@ -89,10 +89,10 @@ class HuggingFaceRoute(InferenceRoute):
             return "zero-shot-classification"
         inputs = fields.get("inputs")
         if isinstance(inputs, dict):
-            for name, pipeline in _BY_INPUTS.items():
+            for name, pipeline in _PIPELINE_BY_FIELD.items():
                 if name in inputs:
                     return pipeline
-        return _BY_TASK[only_task(tasks, _OF_TEXTS)]
+        return _BY_TASK[single_task(tasks, _TEXT_TASKS)]
 
     @override
     def encode(
@@ -139,12 +139,12 @@ def given_fields(raw: bytes) -> dict[str, Any]:
     return beside | inside
 
 
-def nobody(model: str) -> ModelCall:
+def unserved_call(model: str) -> ModelCall:
     """Return a call of a model that is not served, which the request path refuses later."""
     return ModelCall(model, FeatureExtractionInputs(inputs="-"))
 
 
-def only_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
+def single_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
     """Return the only task of `known` that a model has.
 
     Raises:

@@ -19,7 +19,7 @@ from gateway.errors import (
 _FAULT = 500
 _EMPTY = "empty_input"
 # TEI's status and error type for each error of the gateway.
-_OF_TEI: dict[type[GatewayError], tuple[int, str]] = {
+_TEI_ERRORS: dict[type[GatewayError], tuple[int, str]] = {
     InvalidRequest: (422, "Validation"),
     InvalidItem: (422, "Validation"),
     PayloadTooLarge: (413, "Validation"),
@@ -70,11 +70,11 @@ class TeiErrorFormat(ErrorFormat):
 
     @override
     def status(self, error: GatewayError) -> int:
-        return _of_tei(error)[0]
+        return _tei_error(error)[0]
 
     @override
     def encode(self, error: GatewayError, request_id: str) -> bytes:
-        kind = _of_tei(error)[1]
+        kind = _tei_error(error)[1]
         written = TeiError(error=error.detail, error_type=kind, code=_code(error))
         return msgspec.json.encode(written)
 
@@ -87,8 +87,8 @@ def _code(error: GatewayError) -> str:
     return error.item_code if isinstance(error, InvalidItem) else error.code
 
 
-def _of_tei(error: GatewayError) -> tuple[int, str]:
+def _tei_error(error: GatewayError) -> tuple[int, str]:
     if isinstance(error, InvalidItem) and error.item_code == _EMPTY:
         return 400, "Empty"
     default = "Backend" if error.status >= _FAULT else "Validation"
-    return _OF_TEI.get(type(error), (error.status, default))
+    return _TEI_ERRORS.get(type(error), (error.status, default))

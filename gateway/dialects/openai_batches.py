@@ -47,8 +47,8 @@ AnyRequest = Request[Any, Any, Any]
 Files = NamedDependency[SkipValidation[TenantFiles]]
 Batches = NamedDependency[SkipValidation[BatchAccess]]
 Endpoints = NamedDependency[SkipValidation[InferenceRoutes]]
-_MOST_FILES = 10_000
-_MOST_BATCHES = 100
+_MAX_FILES = 10_000
+_MAX_BATCHES = 100
 _NAME = "openai-batches"
 _operation = partial(Operation, tag=_NAME, kind=Kind.LIMITED, error_format=OPENAI_ERRORS)
 _ERRORS = (RateLimited, DependencyUnavailable)
@@ -141,7 +141,7 @@ class FilesController(Controller):
         request: AnyRequest,
         files: Files,
         after: FromQuery[str | None] = None,
-        limit: Annotated[int, QueryParameter(ge=1, le=_MOST_FILES)] = _MOST_FILES,
+        limit: Annotated[int, QueryParameter(ge=1, le=_MAX_FILES)] = _MAX_FILES,
         order: FromQuery[Literal["asc", "desc"]] = "desc",
         purpose: FromQuery[str | None] = None,
     ) -> FileList:
@@ -279,7 +279,7 @@ class BatchesController(Controller):
         request: AnyRequest,
         batches: Batches,
         after: FromQuery[str | None] = None,
-        limit: Annotated[int, QueryParameter(ge=1, le=_MOST_BATCHES)] = 20,
+        limit: Annotated[int, QueryParameter(ge=1, le=_MAX_BATCHES)] = 20,
     ) -> BatchList:
         """Return a page of the tenant's batches, newest first."""
         found = await batches.page(_principal(request), limit=limit + 1, after=after)

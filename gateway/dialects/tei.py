@@ -15,7 +15,7 @@ from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Render
 from gateway.api.openapi_parts import Operation
 from gateway.api.schemas import Body, ClassifyBody, EmbedBody, RerankBody, texts_in_tokens
 from gateway.dialects.base import dialect_operation, takes_tokens, texts_only
-from gateway.dialects.hugging_face import given_fields, only_task
+from gateway.dialects.hugging_face import given_fields, single_task
 from gateway.dialects.hugging_face_errors import TEI_ERRORS
 from gateway.dialects.hugging_face_tasks import (
     FeatureExtractionInputs,
@@ -213,7 +213,7 @@ class TeiModelRoute(TeiRoute):
             return TeiRerankInputs
         served = source.served(source.parameters["model"])
         tasks = [Task.EMBED] if served is None else served.info.tasks
-        return _BY_TASK[only_task(tasks, tuple(_BY_TASK))]
+        return _BY_TASK[single_task(tasks, tuple(_BY_TASK))]
 
 
 class TeiRefusedRoute(TeiRoute):
@@ -241,7 +241,7 @@ _BY_TASK: dict[Task, type[TaskInputs]] = {
     Task.CLASSIFY: TeiPredictInputs,
     Task.EMBED: TeiEmbedInputs,
 }
-_OF_HOST: tuple[tuple[str, Task, type[TaskInputs]], ...] = (
+_ROUTES_WITHOUT_MODEL: tuple[tuple[str, Task, type[TaskInputs]], ...] = (
     ("/embed", Task.EMBED, TeiEmbedInputs),
     ("/predict", Task.CLASSIFY, TeiPredictInputs),
     ("/rerank", Task.RERANK, TeiRerankInputs),
@@ -297,7 +297,7 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
     yield decode, _operation(decode, "decode", "Turn tokens into texts", _IDS, ["a sentence"])
     model = TeiModelRoute("", Task.EMBED, TeiEmbedInputs)
     yield model, _operation(model, "model", "Run the model's task", texts, [[0.0676]])
-    for path, task, inputs in _OF_HOST:
+    for path, task, inputs in _ROUTES_WITHOUT_MODEL:
         yield TeiHostRoute(path, task, inputs), None
     for path, why in _REFUSED.items():
         yield TeiRefusedRoute(path, why), None

@@ -56,12 +56,12 @@ def model_probes(path: str, dialect: str) -> list[HTTPRouteHandler]:
         )
 
     return [
-        get(f"{path}/{name}", opt=_told(dialect, name, summary))(describe)
+        get(f"{path}/{name}", opt=_route_options(dialect, name, summary))(describe)
         for name, summary in (("info", "What a model is"), ("health", "Whether a model is served"))
     ]
 
 
-def _told(dialect: str, name: str, summary: str) -> dict[str, Operation]:
+def _route_options(dialect: str, name: str, summary: str) -> dict[str, Operation]:
     operation = Operation(
         id=f"{dialect.replace('-', '_')}_{name}",
         summary=summary,

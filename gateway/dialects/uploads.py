@@ -14,7 +14,7 @@ from multipart import (  # type: ignore[import-untyped]
 from gateway.batches.tenant_files import PURPOSES, Upload
 from gateway.errors import InvalidRequest
 
-_MOST_PARTS: Final = 16
+_MAX_PARTS: Final = 16
 _LONGEST_FIELD: Final = 4096
 _LONGEST_NAME: Final = 255
 
@@ -50,7 +50,7 @@ class MultipartReader:
             raise InvalidRequest("Send a form (`multipart/form-data`) with `purpose` and `file`.")
         async with AsyncExitStack() as stack:
             try:
-                with PushMultipartParser(boundary, max_segment_count=_MOST_PARTS) as parser:
+                with PushMultipartParser(boundary, max_segment_count=_MAX_PARTS) as parser:
                     async for chunk in chunks:
                         for part in parser.parse(chunk):
                             await self._take(part, stack)

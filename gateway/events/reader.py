@@ -13,7 +13,7 @@ from gateway.events.segment import ScanEnd
 from gateway.events.syncing import boot_id, read_mark
 
 _CHUNK_BYTES: Final = 512 * 1024
-_MOST_COUNTED: Final = 100_000
+_MAX_COUNTED: Final = 100_000
 
 
 class UnreadableLog(Exception):
@@ -151,7 +151,7 @@ class LogReader:
             return 0
 
     def _bytes_after(self, position: LogPosition) -> int:
-        found = self._scan(_MOST_COUNTED, position).size
+        found = self._scan(_MAX_COUNTED, position).size
         if found < _CHUNK_BYTES // 2:
             return found
         return max(found, self._size_of(position.number) - position.offset)

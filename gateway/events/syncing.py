@@ -19,7 +19,7 @@ import msgspec
 
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_MOST_FILES: Final = 64
+_MAX_FILES: Final = 64
 """The most segments that wait for a sync. Older segments are left to the kernel."""
 _MARK_BYTES: Final = 128
 _LAST_SYNC: Final = 2.0
@@ -106,7 +106,7 @@ class LogSync:
             self._files[self._added] = file
             self._directory = directory
             self._folders = (directory, directory.parent)
-            while len(self._files) > _MOST_FILES:
+            while len(self._files) > _MAX_FILES:
                 os.close(self._files.pop(min(self._files)))
         if not self._thread.is_alive() and not self._ending.is_set():
             self._thread.start()

@@ -15,11 +15,12 @@ class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     rule: Rule
     bucket: str
     amount: int
-    hold: bool = False
-    """Whether the amount is an estimate, which is reserved until it is settled; see `Hold`."""
+    is_reserved: bool = False
+    """Whether the amount is an estimate, which is reserved until `UnitReservation.settle` is
+    called."""
 
 
-class Hold(Protocol):
+class UnitReservation(Protocol):
     """Reserves units for admitted work until the work ends."""
 
     def settle(self, spent: int) -> None:
@@ -52,8 +53,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: float = 0.0
     shadowed: tuple[Rule, ...] = ()
     """Rules in shadow mode that would have refused."""
-    holds: tuple[Hold, ...] = ()
-    """The reservations for charges with `hold`, in the order of the charges."""
+    reservations: tuple[UnitReservation, ...] = ()
+    """The reservations for charges with `is_reserved`, in the order of the charges."""
 
     @property
     def impossible(self) -> bool:

@@ -72,7 +72,7 @@ def work_charges_for(
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
     of_model = ((rule, bucket + rule.name) for rule in limits.model)
     of_principal = _rules(principal, model, limits.tenant, limits.key)
-    return _held(of_model, amounts | work_amounts), _held(of_principal, work_amounts)
+    return _reserved(of_model, amounts | work_amounts), _reserved(of_principal, work_amounts)
 
 
 def in_region(charges: Sequence[Charge], shares: RegionalLimits) -> list[Charge]:
@@ -110,9 +110,9 @@ def _rules(
             yield replace(rule, name=f"key_{rule.name}") if is_taken else rule, f"{key}:{rule.name}"
 
 
-def _held(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
+def _reserved(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
     return tuple(
-        Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], hold=True)
+        Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], is_reserved=True)
         for rule, bucket in rules
         if rule.unit in amounts
     )

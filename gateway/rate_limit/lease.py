@@ -248,8 +248,8 @@ class Leases(dict[str, Lease]):
             self.of(charge).overdraw(charge.amount)
 
 
-class LeaseHold:
-    """Reserves units of a lease for admitted work; implements `gateway.rate_limit.base.Hold`."""
+class LeaseReservation:
+    """Reserves units of a lease for admitted work; implements `UnitReservation`."""
 
     __slots__ = ("_amount", "_lapses", "_lease", "_now", "_on_settled")
 

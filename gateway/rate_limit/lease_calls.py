@@ -98,11 +98,11 @@ class AwaitedUnits(Counter[str]):
                     del self[charge.bucket]
 
 
-def give_back_holds(call: LeaseCall) -> None:
+def give_back_reservations(call: LeaseCall) -> None:
     """Give back the units that `call` reserved for a caller that no longer waits."""
     decision = call.result()
-    for hold in decision.holds if decision is not None else ():
-        hold.settle(0)
+    for reservation in decision.reservations if decision is not None else ():
+        reservation.settle(0)
 
 
 def tenant_of(bucket: str) -> str:

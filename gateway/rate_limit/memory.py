@@ -19,7 +19,7 @@ from gateway.rate_limit.bucket import (
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
-_LEAST_FRACTION = 1e-6
+_MIN_FRACTION = 1e-6
 
 
 class _Bucket(msgspec.Struct, gc=False):
@@ -64,7 +64,7 @@ class MemoryRateLimiter:
 
     @fraction.setter
     def fraction(self, fraction: float) -> None:
-        self._fraction = max(fraction, _LEAST_FRACTION)
+        self._fraction = max(fraction, _MIN_FRACTION)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision:
         """Decide at once; never return `None`."""
@@ -79,19 +79,21 @@ class MemoryRateLimiter:
             levels = [bucket.level for bucket in buckets]
             ends = [self._ends(bucket) for bucket in buckets]
             return refusal(charges, levels, self._fraction, ends=ends)
-        policies, holds = [], []
+        policies, reservations = [], []
         for charge, bucket in zip(charges, buckets, strict=True):
             if charge not in over:
                 self._take(charge, bucket, now)
-            if charge.hold:
-                holds.append(_BucketHold(bucket, 0 if charge in over else charge.amount))
+            if charge.is_reserved:
+                reservations.append(
+                    _BucketReservation(bucket, 0 if charge in over else charge.amount)
+                )
             if not charge.rule.shadow:
                 policies.append(policy(charge.rule, bucket.level, ends=self._ends(bucket)))
         return Decision(
             allowed=True,
             policies=tuple(policies),
             shadowed=tuple([charge.rule for charge in over]),
-            holds=tuple(holds),
+            reservations=tuple(reservations),
         )
 
     def _take(self, charge: Charge, bucket: _Bucket, now: float) -> None:
@@ -149,8 +151,8 @@ class MemoryRateLimiter:
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
 
 
-class _BucketHold:
-    """Reserves units of a bucket for admitted work; implements `gateway.rate_limit.base.Hold`."""
+class _BucketReservation:
+    """Reserves units of a bucket for admitted work; implements `UnitReservation`."""
 
     __slots__ = ("_amount", "_bucket")
 

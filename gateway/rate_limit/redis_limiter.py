@@ -22,13 +22,13 @@ from gateway.rate_limit.base import (
 from gateway.rate_limit.bucket import TOLERANCE, refusal
 from gateway.rate_limit.charges import in_region
 from gateway.rate_limit.headers import lines_for
-from gateway.rate_limit.lease import Lease, LeaseHold, Leases
+from gateway.rate_limit.lease import Lease, LeaseReservation, Leases
 from gateway.rate_limit.lease_calls import (
     PATIENCE,
     AwaitedUnits,
     LeaseCall,
     LeaseCalls,
-    give_back_holds,
+    give_back_reservations,
     tenant_of,
 )
 from gateway.rate_limit.memory import MemoryRateLimiter
@@ -162,16 +162,16 @@ class RedisRateLimiter:
             for c in charges
         ]
         call = self._take(tenant, requests)
-        # Redis itself takes the charges of this call. But if it reserves them, `give_back_holds`
-        # returns the units, so the overdraft must deduct them.
-        overdraft = charges if charges[0].hold else ()
+        # Redis itself takes the charges of this call. But if it reserves them, the units are
+        # returned by `give_back_reservations`, so the overdraft must deduct them.
+        overdraft = charges if charges[0].is_reserved else ()
         decision = None
         try:
             decision = await self._in_time(tenant, charges, call, overdraft=overdraft)
         finally:
             # This may be cancelled in the same event-loop iteration in which the call ends.
             if decision is None or not call.done():
-                call.add_done_callback(give_back_holds)
+                call.add_done_callback(give_back_reservations)
         return decision
 
     async def _in_time(
@@ -267,7 +267,7 @@ class RedisRateLimiter:
             allowed=True,
             policies=tuple(policies),
             shadowed=tuple([charge.rule for charge in over]) if over else (),
-            holds=self._holds(charges, leases, over),
+            reservations=self._reserve(charges, leases, over),
         )
 
     def _refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
@@ -280,13 +280,13 @@ class RedisRateLimiter:
             self._shares.record_demand(charge.bucket, charge.rule, charge.amount)
         return self._leases.refusal(charges, now)
 
-    def _holds(
+    def _reserve(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge] = ()
-    ) -> tuple[LeaseHold, ...]:
-        if not charges or not charges[0].hold:  # a call reserves all its charges or none
+    ) -> tuple[LeaseReservation, ...]:
+        if not charges or not charges[0].is_reserved:  # a call reserves all its charges or none
             return ()
         return tuple(
-            LeaseHold(
+            LeaseReservation(
                 lease,
                 0 if charge in over else charge.amount,
                 now=self._monotonic,
@@ -382,7 +382,7 @@ class RedisRateLimiter:
             allowed=True,
             policies=tuple(shown),
             shadowed=tuple(charge.rule for charge in over),
-            holds=self._holds(charges, [request.lease for request in requests], over),
+            reservations=self._reserve(charges, [request.lease for request in requests], over),
         )
 
     def _expire(self, bucket: str, lease: Lease, now: float) -> None:

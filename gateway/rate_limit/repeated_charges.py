@@ -9,7 +9,7 @@ from gateway.rate_limit.headers import MILLISECONDS, go_duration, rate_limit_lin
 from gateway.rate_limit.lease import Lease
 from gateway.types import CONCURRENT
 
-_MOST = 4096
+_MAX_KNOWN = 4096
 _SECOND = 1000
 """In milliseconds."""
 _UNKNOWN: tuple[Sequence[Charge], None] = ((), None)
@@ -18,7 +18,9 @@ _UNKNOWN: tuple[Sequence[Charge], None] = ((), None)
 def is_plain(charge: Charge) -> bool:
     """Return whether a `LeasedCharge` can take `charge`: units of a bucket that refills."""
     rule = charge.rule
-    return bool(charge.amount and rate(rule)) and not (charge.hold or rule.unit == CONCURRENT)
+    return bool(charge.amount and rate(rule)) and not (
+        charge.is_reserved or rule.unit == CONCURRENT
+    )
 
 
 class DelegatedCharge:
@@ -149,7 +151,7 @@ class RepeatedCharges:
         """Record that the limiter has admitted `charges`."""
         # Not made on the first admission: with very many callers, few tuples come again soon.
         is_repeated = id(charges) in self._known
-        if len(self._known) >= _MOST and not is_repeated:
+        if len(self._known) >= _MAX_KNOWN and not is_repeated:
             self._known.clear()
         self._known[id(charges)] = (charges, self._make(charges) if is_repeated else None)
 

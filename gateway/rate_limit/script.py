@@ -292,7 +292,7 @@ def script_arguments(
         rule = request.lease.rule
         arguments += [rule.capacity, _refill(rule, wall), request.charge.amount]
         arguments += [request.want, request.kept, request.back]
-        arguments += [int(request.charge.hold), int(rule.shadow)]
+        arguments += [int(request.charge.is_reserved), int(rule.shadow)]
         if isinstance(rule, RegionalRule):
             arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER)]
         else:

@@ -11,12 +11,12 @@ import msgspec
 
 from backends.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
 from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
-from gateway.rate_limit.base import Charge, Decision, Hold, RateLimiter
+from gateway.rate_limit.base import Charge, Decision, RateLimiter, UnitReservation
 from gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
 from gateway.types import CONCURRENT, ItemFailure, Principal
 
 _SPECIAL_TOKENS = 2
-_MOST_TOKENS = 1 << 20  # of a row, if the model declares no maximum
+_MAX_TOKENS = 1 << 20  # of a row, if the model declares no maximum
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 _choose = msgspec.msgpack.Decoder(ChooseItem)
 
@@ -26,14 +26,14 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     refusal: ItemFailure | None = None
     charges: tuple[Charge, ...] = ()
-    holds: tuple[Hold, ...] = ()
+    reservations: tuple[UnitReservation, ...] = ()
     items: int = 0
 
     def settle(self, *, rows: int, tokens: int) -> None:
         """Charge the computed `rows` and `tokens`, and return the other reserved units."""
         spent = {"requests": 1, "items": self.items, "rows": rows, "tokens": tokens, CONCURRENT: 0}
-        for charge, hold in zip(self.charges, self.holds, strict=True):
-            hold.settle(spent[charge.rule.unit])
+        for charge, reservation in zip(self.charges, self.reservations, strict=True):
+            reservation.settle(spent[charge.rule.unit])
 
 
 async def reserve(
@@ -44,21 +44,21 @@ async def reserve(
     The model's limits are charged first, then the limits of the tenant and the key. If the latter
     refuse, the model's units are returned.
     """
-    held: tuple[Hold, ...] = ()
+    reservations: tuple[UnitReservation, ...] = ()
     both = work_charges_for(principal, limits, model=model, most=most)
     for charges in filter(None, both):
         try:
             decision = await limiter.admit(charges)
         except BaseException:  # also a cancellation: reserved units must be returned
-            for hold in held:
-                hold.settle(0)
+            for reservation in reservations:
+                reservation.settle(0)
             raise
         if not decision.allowed:
-            for hold in held:
-                hold.settle(0)
+            for reservation in reservations:
+                reservation.settle(0)
             return Reservation(refusal=_refusal(decision))
-        held += decision.holds
-    return Reservation(charges=both[0] + both[1], holds=held, items=most.items)
+        reservations += decision.reservations
+    return Reservation(charges=both[0] + both[1], reservations=reservations, items=most.items)
 
 
 def estimate(
@@ -71,7 +71,7 @@ def estimate(
     parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
     rows = [_rows(task, parameters, item) for item in items]
     tokens = sum(
-        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MOST_TOKENS)
+        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MAX_TOKENS)
         for item, number in zip(items, rows, strict=True)
     )
     return Estimate(items=len(items), rows=sum(rows), tokens=tokens)

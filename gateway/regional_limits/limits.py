@@ -20,7 +20,7 @@ from gateway.regional_limits.values import (
 )
 from gateway.types import CONCURRENT, Rule
 
-_MOST_REPORTED = 500
+_MAX_REPORTED = 500
 _LOW = 2
 """A quota is low when less than the last grant divided by this number is left."""
 _EMPTY = 5.0
@@ -136,9 +136,9 @@ class DividedLimits:
     def report(self) -> ShareReport:
         """Return the demand since the last report, limited to the busiest buckets."""
         demand = self._demand
-        if len(demand) > _MOST_REPORTED:
+        if len(demand) > _MAX_REPORTED:
             busiest = sorted(demand, key=lambda bucket: demand[bucket].units, reverse=True)
-            demand = {bucket: demand[bucket] for bucket in busiest[:_MOST_REPORTED]}
+            demand = {bucket: demand[bucket] for bucket in busiest[:_MAX_REPORTED]}
         self._demand = {}
         # Low quotas beyond the bound are reported next time.
         low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
@@ -154,7 +154,7 @@ class DividedLimits:
                     granted=quota.granted,
                     minimum=quota.minimum,
                 )
-                for bucket, quota in islice(low, _MOST_REPORTED)
+                for bucket, quota in islice(low, _MAX_REPORTED)
             },
         )
 

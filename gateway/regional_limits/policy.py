@@ -26,7 +26,7 @@ DECAY = 10.0
 EVEN = 0.1
 """The fraction of each limit that is divided evenly among regions, regardless of demand."""
 _STEP = 0.02
-_LEAST = 0.001
+_MIN_CHANGE = 0.001
 _QUIET = 0.001
 _SECOND = 1_000_000_000
 _DAY = 86_400 * _SECOND
@@ -84,13 +84,13 @@ def decide(
     elsewhere = sum(entry.held for region, entry in entries.items() if region != own)
     room = max(entry.held, min(target, 1.0 - elsewhere))
     # A target that keeps falling must not postpone the second step forever.
-    if not entry.lowered and target < entry.used - (_STEP if bucket else _LEAST):
+    if not entry.lowered and target < entry.used - (_STEP if bucket else _MIN_CHANGE):
         return replace(
             entry, used=target, before=min(entry.before, target), lowered=now, lowers=0, changed=now
         )
-    if entry.used < entry.held and target > entry.used + _LEAST:
+    if entry.used < entry.held and target > entry.used + _MIN_CHANGE:
         return _raised(entry, used=min(target, entry.held), held=entry.held, now=now)
-    if entry.used == entry.held and room > entry.held + _LEAST:
+    if entry.used == entry.held and room > entry.held + _MIN_CHANGE:
         return _raised(entry, used=room, held=room, now=now)
     return entry
 

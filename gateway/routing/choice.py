@@ -30,7 +30,7 @@ FREE_ITEMS = 2
 # In a fleet with more endpoints, only some are considered, ...
 WIDE = 64
 # ... and at least this many are scored for an affinity.
-_LEAST_SCORED = 16
+_MIN_SCORED = 16
 _SPAN = float(1 << 64)
 _seed = attrgetter("seed")
 
@@ -85,7 +85,7 @@ def favourite(members: Sequence[Member], affinity: bytes, context: ChoiceContext
         return members[0]
     if len(members) > WIDE:
         start = bisect(members, xxhash.xxh3_64_intdigest(affinity), key=_seed)
-        count = max(_LEAST_SCORED, WIDE * WIDE // len(members))
+        count = max(_MIN_SCORED, WIDE * WIDE // len(members))
         members = _neighbours(members, start, count)
     return max(members, key=lambda member: score(member, affinity, context))
 

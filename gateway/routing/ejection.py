@@ -14,7 +14,7 @@ from gateway.config.document import RoutingConfig
 MAX_TIMES = 6
 # The fraction of failures covers about this many seconds, and needs at least this many calls.
 _MEMORY = 5.0
-_LEAST_CALLS = 10.0
+_MIN_CALLS = 10.0
 # The weight below which an old failure is ignored.
 _FORGOTTEN = 0.05
 
@@ -51,7 +51,7 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
         return ejection
     failures = ejection.failures + 1
     counted = _after_call(ejection, now, bad=1.0)
-    has_share = counted.calls >= _LEAST_CALLS and counted.bad >= routing.eject_share * counted.calls
+    has_share = counted.calls >= _MIN_CALLS and counted.bad >= routing.eject_share * counted.calls
     if failures < routing.eject_after and not has_share:
         return msgspec.structs.replace(counted, failures=failures)
     times = min(ejection.times + 1, MAX_TIMES)

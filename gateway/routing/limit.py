@@ -12,7 +12,7 @@ import msgspec
 
 LEAST = 8.0
 """The first limit of a recovered backend, in items."""
-_MOST = 4096.0
+_MAX_ITEMS = 4096.0
 # The factor on the usual latency above which items are assumed to queue.
 _TOLERANCE = 2.0
 _SMOOTHING = 0.1
@@ -27,7 +27,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     usual: float = 0.0
 
 
-UNLIMITED = Limit(allowed=_MOST)
+UNLIMITED = Limit(allowed=_MAX_ITEMS)
 CAUTIOUS = Limit(allowed=LEAST)
 
 
@@ -52,7 +52,7 @@ def after_answer(limit: Limit, seconds: float, in_flight: int, answers: int = 1)
     target = base * gradient + math.sqrt(base)
     share = _SMOOTHING if answers == 1 else _weight(_SMOOTHING, answers)
     allowed = base + share * (target - base)
-    return Limit(allowed=min(_MOST, max(LEAST, allowed)), usual=usual)
+    return Limit(allowed=min(_MAX_ITEMS, max(LEAST, allowed)), usual=usual)
 
 
 def _weight(share: float, answers: int) -> float:

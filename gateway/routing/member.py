@@ -25,7 +25,7 @@ INITIAL_SHARE = 0.1
 _ROUND_TRIP_WEIGHT = 0.1
 _ROWS_WEIGHT = 0.05
 # The minimum idle fraction of a device: one that is busy with small batches can take larger ones.
-_LEAST_IDLE = 0.05
+_MIN_IDLE = 0.05
 # A speed that differs by more than this factor replaces the speed for affinity.
 _AFFINITY_SLACK = 1.25
 _NEVER = float("-inf")
@@ -215,5 +215,5 @@ class Member:
 
     def headroom(self, now: float, slow_start: float) -> float:
         """Return how many more items a second it could compute."""
-        idle = max(_LEAST_IDLE, 1.0 - self.report.device_busy_share)
+        idle = max(_MIN_IDLE, 1.0 - self.report.device_busy_share)
         return idle * self.share(now, slow_start) * self.endpoint.weight / self.item_time()

@@ -16,7 +16,7 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
         status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
         return "does not respond yet"
-        return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
+    return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
 
 
 async def probe_listener(listener: socket.socket, rest: Probe) -> str:

@@ -23,7 +23,7 @@ _BOUNDS: Final[list[str]] = [
     floatToGoString(bound)  # type: ignore[no-untyped-call]
     for bound in (*SECONDS, inf)
 ]
-_MOST: Final = 2000
+_MAX_EXEMPLARS: Final = 2000
 _OLDEST: Final = 900.0
 """Seconds after which an exemplar is too old to be shown."""
 Key = tuple[str, str, str, str]
@@ -50,7 +50,7 @@ class ExemplarFile:
     def add(self, labels: tuple[str, str, str], duration: float, trace: str) -> None:
         """Store a request with these metric labels as the newest exemplar of its bucket."""
         key = (*labels, _BOUNDS[bisect_left(SECONDS, duration)])
-        if len(self._newest) < _MOST or key in self._newest:
+        if len(self._newest) < _MAX_EXEMPLARS or key in self._newest:
             now = time.time()  # noqa: TID251 - shown beside other machines' times
             self._newest[key] = StoredExemplar(key=key, trace=trace, duration=duration, time=now)
             self._has_changed = True

@@ -24,7 +24,7 @@ _ADD_UP: Final[dict[str, Callable[[float, float], float]]] = {
     "gauge_max": max,
     "gauge_livemax": max,
 }
-_MOST_KEYS: Final = 200_000
+_MAX_KEYS: Final = 200_000
 
 
 class MetricReader:
@@ -57,7 +57,7 @@ class MetricReader:
     def _series(self, key: str) -> Series | None:
         """Return the series of a key; `None` if its metric is not selected."""
         if key not in self._keys:
-            if len(self._keys) >= _MOST_KEYS:
+            if len(self._keys) >= _MAX_KEYS:
                 self._keys.clear()
             metric, sample, labels, _ = msgspec.json.decode(key)
             is_wanted = metric in self._names

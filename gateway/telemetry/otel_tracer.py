@@ -25,8 +25,8 @@ from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, Un
 from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
 from gateway.telemetry.tracing import ReplayedHit, Tracer
 
-_MOST_ATTRIBUTES: Final = 16
-_MOST_TEMPLATES: Final = 4096
+_MAX_ATTRIBUTES: Final = 16
+_MAX_TEMPLATES: Final = 4096
 # The second flag says that the trace id is random (W3C Trace Context level 2).
 _NEW_TRACE: Final = TraceFlags(SAMPLED | 2)
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
@@ -150,7 +150,7 @@ class OtelTracer(Tracer):
         )
 
     def _add_template(self, kind: tuple[str, str, str, bool], hit: ReplayedHit) -> HitTemplate:
-        if len(self._templates) >= _MOST_TEMPLATES:
+        if len(self._templates) >= _MAX_TEMPLATES:
             self._templates.clear()
         template = HitTemplate(hit, has_parent=kind[3], make=self._make)
         self._templates[kind] = template
@@ -199,7 +199,7 @@ def _limits() -> SpanLimits | None:
     limits = SpanLimits()
     # A limit above the number of attributes that spans have here has no effect.
     is_unlimited = limits.max_span_attribute_length is None and (
-        limits.max_span_attributes is None or limits.max_span_attributes >= _MOST_ATTRIBUTES
+        limits.max_span_attributes is None or limits.max_span_attributes >= _MAX_ATTRIBUTES
     )
     return None if is_unlimited else limits
 

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 _SPAN: Final = 30.0
-_MOST_TENANTS: Final = 1000
-_MOST_REPORTED: Final = 5
+_MAX_TENANTS: Final = 1000
+_MAX_REPORTED: Final = 5
 
 
 class TenantRefusals(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class RefusedTenants:
 
     def add(self, tenant: str) -> None:
         """Count a refused request."""
-        if tenant in self._counts or len(self._counts) < _MOST_TENANTS:
+        if tenant in self._counts or len(self._counts) < _MAX_TENANTS:
             self._counts[tenant] += 1
 
     def statistics(self) -> list[TenantRefusals]:
@@ -43,5 +43,5 @@ class RefusedTenants:
             self._last, self._counts = self._counts, Counter()
             self._last_began, self._began = self._began, min(now, self._began + _SPAN)
         seconds = max(1.0, now - self._last_began)
-        most = (self._last + self._counts).most_common(_MOST_REPORTED)
+        most = (self._last + self._counts).most_common(_MAX_REPORTED)
         return [TenantRefusals(tenant=name, per_second=count / seconds) for name, count in most]

@@ -24,14 +24,14 @@ from gateway.types import Answer, InferenceRequest, ServedModel
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})
 _TASK = "task"
 # Inputs that identify the task.
-_BY_INPUT = {
+_TASK_BY_INPUT = {
     "QUERY": Task.RERANK,
     "LABELS": Task.ZERO_SHOT,
     "CHOICES": Task.CHOOSE,
     "TEXT_PAIR": Task.CLASSIFY,
     "INPUT": Task.INFER,
 }
-_OF_TEXTS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
+_TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
 
 class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def tensor_call(
         MsgspecError: the native route refuses a parameter or an element.
     """
     if served is None:
-        return _nobody(model, version)
+        return _unserved_call(model, version)
     tasks = tasks_of(served.info)
     tensors = TASK_TENSORS[_task(request, tasks)]
     if tensors.task not in tasks:
@@ -126,7 +126,7 @@ def tensor_call(
     )
 
 
-def _nobody(model: str, version: str) -> TensorCall:
+def _unserved_call(model: str, version: str) -> TensorCall:
     """Return a call of a model that is not served, which the request path refuses later."""
     tensors = TASK_TENSORS[Task.EMBED]
     body = msgspec.convert({"model": model, "input": ["-"]}, tensors.body)
@@ -144,9 +144,9 @@ def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
             raise InvalidRequest(f"The parameter `task` must be one of {', '.join(TASK_TENSORS)}.")
         return Task(named)
     for tensor in request.inputs:
-        if tensor.name in _BY_INPUT:
-            return _BY_INPUT[tensor.name]
-    found = [task for task in _OF_TEXTS if task in tasks]
+        if tensor.name in _TASK_BY_INPUT:
+            return _TASK_BY_INPUT[tensor.name]
+    found = [task for task in _TEXT_TASKS if task in tasks]
     if len(found) > 1:
         names = " or ".join(found)
         raise InvalidRequest(

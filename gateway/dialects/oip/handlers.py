@@ -91,7 +91,7 @@ class OipStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The statistics of each version."""
 
 
-class _Asked(NamedTuple):
+class _RouteRequest(NamedTuple):
     """Holds the data for a response: models visible to the caller, and path parameters."""
 
     visible: list[ServedModel]
@@ -107,42 +107,42 @@ class _Asked(NamedTuple):
         return found._replace(visible=self.visible)
 
 
-def _server(_: _Asked) -> OipServerMetadata:
+def _server(_: _RouteRequest) -> OipServerMetadata:
     return OipServerMetadata(version=_version())
 
 
-def _model(asked: _Asked) -> OipModelMetadata:
-    return model_metadata(asked.found(), asked.name, asked.version)
+def _model(data: _RouteRequest) -> OipModelMetadata:
+    return model_metadata(data.found(), data.name, data.version)
 
 
-def _config(asked: _Asked) -> OipModelConfig:
-    return model_config(asked.found(), asked.name, max_items=asked.document.request.max_items)
+def _config(data: _RouteRequest) -> OipModelConfig:
+    return model_config(data.found(), data.name, max_items=data.document.request.max_items)
 
 
-def _model_ready(asked: _Asked) -> OipModelReadiness:
-    asked.found().known()
-    return OipModelReadiness(name=asked.name, ready=asked.is_ready)
+def _model_ready(data: _RouteRequest) -> OipModelReadiness:
+    data.found().known()
+    return OipModelReadiness(name=data.name, ready=data.is_ready)
 
 
-def _model_stats(asked: _Asked) -> OipStatistics:
-    asked.found().known()
-    found = model_statistics([one for one in asked.visible if one.info.name == asked.name])
-    return OipStatistics(model_stats=[one for one in found if asked.version in ("", one.version)])
+def _model_stats(data: _RouteRequest) -> OipStatistics:
+    data.found().known()
+    found = model_statistics([one for one in data.visible if one.info.name == data.name])
+    return OipStatistics(model_stats=[one for one in found if data.version in ("", one.version)])
 
 
-def _stats(asked: _Asked) -> OipStatistics:
-    return OipStatistics(model_stats=model_statistics(asked.visible))
+def _stats(data: _RouteRequest) -> OipStatistics:
+    return OipStatistics(model_stats=model_statistics(data.visible))
 
 
-def _index(asked: _Asked) -> list[OipIndexEntry]:
-    return repository_index(asked.visible)
+def _index(data: _RouteRequest) -> list[OipIndexEntry]:
+    return repository_index(data.visible)
 
 
-_Answering = Callable[[_Asked], Any]
+_Handler = Callable[[_RouteRequest], Any]
 
 
 class _Route(NamedTuple):
-    answer: _Answering
+    answer: _Handler
     operation: Operation
 
 
@@ -182,7 +182,7 @@ def _routes() -> dict[tuple[str, str], _Route]:
 
 
 def _limited(
-    answer: _Answering,
+    answer: _Handler,
     name: str,
     summary: str,
     returned: Any,
@@ -241,7 +241,7 @@ async def probe_health(probe: FromPath[str], health: Health) -> Response[Any]:
         return Response(OipLiveness())
     if probe != "ready":
         raise NotFound("There is no such probe; use `/v2/health/live` or `/v2/health/ready`.")
-    return _whether_ready(OipReadiness(ready=health.readiness().ready))
+    return _readiness_response(OipReadiness(ready=health.readiness().ready))
 
 
 @route(
@@ -264,17 +264,17 @@ async def answer_route(
         return Response(None, status_code=HTTP_204_NO_CONTENT, headers=headers)
     answer, names = _routed(request.method, path)
     document, principal = runtimes.current.document, principal_of(request)
-    asked = _Asked(
+    data = _RouteRequest(
         visible=visible_models(models.models(), document, principal),
         document=document,
         is_ready=health.readiness().ready,
         name=names.get("model", ""),
         version=names.get("version", ""),
     )
-    return _whether_ready(answer(asked))
+    return _readiness_response(answer(data))
 
 
-def _routed(asked_method: str, path: str) -> tuple[_Answering, dict[str, str]]:
+def _routed(request_method: str, path: str) -> tuple[_Handler, dict[str, str]]:
     """Return the function that serves a path, and the values of the path's parameters.
 
     Raises:
@@ -284,7 +284,7 @@ def _routed(asked_method: str, path: str) -> tuple[_Answering, dict[str, str]]:
     methods = set()
     for method, pattern, answer in _PATTERNS:
         if (match := pattern.fullmatch(path)) is not None:
-            if method == asked_method:
+            if method == request_method:
                 return answer, match.groupdict()
             methods.add(method)
     if methods:
@@ -295,7 +295,7 @@ def _routed(asked_method: str, path: str) -> tuple[_Answering, dict[str, str]]:
     raise NotFound(NO_ROUTE)
 
 
-def _whether_ready(answer: Any) -> Response[Any]:
+def _readiness_response(answer: Any) -> Response[Any]:
     is_ready = getattr(answer, "ready", True)
     return Response(answer, status_code=_READY if is_ready else _NOT_READY)
 

@@ -25,7 +25,7 @@ from gateway.errors import InvalidRequest, PayloadTooLarge
 DataType = Literal["BYTES", "FP32", "INT64"]
 """The supported types of elements."""
 _LENGTH = struct.Struct("<I")
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 _encode = msgspec.json.encode
 
 
@@ -66,9 +66,9 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
         return [self._text(index, element) for index, element in enumerate(elements)]
 
     def _count(self) -> int:
-        if len(self.shape) > _MOST_DIMENSIONS or any(size < 0 for size in self.shape):
+        if len(self.shape) > _MAX_DIMENSIONS or any(size < 0 for size in self.shape):
             raise self._misfit(
-                f"must have at most {_MOST_DIMENSIONS} dimensions, none of them negative"
+                f"must have at most {_MAX_DIMENSIONS} dimensions, none of them negative"
             )
         return math.prod(self.shape)
 

@@ -19,7 +19,7 @@ from gateway.http.body_decoding import BodyDecoder
 LENGTH = b"inference-header-content-length"
 """The header with the length of the JSON."""
 _BINARY = b"content-type: application/octet-stream\r\n%b: %d\r\n"
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 _encode = msgspec.json.encode
 
 
@@ -125,7 +125,7 @@ def json_part(raw: bytes, length: bytes) -> bytes:
     """
     if not length:
         return raw
-    if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > len(raw):
+    if not length.isdigit() or len(length) > _MAX_DIGITS or int(length) > len(raw):
         raise InvalidRequest(
             "`Inference-Header-Content-Length` must be the number of bytes of the JSON at the"
             " beginning of the body."
