@@ -41,7 +41,7 @@ class Child:
         self.spec = spec
         self.pid: int | None = None
         self.silence = Silence()
-        self.has_spoken = False
+        self.has_responded = False
         """Whether the current process has sent a heartbeat or responded once."""
         self._spawner = spawner
         self._say = say
@@ -86,13 +86,13 @@ class Child:
             CannotStart: the process ended, or was not ready in time.
         """
         loop = asyncio.get_running_loop()
-        started, within, is_heard = loop.time(), self.spec.ready_within, False
+        started, within, saw_response = loop.time(), self.spec.ready_within, False
         missing = "does not run yet"
         while loop.time() < started + within:
-            if self.has_spoken and not is_heard:
-                is_heard = True
+            if self.has_responded and not saw_response:
+                saw_response = True
                 passed = loop.time() - started
-                within = min(within, passed + self.spec.ready_once_heard_within)
+                within = min(within, passed + self.spec.ready_after_response_within)
             if self._ended.is_set():
                 log = self._spawner.log_of(self.spec)
                 said = "" if log is None else last_line(log)
@@ -105,18 +105,18 @@ class Child:
                 await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
         raise CannotStart(f"{self.spec.name} {missing} within {round(within, 1):g} s; {self._see}")
 
-    def heard(self) -> None:
+    def record_response(self) -> None:
         """Record a heartbeat or a response of the process."""
-        self.silence.heard()
-        if not self.has_spoken:
-            self.has_spoken = True
+        self.silence.record_response()
+        if not self.has_responded:
+            self.has_responded = True
             if self._is_leaving:
                 self._signal(signal.SIGUSR1)  # its predecessor had received the signal
 
     def announce_stop(self) -> None:
         """Make the process report that it is not ready, while it continues to serve."""
         self._is_leaving = True
-        if self.has_spoken:
+        if self.has_responded:
             self._signal(signal.SIGUSR1)
 
     def replace(self, reason: str, why: str) -> None:
@@ -133,7 +133,7 @@ class Child:
         await self._terminate()
         if not await self._until(lambda: self.pid != pid, self.spec.replace_within):
             self._signal(signal.SIGKILL)
-        await self._until(lambda: self.has_spoken and self.pid != pid, self.spec.ready_within)
+        await self._until(lambda: self.has_responded and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
         """Terminate the process; kill it if it takes too long or `force` is set.
@@ -159,7 +159,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     async def _run_once(self) -> str:
-        self.silence, self.has_spoken = Silence(), False
+        self.silence, self.has_responded = Silence(), False
         with contextlib.ExitStack() as stack:
             try:
                 with self._heartbeats(stack) as descriptor:
@@ -192,7 +192,7 @@ class Child:
         def read() -> None:
             with contextlib.suppress(BlockingIOError):
                 if os.read(reader, 4096):
-                    self.heard()
+                    self.record_response()
                 else:
                     loop.remove_reader(reader)  # the process has ended
 

@@ -49,12 +49,12 @@ class Silence:
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._heard = True
+        self._has_responded = True
         self._processor_time = 0.0
 
-    def heard(self) -> None:
+    def record_response(self) -> None:
         """Record a heartbeat or a response."""
-        self._heard = True
+        self._has_responded = True
 
     def look(self, passed: float, activity: Activity | None) -> float:
         """Return the seconds of silence; the last look was `passed` seconds ago."""
@@ -66,6 +66,6 @@ class Silence:
                 step = min(step, max(0.0, used))
             elif activity.state in "DZX":
                 step = 0.0
-        self.seconds = 0.0 if self._heard else self.seconds + step
-        self._heard = False
+        self.seconds = 0.0 if self._has_responded else self.seconds + step
+        self._has_responded = False
         return self.seconds

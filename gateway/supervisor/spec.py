@@ -68,7 +68,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 60.0
-    ready_once_heard_within: float = 60.0
+    ready_after_response_within: float = 60.0
     """Seconds from its first sign of life, when its models are loaded, until it is ready."""
     heartbeat_variable: str = ""
     """The environment variable with the descriptor for heartbeats; empty: the child sends none."""
@@ -82,7 +82,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it runs at a low priority (`gateway.supervisor.priority`) until it is stopped."""
 
     @property
-    def is_heard(self) -> bool:
+    def is_monitored(self) -> bool:
         """Whether the child sends heartbeats or responds to calls."""
         return bool(self.heartbeat_variable) or self.sign_of_life is not None
 

@@ -44,8 +44,8 @@ class Watchdog:
     def _look(self, child: Child, passed: float, group: asyncio.TaskGroup) -> None:
         activity = None if child.pid is None else activity_of(child.pid)
         silent = child.silence.look(passed, activity)
-        bound = child.spec.silent_within if child.has_spoken else child.spec.ready_within
-        if child.spec.silent_within and child.spec.is_heard and silent > bound:
+        bound = child.spec.silent_within if child.has_responded else child.spec.ready_within
+        if child.spec.silent_within and child.spec.is_monitored and silent > bound:
             child.replace(SILENT, f"has not responded for {silent:.0f} s")
         elif activity is not None:
             self._look_at_memory(child, activity, group)
@@ -65,4 +65,4 @@ async def _ask(child: Child) -> None:
     """Call a child that sends no heartbeats, and record its response."""
     pid, ask = child.pid, child.spec.sign_of_life
     if ask is not None and await ask() and child.pid == pid:
-        child.heard()
+        child.record_response()

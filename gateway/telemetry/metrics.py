@@ -24,9 +24,9 @@ from gateway.errors import (
 from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.exemplars import ExemplarFile
 from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.part_figures import PartPublisher
 from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.refused_tenants import RefusedTenants
+from gateway.telemetry.statistics_metrics import StatisticsPublisher
 from gateway.types import ArmUsage, Source
 
 OK: Final = "ok"
@@ -60,7 +60,7 @@ class GatewayMetrics:
         self.phases = PhaseDurations()
         self.exemplars = ExemplarFile()
         self.refused_tenants = RefusedTenants()
-        self._parts = PartPublisher(self.instruments)
+        self._statistics = StatisticsPublisher(self.instruments)
         self._durations: dict[tuple[str, str, int, str], DurationCounts] = {}
         self._items: Tally[tuple[str, str, str]] = Tally()
         self._arm_items: Tally[tuple[str, str, str]] = Tally()
@@ -165,6 +165,6 @@ class GatewayMetrics:
         """Count a request that the limit `policy` would have refused outside of shadow mode."""
         self.instruments.add("limit_decisions_total", (policy, "shadow_refused"))
 
-    def statistics(self, part: str, statistics: msgspec.Struct) -> None:
+    def statistics(self, component: str, statistics: msgspec.Struct) -> None:
         """Publish the statistics of a component. Called about once a second."""
-        self._parts.publish(part, statistics)
+        self._statistics.publish(component, statistics)

@@ -18,7 +18,7 @@ class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
     oldest: int
 
 
-def joined(batches: Sequence[Batch]) -> list[Batch]:
+def merged(batches: Sequence[Batch]) -> list[Batch]:
     """Return `batches`, with consecutive batches of the same log merged.
 
     The cost of a batch hardly depends on its size, and a billing process that lags gets many small
@@ -95,7 +95,7 @@ class LedgerWriter:
 
     def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:
         try:
-            return self._recorder.record(joined(batches))
+            return self._recorder.record(merged(batches))
         except UnrecordableBatch:
             each = [self._record_alone(b, x) for b, x in zip(blocks, batches, strict=True)]
         return Recorded(

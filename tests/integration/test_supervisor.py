@@ -169,7 +169,7 @@ async def test_a_process_that_has_loaded_and_is_not_ready_is_an_error(bench: Ben
     spec = msgspec.structs.replace(
         bench.spec(BEATS, probe=Ready(bench.root / "never"), ready_within=10_000),
         heartbeat_variable="BEATS",
-        ready_once_heard_within=0.1,
+        ready_after_response_within=0.1,
     )
 
     with pytest.raises(CannotStart, match="backend says nothing within"):

@@ -67,7 +67,7 @@ class Bench:
         )
         (child,) = self.supervisor.start([spec])
         await self.supervisor.ready([child])
-        await until(lambda: child.has_spoken, within=60, what="a sign of life")
+        await until(lambda: child.has_responded, within=60, what="a sign of life")
         return self.pid()
 
     def pid(self) -> int:
@@ -126,7 +126,7 @@ async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
     )
     (child,) = bench.supervisor.start([spec])
     await bench.supervisor.ready([child])
-    await until(lambda: child.has_spoken, within=60, what="an answer to PING")
+    await until(lambda: child.has_responded, within=60, what="an answer to PING")
     pid = bench.pid()
 
     os.kill(pid, signal.SIGSTOP)
