@@ -9,15 +9,14 @@ import msgspec
 from typing_extensions import override
 
 from backends.protocol import Task
-from gateway.api.answers import encode_answer
 from gateway.api.dialect import Dialect
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.native_routes import NativeRoute
 from gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
 from gateway.api.vectors import as_all
 from gateway.dialects.base import dialect_operation, input_tokens
 from gateway.dialects.cohere_errors import COHERE_ERRORS
+from gateway.dialects.cohere_route import SharedRoute
 from gateway.dialects.cohere_tokens import COHERE_TOKENS
 from gateway.dialects.stored_results import labels_in, ranking
 from gateway.errors import InvalidRequest
@@ -116,10 +115,6 @@ class CohereClassifyBody(_CohereBody, frozen=True, kw_only=True):
         return ClassifyBody(
             model=self.model, input=list(self.inputs), truncate=self.truncate != "NONE"
         ).request()
-
-
-class _HasInputs(msgspec.Struct, frozen=True):
-    inputs: msgspec.Raw
 
 
 class CohereVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,42 +279,13 @@ class CohereRerankRoute(InferenceRoute):
         )
 
 
-class CohereClassifyRoute(NativeRoute):
-    """Serves `POST /v1/classify`, for the native body and for Cohere's.
-
-    Cohere's body has the field `inputs`, which no native body has.
-    """
+class CohereClassifyRoute(SharedRoute):
+    """Serves `POST /v1/classify`, for the native body and for Cohere's."""
 
     answer_growth = 2.0  # the best label is repeated beside the scores of all labels
-    _decode_inputs = BodyDecoder(_HasInputs)
-    _decode_cohere = BodyDecoder(CohereClassifyBody)
-
-    def __init__(self) -> None:
-        super().__init__(ClassifyBody)
 
     @override
-    def decode(self, source: BodySource) -> Any:
-        try:
-            return self._decode(source.raw)
-        except msgspec.ValidationError:
-            try:
-                self._decode_inputs(source.raw)
-            except msgspec.ValidationError:
-                is_of_cohere = False
-            else:
-                is_of_cohere = True
-            if not is_of_cohere:
-                raise
-        return self._decode_cohere(source.raw)
-
-    @override
-    def is_spliced(self, body: Any) -> bool:
-        return not isinstance(body, CohereClassifyBody)
-
-    @override
-    def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        if not isinstance(body, CohereClassifyBody):
-            return Rendered(JSON, encode_answer(body, answer, usage))
+    def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:
         found = [
             _classification(index, text, outcome.result)
             for index, (text, outcome) in enumerate(zip(body.inputs, answer.outcomes, strict=True))
@@ -347,7 +313,8 @@ def _classification(index: int, text: str, result: bytes) -> CohereClassifyResul
     )
 
 
-_EMBED, _RERANK, _CLASSIFY = CohereEmbedRoute(), CohereRerankRoute(), CohereClassifyRoute()
+_EMBED, _RERANK = CohereEmbedRoute(), CohereRerankRoute()
+_CLASSIFY = CohereClassifyRoute(ClassifyBody, CohereClassifyBody, mark="inputs")
 _ALSO_NATIVE = (_CLASSIFY, *COHERE_TOKENS)
 _META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 4}}
 _ID = "req_1f0c5a9e7d3b2c4800000000a7"

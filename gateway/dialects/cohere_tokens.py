@@ -8,12 +8,11 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.inference_route import JSON, BodySource, Rendered
-from gateway.api.native_routes import NativeRoute
-from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody
+from gateway.api.inference_route import JSON, Rendered
+from gateway.api.schemas import DetokenizeBody, TokenizeBody
+from gateway.dialects.cohere_route import SharedRoute
 from gateway.dialects.stored_results import text_in, tokens_in
-from gateway.http.body_decoding import BodyDecoder
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from gateway.types import Answer, InferenceRequest, RequestId
 
 _encode = msgspec.json.encode
 _META = {"api_version": {"version": "1"}}
@@ -58,51 +57,16 @@ class CohereDetokenizeBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         return {"text": text_in(result)}
 
 
-class _HasText(msgspec.Struct, frozen=True):
-    text: msgspec.Raw
-
-
-class _HasTokens(msgspec.Struct, frozen=True):
-    tokens: msgspec.Raw
-
-
-class CohereTokensRoute(NativeRoute):
+class CohereTokensRoute(SharedRoute):
     """Serves a native route of tokens, for the native body and for Cohere's."""
 
-    def __init__(self, native: type[Body], of_cohere: type[Any], marked_by: type[Any]) -> None:
-        super().__init__(native)
-        self._decode_cohere = BodyDecoder(of_cohere)
-        self._decode_mark = BodyDecoder(marked_by)
-
     @override
-    def decode(self, source: BodySource) -> Any:
-        try:
-            return super().decode(source)
-        except msgspec.ValidationError:
-            if not self._is_of_cohere(source.raw):
-                raise
-        return self._decode_cohere(source.raw)
-
-    def _is_of_cohere(self, raw: bytes) -> bool:
-        try:
-            self._decode_mark(raw)
-        except msgspec.ValidationError:
-            return False
-        return True
-
-    @override
-    def is_spliced(self, body: Any) -> bool:
-        return isinstance(body, Body)
-
-    @override
-    def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        if isinstance(body, Body):
-            return super().encode(body, answer, usage, request_id)
+    def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:
         return Rendered(JSON, _encode(body.answer(answer.outcomes[0].result) | {"meta": _META}))
 
 
 COHERE_TOKENS = (
-    CohereTokensRoute(TokenizeBody, CohereTokenizeBody, _HasText),
-    CohereTokensRoute(DetokenizeBody, CohereDetokenizeBody, _HasTokens),
+    CohereTokensRoute(TokenizeBody, CohereTokenizeBody, mark="text"),
+    CohereTokensRoute(DetokenizeBody, CohereDetokenizeBody, mark="tokens"),
 )
 """The native routes of tokens, which accept Cohere's bodies too."""
