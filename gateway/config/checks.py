@@ -284,7 +284,8 @@ def _amount(value: int, path: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding(path, "must be at least 0")
     elif value > _LARGEST_PRICE:
         yield ConfigFinding(
-            path, f"must be at most {_LARGEST_PRICE}, a million of the currency a unit"
+            path,
+            f"must be at most {_LARGEST_PRICE}: a unit costs at most a million of the currency",
         )
 
 

@@ -248,7 +248,7 @@ class RedisRateLimiter:
     def _admit_from_leases(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge], now: float
     ) -> Decision:
-        """Take `charges` from their leases, except charges `over` a rule in shadow mode."""
+        """Take `charges` from their leases, except charges `over` a limit in shadow mode."""
         is_low = False
         policies = []
         for charge, lease in zip(charges, leases, strict=True):

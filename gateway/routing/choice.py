@@ -23,13 +23,13 @@ import xxhash
 from gateway.config.document import RoutingConfig
 from gateway.routing.member import Member
 
-# The preferred endpoint may finish later than another by this factor, ...
+# An item goes to its preferred endpoint unless that would finish later than `SLACK` times the finish
+# time of another, plus the time of `FREE_ITEMS` items. The latter keeps affinity under low load.
 SLACK = 1.25
-# ... and by the time of this many items, so that affinity holds under low load.
 FREE_ITEMS = 2
-# In a fleet with more endpoints, only some are considered, ...
+# In a fleet with more endpoints, a choice considers only some of them.
 WIDE = 64
-# ... and at least this many are scored for an affinity.
+# The fewest endpoints that are scored for an affinity in such a fleet.
 _MIN_SCORED = 16
 _SPAN = float(1 << 64)
 _seed = attrgetter("seed")

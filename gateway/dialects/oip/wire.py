@@ -134,7 +134,9 @@ def json_part(raw: bytes, length: bytes) -> bytes:
 
 
 def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
-    """Return the decoded request. A body without JSON is the only element of `only_input`.
+    """Return the decoded request.
+
+    A body without JSON becomes the only element of the input `only_input`.
 
     Raises:
         InvalidRequest: the bytes after the JSON do not fit it.
