@@ -23,8 +23,8 @@ import xxhash
 from gateway.config.document import RoutingConfig
 from gateway.routing.member import Member
 
-# An item goes to its preferred endpoint unless that would finish later than `SLACK` times the finish
-# time of another, plus the time of `FREE_ITEMS` items. The latter keeps affinity under low load.
+# An item goes to its preferred endpoint unless that would finish later than `SLACK` times another's
+# finish time plus the time of `FREE_ITEMS` items. The latter keeps affinity under low load.
 SLACK = 1.25
 FREE_ITEMS = 2
 # In a fleet with more endpoints, a choice considers only some of them.
