@@ -75,7 +75,7 @@ def test_gpus_that_were_asked_for_and_are_not_there_are_a_problem() -> None:
         chosen(NONE, "gpu")
     with pytest.raises(CannotStart, match="no NVIDIA driver"):
         chosen(NONE, "cpu", provider="cuda")
-    with pytest.raises(CannotStart, match=r"is `cuda`, and the GPU build .* is not installed"):
+    with pytest.raises(CannotStart, match=r"is `cuda`.* is not installed"):
         chosen(FOUR, "cpu", provider="cuda")
 
 
