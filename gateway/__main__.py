@@ -1,7 +1,7 @@
-"""Runs the command line, or one of the processes that the supervisor starts.
+"""Runs the command line, or a process that the supervisor starts.
 
-A process reads its settings from the environment. Its code is imported once it is known which one
-it is: that keeps processes small, and the metrics library must find its folder set.
+A process reads its settings from the environment. Its code is imported only when its entry is
+known. This keeps processes small, and the metrics library finds its folder configured.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from gateway.supervisor.heartbeat import heartbeat
 from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 
-# Takes the settings and, by keyword, the event `stop`; runs until that is set.
+# Takes the settings and the keyword argument `stop`, and runs until that event is set.
 _ProcessMain = Callable[..., Coroutine[object, object, None]]
-# Module and function by the name of the process.
+# The module and function of each process.
 ENTRIES = {
     "run-worker": ("gateway.app.worker", "serve_worker"),
     "run-admin": ("gateway.console.serve", "serve_operators"),
@@ -48,13 +48,13 @@ _ROLES = {
 BOOTSTRAP = "run-bootstrap"
 _log = logging.getLogger("gateway")
 _SWITCH = 0.0005
-# They answer nobody: they run at a low priority, once they have started.
+# These processes serve no requests, so they run at a low priority after their start.
 _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log", "run-batches"})
 
 
 def run_entry(entry: str, settings: Settings) -> None:
-    """Run one of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
-    import uvloop  # noqa: PLC0415 - the bootstrap does without
+    """Run an entry of `ENTRIES` until SIGTERM or SIGINT, on uvloop."""
+    import uvloop  # noqa: PLC0415 - the bootstrap does not need it
 
     configure_logging(
         settings.log_level,
@@ -63,34 +63,33 @@ def run_entry(entry: str, settings: Settings) -> None:
     )
     _log.info("the process starts", extra={"pid": os.getpid()})
     export_metrics_dir(settings)
-    from gateway.telemetry.catalogue import DeclaredSeries  # noqa: PLC0415 - as the next
+    from gateway.telemetry.catalogue import DeclaredSeries  # noqa: PLC0415 - like the next import
     from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
         keep_metrics_in_files,
     )
 
     keep_metrics_in_files(settings.metrics_dir, is_kept=DeclaredSeries().has)
-    from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - as above
+    from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - like the imports above
 
     module, function = ENTRIES[entry]
-    # Modules stay: collections while they are imported would take a fifth of the start.
+    # Imported modules are never collected, and collections would take a fifth of the start.
     gc.disable()
     run: _ProcessMain = getattr(importlib.import_module(module), function)
     gc.freeze()
     gc.enable()
-    # A loop must not wait 5 ms each time for a thread that decodes a large body.
+    # The event loop must not wait 5 ms for the GIL while a thread decodes a large body.
     sys.setswitchinterval(_SWITCH)
     if entry in _LOW_PRIORITY:
         give_way()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         measuring = measured_process(_ROLES[entry])
         runner.run(_until_signal(run, settings, measuring))
-    # No object holds a resource any more, and the last collection of cycles would take a quarter of
-    # a second.
+    # All resources are released, and a last garbage collection would take a quarter of a second.
     gc.freeze()
 
 
 def process_name(entry: str, settings: Settings) -> str:
-    """Return what log lines call a process: `worker-0`, `billing`."""
+    """Return the name of a process in log lines: `worker-0`, `billing`."""
     name = entry.removeprefix("run-")
     return f"{name}-{settings.worker}" if name == "worker" else name
 
@@ -104,7 +103,7 @@ async def _until_signal(
 
     def signalled(*, is_graceful: bool) -> None:
         if stop.is_set():
-            running.cancel()  # the second one: at once
+            running.cancel()  # a second signal ends the process at once
         stop.is_graceful = is_graceful
         stop.set()
 
@@ -116,10 +115,10 @@ async def _until_signal(
 
 
 def main(arguments: list[str]) -> int:
-    """Run the entry or the command that `arguments` name; return the exit code."""
+    """Run the entry or the command in `arguments`; return the exit code."""
     entry = arguments[0] if arguments else ""
     if entry not in ENTRIES and entry != BOOTSTRAP:
-        from gateway.cli.root import main as command  # noqa: PLC0415 - children do without
+        from gateway.cli.root import main as command  # noqa: PLC0415 - child processes do not need it
 
         command(arguments, prog_name="sluicegate")
     try:
@@ -140,7 +139,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _fail(line: str, code: ExitCode) -> int:
-    print(line, file=sys.stderr)  # noqa: T201 - for whoever started this
+    print(line, file=sys.stderr)  # noqa: T201 - for the caller's terminal or log
     return code
 
 

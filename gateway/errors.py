@@ -1,39 +1,39 @@
 """Defines every error that the gateway raises on purpose, with its status and stable `code`.
 
 GatewayError
-├── ClientError                          the caller can fix it
+├── ClientError                          the caller can fix the request
 │   ├── InvalidRequest             400   not JSON, an unknown field, a wrong type
-│   ├── TaskNotSupported           400   the model answers other tasks
-│   ├── AuthenticationFailed       401   no key, or one that is unknown, revoked or expired
-│   ├── BudgetExhausted            402   the tenant's budget of the month is used up
+│   ├── TaskNotSupported           400   the model does not have the task
+│   ├── AuthenticationFailed       401   the key is missing, unknown, revoked or expired
+│   ├── BudgetExhausted            402   the tenant's budget for this month is used up
 │   ├── PermissionDenied           403   the key may not do this
-│   ├── NotFound                   404   no such route or resource
-│   ├── ModelNotFound              404   no model of that name is served
-│   ├── MethodNotAllowed           405   the route answers other methods
+│   ├── NotFound                   404   the route or resource does not exist
+│   ├── ModelNotFound              404   no model of this name is served
+│   ├── MethodNotAllowed           405   the route does not support the method
 │   ├── RequestTimeout             408   the body did not arrive in time
-│   ├── Conflict                   409   the resource exists, or is in another state
-│   ├── IdempotencyKeyInUse        409   retryable; the request of the key is not done yet
-│   ├── PreconditionFailed         412   `If-Match` names another version
+│   ├── Conflict                   409   the resource exists, or its state forbids the change
+│   ├── IdempotencyKeyInUse        409   retryable; the first request with the key still runs
+│   ├── PreconditionFailed         412   `If-Match` does not name the current version
 │   ├── PayloadTooLarge            413   the body is too large, or has too many items
-│   ├── UnsupportedContentCoding   415   the body is compressed in another way than is read
-│   ├── InvalidItem                422   one item of the input, named by its index
-│   ├── ExpansionTooLarge          422   what it expands to, or its answer, would be too large
-│   ├── IdempotencyKeyReused       422   the key came with another request before
+│   ├── UnsupportedContentCoding   415   the compression of the body is not supported
+│   ├── InvalidItem                422   an item is invalid; `index` identifies it
+│   ├── ExpansionTooLarge          422   the expanded inputs or the response would be too large
+│   ├── IdempotencyKeyReused       422   the key was used for a different request
 │   ├── RateLimited                429   retryable, after `retry_after`
 │   └── HeaderFieldsTooLarge       431   the head is too long, or has too many fields
 ├── TransferCodingNotSupported     501   a transfer coding other than `chunked`
-├── VersionNotSupported            505   another version of HTTP than 1.0 and 1.1
-├── NotCached                      504   `only-if-cached`, and there is no cached answer
+├── VersionNotSupported            505   an HTTP version other than 1.0 and 1.1
+├── NotCached                      504   `only-if-cached`, but a result is not cached
 ├── UpstreamError                        the backends failed
-│   ├── UpstreamFailed             502   a backend answered with an error of its own
+│   ├── UpstreamFailed             502   a backend returned an error
 │   ├── Overloaded                 503   retryable, after `retry_after`
 │   ├── UpstreamUnavailable        503   retryable, after `retry_after`
 │   └── DeadlineExceeded           504   the request's deadline passed
-├── EventLogUnavailable            503   retryable; an answer that cannot be billed is not sent
+├── EventLogUnavailable            503   retryable; a response that cannot be billed is not sent
 ├── DependencyUnavailable          503   retryable; the SQL store or Redis is unreachable
-├── ConfigurationError             422   a document is refused: file, line, field
+├── ConfigurationError             422   a configuration document is invalid
 ├── ModelsBroken                   422   a reload found models that cannot be served
-├── PlanRefused                    422   revisions cannot be served as an operator asked
+├── PlanRefused                    422   an operator's plan for a model cannot be carried out
 └── InternalError                  500   a fault of the gateway
 """
 
@@ -42,11 +42,11 @@ from typing import ClassVar, Final, Self
 from typing_extensions import override
 
 MAX_RETRY_AFTER: Final = 120.0
-"""Seconds that `Retry-After` asks for at most: clients give up on more."""
+"""The largest `Retry-After` in seconds, because clients do not wait longer."""
 
 
 class GatewayError(Exception):
-    """Base of the tree; `detail` is a sentence that says what to do, and holds no secret."""
+    """Base of all errors. `detail` is a sentence that says what to do, and contains no secret."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -55,7 +55,7 @@ class GatewayError(Exception):
 
     @override
     def __init_subclass__(cls) -> None:
-        """Give a class that declares a code and no title the code in words as its title."""
+        """Derive the title of a class from its code, unless the class declares one."""
         if "code" in cls.__dict__ and "title" not in cls.__dict__:
             cls.title = cls.code.replace("_", " ").capitalize()
 
@@ -66,64 +66,64 @@ class GatewayError(Exception):
 
 
 class InternalError(GatewayError):
-    """A fault of the gateway; its cause is in the log under the request's id."""
+    """The gateway has a fault. The log has its cause under the request's id."""
 
 
 class ClientError(GatewayError):
-    """The caller can fix it."""
+    """The caller can fix the request."""
 
     status = 400
     code = "invalid_request"
 
 
 class InvalidRequest(ClientError):
-    """The request cannot be read: not JSON, an unknown field, a wrong type."""
+    """The request is not JSON, or has an unknown field or a wrong type."""
 
 
 class AuthenticationFailed(ClientError):
-    """No key, or one that is unknown, revoked or expired."""
+    """The API key is missing, unknown, revoked or expired."""
 
     status = 401
     code = "authentication_failed"
 
 
 class BudgetExhausted(ClientError):
-    """The tenant has spent its budget of the month; sent again the request fails again."""
+    """The tenant has spent its budget for this month; a retry fails again."""
 
     status = 402
     code = "budget_exhausted"
 
 
 class PermissionDenied(ClientError):
-    """The key is known and may not do this."""
+    """The API key does not permit this request."""
 
     status = 403
     code = "permission_denied"
 
 
 class NotFound(ClientError):
-    """No such route or resource."""
+    """The route or resource does not exist."""
 
     status = 404
     code = "not_found"
 
 
 class MethodNotAllowed(ClientError):
-    """The route exists and answers other methods."""
+    """The route exists, but does not support this method."""
 
     status = 405
     code = "method_not_allowed"
 
 
 class ModelNotFound(ClientError):
-    """No model of that name is served."""
+    """No model of this name is served."""
 
     status = 404
     code = "model_not_found"
 
 
 class TaskNotSupported(ClientError):
-    """The model is served and answers other tasks."""
+    """The model is served, but does not have this task."""
 
     status = 400
     code = "task_not_supported"
@@ -138,14 +138,14 @@ class RequestTimeout(ClientError):
 
 
 class Conflict(ClientError):
-    """The resource exists already, or is in another state."""
+    """The resource already exists, or its state does not allow the change."""
 
     status = 409
     code = "conflict"
 
 
 class IdempotencyKeyInUse(ClientError):
-    """The request with this `Idempotency-Key` is not done yet."""
+    """The first request with this `Idempotency-Key` is still running."""
 
     status = 409
     code = "idempotency_key_in_use"
@@ -153,35 +153,35 @@ class IdempotencyKeyInUse(ClientError):
 
 
 class IdempotencyKeyReused(ClientError):
-    """The `Idempotency-Key` came with another body, route or method before."""
+    """The `Idempotency-Key` was used before with another body, route or method."""
 
     status = 422
     code = "idempotency_key_reused"
 
 
 class PreconditionFailed(ClientError):
-    """`If-Match` names another version than the current one."""
+    """`If-Match` does not name the current version."""
 
     status = 412
     code = "precondition_failed"
 
 
 class PayloadTooLarge(ClientError):
-    """The body is larger, or has more items, than allowed."""
+    """The body is too large, or has too many items."""
 
     status = 413
     code = "payload_too_large"
 
 
 class UnsupportedContentCoding(ClientError):
-    """The body is compressed in a way that is not understood."""
+    """The compression of the body is not supported."""
 
     status = 415
     code = "unsupported_content_encoding"
 
 
 class InvalidItem(ClientError):
-    """One item of the input cannot be answered; `index` names it, `item_code` says why."""
+    """An item of the input is invalid; `index` identifies it and `item_code` says why."""
 
     status = 422
     code = "invalid_item"
@@ -193,7 +193,7 @@ class InvalidItem(ClientError):
 
 
 class ExpansionTooLarge(ClientError):
-    """The inputs expand to more than is allowed, or could have a larger answer than is allowed."""
+    """The expanded inputs, or the possible response, exceed a size limit."""
 
     status = 422
     code = "expansion_too_large"
@@ -201,7 +201,7 @@ class ExpansionTooLarge(ClientError):
 
 
 class RateLimited(ClientError):
-    """A limit is used up; nothing was consumed."""
+    """A limit is used up. The refused request consumed nothing."""
 
     status = 429
     code = "rate_limited"
@@ -210,7 +210,7 @@ class RateLimited(ClientError):
 
 
 class HeaderFieldsTooLarge(ClientError):
-    """The head of the request is longer, or has more fields, than is read."""
+    """The head of the request is too long, or has too many fields."""
 
     status = 431
     code = "header_fields_too_large"
@@ -218,14 +218,14 @@ class HeaderFieldsTooLarge(ClientError):
 
 
 class TransferCodingNotSupported(GatewayError):
-    """The request is in a transfer coding that is not supported."""
+    """The request uses a transfer coding that is not supported."""
 
     status = 501
     code = "not_implemented"
 
 
 class VersionNotSupported(GatewayError):
-    """The request is in another version of HTTP than 1.0 and 1.1."""
+    """The request uses an HTTP version other than 1.0 and 1.1."""
 
     status = 505
     code = "http_version_not_supported"
@@ -233,7 +233,7 @@ class VersionNotSupported(GatewayError):
 
 
 class NotCached(GatewayError):
-    """The caller asked for cached answers only, and there is none."""
+    """The caller requested cached results only, but a result is not cached."""
 
     status = 504
     code = "not_cached"
@@ -249,11 +249,11 @@ class UpstreamError(GatewayError):
 
 
 class UpstreamFailed(UpstreamError):
-    """A backend answered with an error that another would repeat."""
+    """A backend returned an error that other backends would return, too."""
 
 
 class Overloaded(UpstreamError):
-    """Every backend refused more work for now."""
+    """All backends are overloaded and refused the request."""
 
     status = 503
     code = "overloaded"
@@ -261,7 +261,7 @@ class Overloaded(UpstreamError):
 
 
 class UpstreamUnavailable(UpstreamError):
-    """No backend of the model could be reached."""
+    """No backend of the model can be reached."""
 
     status = 503
     code = "upstream_unavailable"
@@ -277,15 +277,15 @@ class DeadlineExceeded(UpstreamError):
 
     @classmethod
     def during(cls, phase: str) -> Self:
-        """Return the error of a request whose deadline passed during `phase`."""
+        """Return the error for a deadline that passed during `phase`."""
         return cls(
-            f"The request's deadline passed during {phase}; send fewer items, or ask for more time"
+            f"The request's deadline passed during {phase}; send fewer items, or allow more time"
             " with `X-Request-Timeout`."
         )
 
 
 class EventLogUnavailable(GatewayError):
-    """The event log cannot be written, and an answer that cannot be billed is not given."""
+    """The event log cannot be written, so the response cannot be billed and is not sent."""
 
     status = 503
     code = "event_log_unavailable"
@@ -293,7 +293,7 @@ class EventLogUnavailable(GatewayError):
 
 
 class DependencyUnavailable(GatewayError):
-    """The SQL store or Redis is needed for this and cannot be reached."""
+    """The ledger's database or Redis cannot be reached."""
 
     status = 503
     code = "dependency_unavailable"
@@ -301,7 +301,7 @@ class DependencyUnavailable(GatewayError):
 
 
 class ConfigurationError(GatewayError):
-    """A configuration document is refused; `file`, `line` and `field` say where."""
+    """A configuration document is invalid; `file`, `line` and `field` locate the problem."""
 
     status = 422
     code = "invalid_configuration"
@@ -316,7 +316,7 @@ class ConfigurationError(GatewayError):
 
 
 class ModelsBroken(GatewayError):
-    """Models were read again, and some cannot be served as their folders say."""
+    """Models were reloaded, but some cannot be served as their folders say."""
 
     status = 422
     code = "models_broken"
@@ -324,7 +324,7 @@ class ModelsBroken(GatewayError):
 
 
 class PlanRefused(GatewayError):
-    """Revisions of a model cannot be served as an operator asked; nothing has changed."""
+    """An operator's plan for a model cannot be carried out; nothing has changed."""
 
     status = 422
     code = "plan_refused"

@@ -1,7 +1,7 @@
 """Reads the settings of a gateway process from its environment, once.
 
-The reloadable document is `gateway.config.document`; these are the settings that need a restart.
-Every variable is `SLUICEGATE_` and the field's name in capitals.
+A change of these settings needs a restart. `gateway.config.document` defines the document, which
+can be reloaded. Each variable is `SLUICEGATE_` and the field's name in capitals.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from gateway.sockets.tcp_keepalive import TcpKeepalive
 PREFIX = "SLUICEGATE_"
 _SENT = ("admin_key", "metrics_key", "second_admin_key", "second_metrics_key", "backend_token")
 _KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
-# Variables that commands, clients and `compose.yaml` read, and that are not settings.
+# Variables that are not settings, but that commands, clients and `compose.yaml` read.
 _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
@@ -28,171 +28,180 @@ _OTHERS = (
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
-# Bounded, since infinity has no value in milliseconds or nanoseconds.
+# Bounded, because infinity cannot be converted to milliseconds or nanoseconds.
 _MAX_DURATION = 1e9
 _Duration = Annotated[float, msgspec.Meta(ge=0, le=_MAX_DURATION)]
 _Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
 _Bound = Annotated[int, msgspec.Meta(ge=0)]
-# The supervisor checks once a second for heartbeats that come twice a second.
+# The supervisor checks once a second. Heartbeats are sent twice a second.
 _MIN_HEARTBEAT_TIMEOUT = 2.0
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the process settings; URLs are those of redis-py and of SQLAlchemy."""
+    """Holds the process settings. URLs have the formats of redis-py and SQLAlchemy."""
 
     data_dir: Path = Path(".sluicegate")
-    """Event logs, the SQLite ledger, metrics files: must survive a restart of the process."""
+    """The folder of event logs, the SQLite ledger and metrics files. It must survive a restart."""
     config: Path = Path("config")
     """The folder of the configuration document."""
     placement: Path | None = None
-    """A YAML file whose `regions` replace the document's; written by `sluicegate up`."""
+    """A YAML file with `regions` that replace the document's regions; `sluicegate up` writes it."""
     cache_url: str = "redis://127.0.0.1:6379/0"
     state_url: str = "redis://127.0.0.1:6380/0"
     ledger_url: str = ""
-    """Empty: SQLite in `data_dir`."""
+    """The URL of the ledger; empty: SQLite in `data_dir`."""
     host: str = "127.0.0.1"
     port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
     grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
-    """Where clients of the Open Inference Protocol connect over gRPC, on `host`; 0: nowhere."""
+    """The port for gRPC (Open Inference Protocol) on `host`; 0: off."""
     admin_host: str = "127.0.0.1"
     admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
     admin_key: str = ""
     """The key of the operator `admin`, who may do everything."""
     metrics_key: str = ""
-    """The key by which Prometheus reads metrics of the operators' listener, and nothing else."""
+    """The key with which Prometheus reads the operators' listener's metrics, and nothing else."""
     second_admin_key: str = ""
     """A second admin key, accepted during a rotation."""
     second_metrics_key: str = ""
     """A second metrics key, accepted during a rotation."""
     oidc_issuer: str = ""
-    """The identity provider whose tokens operators may use: its `iss`; empty: none."""
+    """The issuer (`iss`) of the identity provider whose tokens operators may use; empty: none."""
     oidc_audience: str = ""
-    """The `aud` that tokens must have."""
+    """The audience (`aud`) that tokens must have."""
     oidc_jwks_url: str = ""
-    """Where its keys are; empty: where its discovery document says."""
+    """The URL of the provider's keys; empty: from its discovery document."""
     oidc_ca: Path | None = None
-    """CAs of the identity provider, PEM; `None`: those of the system."""
+    """The identity provider's CAs, in PEM; `None`: the system's CAs."""
     oidc_name_claim: str = "sub"
-    """The claim by which the audit names operators."""
+    """The claim with the operator's name for the audit log."""
     oidc_roles_claim: str = "roles"
-    """The claim that has their roles; with dots where it is inside others."""
+    """The claim with the operator's roles; dots separate the names of nested claims."""
     oidc_roles: str = ""
-    """What values of that claim stand for, as `platform-team=operator`, with blanks between; empty:
-    they are names of roles."""
+    """The role for each value of that claim, as `platform-team=operator`, separated by blanks;
+    empty: the values are names of roles."""
     playground_url: str = ""
-    """Where the console's playground sends requests; empty: the customers' listener at `host`."""
+    """The URL to which the console's playground sends requests; empty: the customers' listener
+    on `host`."""
     region: str = ""
-    """The gateway region this is in, where there are several; each has Redis of its own, and limits
-    are divided among them through the ledger. Empty: this is the only one."""
+    """The name of this gateway region, if there are several. Each region has its own Redis, and
+    the ledger divides limits among the regions. Empty: there is only one region."""
     stream_urls: str = ""
-    """The state Redis of every region that billing reads, with blanks between; empty: its own."""
+    """The URLs of the state Redis of each region that billing reads, separated by blanks; empty:
+    its own."""
     secret: str = ""
-    """Keys the cache's tags; gateways that share a Redis share it. Empty: a file in `data_dir`."""
+    """The secret key of cache tags. Gateways that share a Redis need the same. Empty: a file in
+    `data_dir`."""
     backend_token: str = ""
-    """Shared with backends, which then refuse calls without it."""
+    """The token in calls to backends. Backends that have a token refuse calls without it."""
     upstream_ca: Path | None = None
-    """CAs of the backends at `https://`, PEM; `None`: those of the system."""
+    """The CAs of backends at `https://`, in PEM; `None`: the system's CAs."""
     upstream_certificate: Path | None = None
-    """The certificate shown to backends, PEM, with its key if there is no `upstream_key`."""
+    """The client certificate for backends, in PEM; includes its key unless `upstream_key` is
+    set."""
     upstream_key: Path | None = None
     tls_certificate: Path | None = None
-    """The certificate shown to customers, PEM, with its key if there is no `tls_key`; `None`: their
-    listeners speak plain HTTP and gRPC."""
+    """The certificate of the customers' listeners, in PEM; includes its key unless `tls_key` is
+    set. `None`: plain HTTP and gRPC."""
     tls_key: Path | None = None
     admin_tls_certificate: Path | None = None
-    """The same for operators."""
+    """The certificate of the operators' listener, in PEM."""
     admin_tls_key: Path | None = None
     admin_tls_client_ca: Path | None = None
-    """CAs of operators, PEM; their requests then need a certificate of one of them."""
+    """The CAs of operators' client certificates, in PEM. If set, each request needs a
+    certificate."""
     hsts_max_age: _Bound | None = None
-    """Seconds of `Strict-Transport-Security`, 0: none; `None`: a year where TLS is served."""
+    """The seconds in the header `Strict-Transport-Security`; 0: no header; `None`: a year if TLS
+    is on."""
     trusted_proxies: str = ""
-    """Networks of proxies, with blanks or commas between, that say from whom a request came."""
+    """Networks of proxies that are trusted to state the client's address, separated by blanks or
+    commas."""
     forwarded_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
-    """The header by which they say it."""
+    """The header in which trusted proxies state the client's address."""
     proxy_protocol: bool = False
-    """Whether connections from trusted proxies begin with a header of the PROXY protocol."""
+    """Whether connections from trusted proxies begin with a PROXY protocol header."""
     max_connections_per_address: _Bound = 0
-    """Connections of a worker that an address has at a time, without those of trusted proxies,
-    whose requests under way count instead; 0: no bound."""
+    """The most connections of one address to a worker; 0: no limit. For a trusted proxy, the
+    requests of each client address under way count instead."""
     worker: str = "0"
-    """The name of this worker among those of the data directory."""
+    """The name of this worker, which is unique in the data directory."""
     listen_fd: int | None = None
     """An inherited listening socket; `None` binds `host` and `port`."""
     sibling_fds: str = ""
-    """The inherited listening sockets of the other workers, with blanks between."""
+    """The inherited listening sockets of other workers, separated by blanks."""
     heartbeat_fd: int | None = None
-    """An inherited pipe to the supervisor, which watches that the event loop writes to it."""
+    """An inherited pipe to the supervisor for heartbeats of the event loop."""
     heartbeat_timeout: _Duration = 10.0
     """Seconds without a heartbeat after which the supervisor replaces a process; 0: never."""
     memory_limit_bytes: _Bound = 1024 * 1024 * 1024
-    """Resident memory above which the supervisor replaces a gateway process; 0: no bound."""
+    """Resident memory above which the supervisor replaces a gateway process; 0: no limit."""
     backend_memory_limit_bytes: _Bound | None = None
-    """The same for each backend of `sluicegate up`; `None`: four fifths of the memory of machine or
-    container, divided among them."""
+    """Resident memory above which a backend of `sluicegate up` is replaced; `None`: the backends
+    share four fifths of the memory of the machine or container."""
     fast_lane: bool = True
-    """Whether a worker answers requests that need no waiting in its HTTP protocol."""
+    """Whether a worker serves requests that need no waiting in its HTTP protocol (the fast
+    path)."""
     max_loop_delay: _Duration = 0.5
     """Seconds of an event-loop iteration above which a worker sheds load; 0: never."""
     shutdown_delay: _Duration = 5.0
-    """Seconds that a stopping process keeps serving while its readiness fails."""
+    """Seconds for which a stopping process continues to serve while it reports that it is not
+    ready."""
     drain: _Duration = 10.0
-    """Seconds that requests in flight are given at shutdown, after that."""
+    """Seconds for requests in flight to end at shutdown, after that."""
     head_timeout: _Duration = 10.0
-    """Seconds from a request's first byte, or the connection's opening, to the end of its head."""
+    """Seconds from a request's first byte, or from the opening of the connection, to the end of
+    its head."""
     keep_alive: _Duration = 75.0
-    """Seconds that a connection may be idle between two requests."""
+    """Seconds for which a connection may be idle between two requests."""
     files: str = ""
-    """Where the contents of tenants' files are: a folder that all gateways of a ledger share, or
+    """Where tenants' files are stored: a folder that all gateways of a ledger share, or
     `s3://bucket/prefix`; empty: `files` in `data_dir`."""
     files_keep: _Duration = 30 * 86_400.0
-    """Seconds after which a file is removed, unless its owner says less."""
+    """Seconds after which a file is deleted, unless its owner chose less."""
     file_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 200 << 20
-    """The largest file."""
+    """The largest size of a file."""
     files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
-    """Files of a tenant."""
+    """The most files of a tenant."""
     files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
-    """Bytes of a tenant's files."""
+    """The most bytes of all files of a tenant."""
     file_upload_timeout: _Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
-    """Whether the supervisor runs a process for batches."""
+    """Whether the supervisor runs a process for batch jobs."""
     batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
-    """Batches that it runs at a time."""
+    """The most batch jobs that run at a time."""
     batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
-    """Batches of a tenant that have not ended."""
+    """The most batch jobs of a tenant that have not ended."""
     batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
-    """Lines of a batch."""
+    """The most lines of a batch job."""
     batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
-    """Bytes of a line."""
+    """The most bytes of a line."""
     batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
-    """Bytes of a batch's output, after which its lines are refused."""
+    """Bytes of a batch job's output after which its remaining lines fail."""
     batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
-    """Lines that are asked for at a time, of all batches that a process runs."""
+    """The most lines in flight, of all batch jobs of a process."""
     batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
-    """Lines after which the results of a batch are stored; so many may be asked for again after a
-    crash."""
+    """Lines after which a batch job's results are stored. After a crash, at most so many lines
+    run again."""
     webhooks: Path | None = None
-    """A YAML file that says by tenant where to tell of the end of batches, and with what secret."""
+    """A YAML file with each tenant's webhook for the end of batch jobs: URL and secret."""
     max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
-    """Connections that a worker has at a time; more are answered 503."""
+    """The most connections of a worker. Further connections are refused with status 503."""
     events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """Seconds between two looks for new events, which then travel together: usage appears in the
-    ledger so much later."""
+    """Seconds between two checks for new usage events. Usage appears in the ledger with this
+    delay."""
     events_sync_interval: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.5
-    """Seconds after which a worker's usage events are synced to the device at the latest; a power
-    cut loses what was answered since."""
+    """Seconds after which a worker's usage events are synced to the disk, at the latest. A power
+    cut loses events that are not synced."""
     events_keep: float = 2 * 86_400.0
-    """Seconds that segments of event logs are kept once the ledger has them, so that a ledger that
-    is restored from a backup gets them again."""
+    """Seconds for which segments of event logs are kept after the ledger has them. A ledger
+    restored from a backup can read them again."""
     events_keep_bytes: int = 4 << 30
-    """What those may take at most."""
+    """The most bytes of these segments."""
     usage_events_keep: float = 3 * 86_400.0
-    """Seconds that billing keeps each usage event in the ledger; then those of an hour that are
-    alike are added up to one row."""
+    """Seconds for which the ledger keeps each usage event. Older events are summed by hour."""
     state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """The timeout of calls to the state Redis; limits then use the local share."""
+    """The timeout of calls to the state Redis. After it, limits use the worker's local share."""
     tcp_keepalive_idle: _Seconds = 5
     """Seconds without a packet after which the peer of a connection is probed."""
     tcp_keepalive_interval: _Seconds = 2
@@ -200,26 +209,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
     """Unanswered probes after which the connection is closed."""
     tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
-    """Seconds that sent data or probes may stay unacknowledged, on systems that support it."""
+    """Seconds for which sent data or probes may stay unacknowledged, on systems that support it."""
     log_level: str = "INFO"
     log_format: Literal["json", "text"] = "json"
-    """What a line is: an object, or text to be read by people."""
+    """The format of log lines: JSON objects, or text for people."""
     log_requests: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
-    """The share of requests that have a line; those that fail with 500 or above always have one."""
+    """The fraction of requests that are logged. Requests with status 500 or above are always
+    logged."""
     log_requests_per_second: _Bound = 20
-    """Lines of requests that a worker writes in a second."""
+    """The most request lines that a worker logs in a second."""
     logs: Literal["stdout", "files"] = "stdout"
-    """Where `sluicegate gateway` has its processes' lines go: to its own standard output, or to a
-    file of each below `data_dir`."""
+    """Where processes of `sluicegate gateway` log: to its standard output, or to one file each
+    below `data_dir`."""
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The Redis of every stream that billing reads."""
+        """The URLs of the Redis servers whose streams billing reads."""
         return tuple(self.stream_urls.split()) or (self.state_url,)
 
     @property
     def tcp_keepalive(self) -> TcpKeepalive:
-        """The keep-alive of connections to Redis and to backends."""
+        """The TCP keep-alive of connections to Redis and backends."""
         return TcpKeepalive(
             idle=self.tcp_keepalive_idle,
             interval=self.tcp_keepalive_interval,
@@ -234,20 +244,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def metrics_dir(self) -> Path:
-        """Where the workers' metric files are, for one page over all of them."""
+        """The folder of all processes' metrics files."""
         return self.data_dir / "metrics"
 
     @property
     def events_dir(self) -> Path:
-        """Where event logs are, one folder per log."""
+        """The folder of event logs, each in a folder of its own."""
         return self.data_dir / "events"
 
 
 def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that `environ` (the process's when `None`) spells.
+    """Return the settings in `environ`; `None`: the process's environment.
 
     Raises:
-        ConfigurationError: a variable does not fit its field.
+        ConfigurationError: a variable is invalid.
     """
     source = os.environ if environ is None else environ
     own = (variable for variable in source if variable.startswith(PREFIX))
@@ -256,7 +266,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
     try:
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
     except msgspec.ValidationError as error:
-        raise ConfigurationError(f"the environment does not fit the settings: {error}") from error
+        raise ConfigurationError(f"a setting in the environment is invalid: {error}") from error
     _check(settings)
     if settings.region and not _REGION.fullmatch(settings.region):
         raise ConfigurationError(
@@ -269,7 +279,7 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 def unknown_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each `SLUICEGATE_` variable that is not a setting.
 
-    Backends check the variables that begin with `SLUICEGATE_BACKEND_`.
+    Backends check variables that begin with `SLUICEGATE_BACKEND_`.
     """
     known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
     for variable in sorted(environ):
@@ -303,18 +313,18 @@ def _decode(kind: type, value: object) -> object:
 
 
 def _check_sent(values: Mapping[str, str]) -> None:
-    """Refuse secrets that no header can carry, without showing them."""
+    """Refuse secrets that cannot be sent in a header, without showing them."""
     for name in _SENT:
         value = values.get(name, "")
         if value != value.strip() or not value.isprintable():
             raise ConfigurationError(
-                f"`{PREFIX}{name.upper()}` cannot be sent in a header: is there a line break in it,"
-                " or a blank at one of its ends?"
+                f"`{PREFIX}{name.upper()}` cannot be sent in a header; remove line breaks, and"
+                " blanks at its ends"
             )
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Return the variables that make a child process load `settings`."""
+    """Return the environment variables with which a child process loads `settings`."""
     values = {name: getattr(settings, name) for name in settings.__struct_fields__}
     return {PREFIX + n.upper(): str(v) for n, v in values.items() if v is not None}
 
@@ -325,10 +335,10 @@ def process_environment() -> MutableMapping[str, str]:
 
 
 def export_metrics_dir(settings: Settings) -> None:
-    """Make the metrics library write to files that the admin listener adds up.
+    """Make the metrics library write to files, which the admin process adds up.
 
-    Call it before the library is imported, which is when it decides.
+    Call it before the library is imported, because the library decides then.
     """
-    with contextlib.suppress(OSError):  # on a full disk metrics stay in memory until there is room
+    with contextlib.suppress(OSError):  # on a full disk, metrics stay in memory
         settings.metrics_dir.mkdir(parents=True, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_dir)

@@ -1,4 +1,4 @@
-"""Owns tasks that outlive what started them: awaits or cancels each, and logs its error."""
+"""Owns tasks that outlive their caller: awaits or cancels each, and logs its error."""
 
 import asyncio
 import contextlib
@@ -15,14 +15,14 @@ class TaskStarter(Protocol):
     """Starts tasks that outlive the request which started them."""
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in a task whose outcome is the caller's to look at."""
+        """Run `work` in a task. The caller is responsible for its outcome."""
         ...
 
 
 class TaskScope:
-    """An async context manager: at its exit, tasks have `drain` seconds and are then cancelled.
+    """An async context manager: at its exit, tasks get `drain` seconds, and are then cancelled.
 
-    Those that are cancelled are awaited, also if they are started by others that clean up.
+    Cancelled tasks are awaited, including tasks that other tasks start during cleanup.
     """
 
     def __init__(self, *, drain: float = 0.0) -> None:
@@ -44,13 +44,13 @@ class TaskScope:
         return len(self._tasks)
 
     def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` to its end; an exception of it is logged."""
+        """Run `work` to its end, and log its exception."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run `work` in a task whose outcome is the caller's to look at."""
+        """Run `work` in a task. The caller is responsible for its outcome."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -64,8 +64,8 @@ class TaskScope:
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`.
 
-        When the caller is cancelled, so is the work, but the caller does not wait and no second
-        cancellation can reach the work while it cleans up.
+        If the caller is cancelled, `work` is cancelled too, but the caller does not wait for it. A
+        second cancellation of the caller cannot reach `work` while it cleans up.
         """
         task = self.create_task(work)
         try:
@@ -78,21 +78,21 @@ class TaskScope:
 
 
 def log_failure(error: BaseException) -> None:
-    """Log a fault of ours that ended something nobody waits for."""
+    """Log an error that ended a task which nobody awaits."""
     _log.error("a background task failed", exc_info=error)
 
 
 def ignore_outcome(future: asyncio.Future[Any]) -> None:
-    """Retrieve the exception of a future that nobody awaits any more, else asyncio logs it."""
+    """Retrieve the exception of a future that nobody awaits, because asyncio would log it."""
     if not future.cancelled():
         future.exception()
 
 
 class CallbackBatch:
-    """Defers what many callbacks ask for until all of them were called, so that it is done once.
+    """Defers calls until a group of callbacks has run, so that shared work is done once.
 
-    `with batch: ...` is around callbacks that are called together. Outside of that, what is
-    deferred is called in the next event-loop iteration. Belongs to one event loop.
+    Use `with batch: ...` around callbacks that run together. Outside of a `with` block, a deferred
+    call runs in the next event-loop iteration. Belongs to one event loop.
     """
 
     def __init__(self) -> None:
@@ -109,15 +109,15 @@ class CallbackBatch:
                 call = self._deferred.popleft()
                 try:
                     call()
-                except Exception as bug:  # noqa: BLE001 - others have deferred something, too
+                except Exception as bug:  # noqa: BLE001 - other deferred calls must run, too
                     log_failure(bug)
         finally:
             self._depth -= 1
-            while not self._depth and self._deferred:  # what ends the process has been raised
+            while not self._depth and self._deferred:  # after an exception that ends the process
                 asyncio.get_running_loop().call_soon(self._deferred.popleft())
 
     def defer(self, call: Callable[[], object]) -> None:
-        """Call `call` at the end of this batch, in the order of deferring."""
+        """Call `call` at the end of the `with` block, in the order of deferring."""
         if self._depth:
             self._deferred.append(call)
         else:
@@ -125,10 +125,11 @@ class CallbackBatch:
 
 
 class PeriodicTask:
-    """Awaits `step` each `interval` seconds, and soon after each `wake`, while it is entered.
+    """Awaits `step` every `interval` seconds and soon after each `wake`, while it is entered.
 
-    The first step is one interval away. What a step raises is logged as `failure`, and the next one
-    runs all the same. Leaving waits for the step in progress: redis-py may swallow a cancellation.
+    The first step runs after one interval. An exception of a step is logged as `failure`, and later
+    steps still run. Leaving waits for the step in progress, because redis-py may swallow a
+    cancellation.
     """
 
     def __init__(
@@ -164,5 +165,5 @@ class PeriodicTask:
                 return
             try:
                 await self._step()
-            except Exception:  # noqa: BLE001 - one failed step must not end the following of later ones
+            except Exception:  # noqa: BLE001 - later steps must still run
                 _log.exception(self._failure)

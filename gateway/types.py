@@ -1,4 +1,4 @@
-"""Defines values that travel between the gateway's modules."""
+"""Defines values that several packages of the gateway share."""
 
 from enum import StrEnum
 from typing import NewType, Self
@@ -26,7 +26,7 @@ RegionName = NewType("RegionName", str)
 BackendId = NewType("BackendId", str)
 RequestId = NewType("RequestId", str)
 ID_DIGITS = 10
-"""The number of hexadecimal digits at the end of a request's id, which count up."""
+"""The number of hexadecimal digits at the end of a request id that form a counter."""
 
 
 class Rule(
@@ -37,61 +37,65 @@ class Rule(
     cache_hash=True,
     omit_defaults=True,
 ):
-    """Limits a rate by a token bucket: `capacity` units, refilled at `capacity / window` a second.
+    """Limits a rate with a token bucket of `capacity` units that refills in `window` seconds.
 
-    `name` appears in `RateLimit-Policy`; it has letters, digits and `_`. For `unit` see
-    `REQUEST_UNITS` and `WORK_UNITS`.
+    `name` appears in the header `RateLimit-Policy`, and has letters, digits and `_`. For `unit`,
+    see `REQUEST_UNITS` and `WORK_UNITS`.
     """
 
     name: str
     unit: str
     capacity: int
     window: float = 0.0
-    """Seconds; 0 for a quota, and for `concurrent`, whose units come back when work ends."""
+    """Seconds in which an empty bucket refills. It is 0 for a quota, and for `concurrent`, whose
+    units return when a computation ends."""
     period: str = ""
-    """`month`: a quota, whose bucket is refilled at the beginning of each month (UTC)."""
+    """With `month`, the rule is a quota: its bucket is refilled at the beginning of each month
+    (UTC)."""
     model: str = ""
-    """The only model whose requests are charged; empty is all."""
+    """The only model whose requests are charged; empty: all models."""
     shadow: bool = False
-    """Counts what it would refuse, and refuses nothing."""
+    """Whether the rule only counts requests that it would refuse, and refuses nothing."""
 
     @property
     def limit(self) -> int:
-        """The most that the rule admits at once, over all regions."""
+        """The most units that the rule admits at once, over all regions."""
         return self.capacity
 
 
 CONCURRENT = "concurrent"
 REQUEST_UNITS = ("requests", "items")
-"""Charged when a request is admitted, also for cache hits."""
+"""Units charged when a request is admitted, including cache hits."""
 WORK_UNITS = ("rows", "tokens", CONCURRENT)
-"""Charged for work that must be computed: hits and collapsed items cost none."""
+"""Units charged for computation. Hits and coalesced items cost none."""
 
 
-# There may be a million, which the garbage collector need not visit: they cannot be in a cycle.
+# There may be a million principals. They are in no cycles, so the garbage collector can skip them.
 class Principal(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True, gc=False):
-    """Identifies a caller: a key of a tenant, the models it may call, and the limits on both."""
+    """Identifies a caller: an API key of a tenant, its models, and the limits on key and tenant."""
 
     tenant: TenantId
     key: KeyId
     tenant_rules: tuple[Rule, ...] = ()
     key_rules: tuple[Rule, ...] = ()
     models: frozenset[str] | None = None
-    """Models that the key may call; `None` is all."""
+    """Models that the key may call; `None`: all."""
     expires: int | None = None
-    """When the key expires, in nanoseconds since the epoch."""
+    """When the key expires, in nanoseconds since 1970."""
     origins: frozenset[str] | None = None
-    """Origins from whose pages alone the key may be used; `None` is no such bound."""
+    """Origins whose pages may use the key; `None`: any."""
     routes: frozenset[str] | None = None
-    """Paths that the key may be used for, with all below one that ends in `/*`; `None` is all."""
+    """Paths that the key may use; `/*` at the end of a path includes all paths below; `None`:
+    all."""
     exhausted_until: int | None = None
-    """Until when requests are refused, as the tenant's budget is used up, in nanoseconds."""
+    """Until when requests are refused because the tenant's budget is used up, in nanoseconds
+    since 1970."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Locates a backend as configured, and gives its place in the order of use.
+    """Describes a configured backend, and its place in the order of use.
 
-    With a `dns` and no address in its id, it stands for all backends that the name resolves to.
+    If `dns` is set and the id has no address, it stands for all backends of the DNS name.
     """
 
     backend: BackendId
@@ -100,27 +104,27 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
     overflow: bool = False
     server_name: str = ""
-    """The name that its certificate must have; empty is the host of `url`."""
+    """The name in its certificate; empty: the host of `url`."""
     dns: str = ""
-    """The name and port from which it was resolved."""
+    """The DNS name and port from which it was resolved."""
     models: tuple[str, ...] = ()
-    """Patterns of the models that it is assigned; empty where its own setting decides."""
+    """Patterns of its models; empty: the backend's own setting decides."""
 
     @property
     def entry(self) -> str:
-        """Its id in the document: that of the DNS name if it was resolved from one."""
+        """Its id in the document, without the address of a resolved DNS name."""
         return self.backend.partition("@")[0]
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model that backends serve, and names the regions that have it."""
+    """Describes a served model, and names the regions that serve it."""
 
     info: ModelInfo
     regions: tuple[RegionName, ...]
 
 
 class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the parameters of a request, which apply to all items, and the items, all as msgpack.
+    """Holds a request's items, and the parameters for all items, in msgpack.
 
     Both encodings are canonical: equal values have equal bytes.
     """
@@ -131,11 +135,12 @@ class InferenceRequest(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[bytes, ...]
     continue_on_error: bool = False
     truncate: bool = True
-    """Texts may be truncated. Not part of the key: the answer to a text that fits is the same."""
+    """Whether texts may be truncated. Not part of the cache key, because a text that fits has
+    the same result."""
 
 
 class Source(StrEnum):
-    """Names the outcomes of items, which `usage` counts."""
+    """The outcomes of items that `usage` counts."""
 
     HIT = "hit"
     COLLAPSED = "collapsed"
@@ -148,7 +153,10 @@ _BY_STATUS = {e.status: e for e in (UpstreamUnavailable, InvalidRequest, Payload
 
 
 class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Explains why an item has no answer; `status` is the request's if no item may fail alone."""
+    """Explains why an item failed.
+
+    `status` is the status of the response if one failed item fails the whole request.
+    """
 
     status: int
     code: str
@@ -156,18 +164,21 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
     retryable: bool = False
     retry_after: float | None = None
     is_overload: bool = False
-    """Its time ran out while backends did the work of others: its request is refused as overload,
-    though who joined the item may have more time, and tries anew."""
+    """Whether its time ran out while backends computed other items.
+
+    Its request is then refused as overload. A request that joined the item may have more time, and
+    tries again.
+    """
 
     @classmethod
     def of(cls, error: GatewayError) -> Self:
-        """Return the failure of an item that `error` prevented."""
+        """Return the failure of an item because of `error`."""
         return msgspec.convert(error, cls, from_attributes=True)
 
     def error(self, index: int) -> GatewayError:
-        """Return the error of a request that fails because of this item, its `index`-th.
+        """Return the error of a request that fails because of its `index`-th item.
 
-        The class is chosen by the code, else by the status, since a backend chooses both.
+        The code determines the class, or else the status. Backends choose both.
         """
         if self.status == InvalidItem.status:
             return InvalidItem(f"Item {index}: {self.detail}", index=index, item_code=self.code)
@@ -181,7 +192,7 @@ class ItemFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stale(StrEnum):
-    """Names the reasons for a stale answer: it is being refreshed, or no backend answered."""
+    """The reasons for a stale result: it is being refreshed, or no backend responded."""
 
     NO = ""
     REVALIDATING = "stale"
@@ -197,33 +208,34 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     tokens: int = 0
     known_rows: int = 0
-    """Rows of a computed item that were not run: in the row cache, or joined to one in flight."""
+    """Rows of a computed item that were not run, because they were cached or already in flight."""
     input_tokens: int = 0
-    """Tokens of all rows of the item, whether computed, known or cached."""
+    """Tokens of all rows of the item, whether computed, coalesced or cached."""
     truncated_from: int = 0
-    """The tokens of the longest text that the model truncated; 0 if it truncated none."""
+    """The number of tokens of the longest truncated text; 0 if none was truncated."""
     age: float = 0.0
     tier: str = ""
     """`memory` or `redis` for a hit."""
     stale: Stale = Stale.NO
     revision: str = ""
-    """The revision of a stale answer; empty for others, which have the request's."""
+    """The revision of a stale result; empty for other results, which have the request's
+    revision."""
     arm: str = ""
-    """The number of the revision that answered, where several share the items or one has a
+    """The number of the revision that computed the result, if the model has a traffic split or a
     shadow."""
     shadow: str = ""
     """The number of the revision that the item was mirrored to."""
 
 
 class Criticality(StrEnum):
-    """Ranks requests; under overload `sheddable` ones are refused first."""
+    """Ranks requests. Under overload, `sheddable` requests are refused first."""
 
     CRITICAL = "critical"
     DEFAULT = "default"
     SHEDDABLE = "sheddable"
 
     def outranks(self, other: "Criticality") -> bool:
-        """Tell whether it is refused after `other`."""
+        """Return whether requests of this rank are refused later than those of `other`."""
         order = tuple(Criticality)
         return order.index(self) < order.index(other)
 
@@ -236,11 +248,12 @@ class CacheDirectives(msgspec.Struct, frozen=True, kw_only=True):
     only_if_cached: bool = False
     max_age: float | None = None
     max_stale: float | None = None
-    """Accepts answers stale for so long; infinite if the directive has no value."""
+    """Accepts results that have been stale for up to this time; infinite if the directive has no
+    value."""
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Identifies the caller of a request, its deadline (loop time) and its cache directives."""
+    """Holds the caller of a request, its deadline (loop time) and its cache directives."""
 
     principal: Principal
     deadline: float
@@ -250,27 +263,27 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an outcome for each item of the request, in its order."""
+    """Holds the outcomes of a request's items, in the order of the items."""
 
     model: ServedModel
     outcomes: list[ItemOutcome]
     is_cacheable: bool = True
-    """True if the configuration allows answers of the model to be cached."""
+    """Whether the configuration allows the model's results to be cached."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what a request used, as answered and as billed."""
+    """Counts what a request used, as in the response and on the bill."""
 
     items: int
     """All items of the request."""
     hit: int
     """Items answered from the result cache."""
     collapsed: int
-    """Items that joined equal work in flight; priced as hits."""
+    """Coalesced items, which joined an equal item in flight; priced as hits."""
     computed: int
     """Items computed for this request."""
     failed: int
-    """Items without an answer, which are not billed."""
+    """Failed items, which are not billed."""
     rows: int
     """Rows that the model ran for the computed items."""
     tokens: int
@@ -280,10 +293,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Counts the items of a request that one revision of its model answered.
+    """Counts the items of a request that one revision of its model computed.
 
-    `shadow` is the revision that they were mirrored to, empty for those that were not. New fields
-    go last.
+    `shadow` is the revision that got copies of the items; empty if none did. Append new fields at
+    the end.
     """
 
     arm: str
@@ -297,13 +310,13 @@ class ArmUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Records an answered request for billing and the request log. Holds no input text.
+    """Records an answered request for billing and the request log. Contains no input text.
 
-    `id` is the `X-Request-Id` of the response; the ledger counts it once, however often it arrives.
-    `time` is nanoseconds since the epoch, `duration` seconds. New fields go last.
+    `id` is the response's `X-Request-Id`. The ledger counts each id once, however often it arrives.
+    `time` is in nanoseconds since 1970, `duration` in seconds. Append new fields at the end.
 
-    If `count` is more than 1, this is a run of as many requests, which differ by their ids only;
-    these are consecutive from `id`. `usage` is that of each.
+    If `count` is more than 1, the event stands for a run of that many requests. They have
+    consecutive ids from `id` on and are equal otherwise. `usage` is the usage of each.
     """
 
     id: RequestId
@@ -321,9 +334,8 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The error's code if `status` is an error."""
     count: int = 1
     arms: tuple[ArmUsage, ...] = ()
-    """Its items by the revision that answered, where several share the model's items or one has a
-    shadow."""
+    """The items by revision, if the model has a traffic split or a shadow."""
     batch: int = 0
-    """1 if the request is a line of a batch, which has prices of its own."""
+    """1 if the request is a line of a batch job, which has separate prices."""
     client_id: str = ""
-    """What the caller named the request by."""
+    """The caller's name for the request."""

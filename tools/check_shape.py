@@ -1,7 +1,7 @@
-"""Checks the shape of the code: sizes, annotations, broad handlers, names, test habits.
+"""Checks the shape of the code: sizes, annotations, broad exception handlers, test habits.
 
-`python -m tools.check_shape [ROOT]` prints the numbers, names every failure, and exits 1 if there
-is one. ROOT is the project to check, the current folder by default.
+`python -m tools.check_shape [ROOT]` prints statistics and every problem, and exits with 1 if there
+is a problem. ROOT is the project to check, by default the current folder.
 """
 
 import ast
@@ -30,11 +30,12 @@ LONG_MODULE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_FUNCTION_P90 = 30
 
-# Lock files and scripts must work with any package index. Brackets keep this line from matching.
+# Lock files and scripts must work with any package index. The brackets keep this line from
+# matching.
 PACKAGE_HOSTS = re.compile(
     r"pypi[.]org|files[.]pythonhosted|registry[.]npmjs|deb[.]debian[.]org|--(extra-)?index[-]url"
 )
-# A comment that only speaks to a tool.
+# A comment that only addresses a tool.
 _MARKER = re.compile(
     r"noqa(: ?[A-Z]+\d+(, ?[A-Z]+\d+)*)?|type: ignore(\[[\w, -]+\])?|pragma: no cover"
 )
@@ -44,7 +45,7 @@ _TEXT_NAMES = {"Makefile", "run", "LICENSE"}
 
 
 def check_sizes(modules: Iterable[Module]) -> Iterator[Problem]:
-    """Yield modules and functions over the limits."""
+    """Yield modules and functions that exceed the size limits."""
     for module in modules:
         if len(module.lines) > MAX_MODULE_LINES:
             text = f"the module has {len(module.lines)} lines, over {MAX_MODULE_LINES}: split it"
@@ -66,7 +67,7 @@ def check_types(modules: Iterable[Module]) -> Iterator[Problem]:
 
 
 def broad_handlers(module: Module) -> Iterator[int]:
-    """Yield the lines that catch everything: bare, `Exception`, `BaseException`, suppressed too."""
+    """Yield the lines that catch or suppress every exception."""
     for node in module.nodes:
         if isinstance(node, ast.ExceptHandler) and _names_everything(node.type):
             yield node.lineno
@@ -82,13 +83,13 @@ def _names_everything(node: ast.expr | None) -> bool:
 
 
 def check_handlers(modules: Iterable[Module]) -> Iterator[Problem]:
-    """Yield broad handlers without a comment on their line or on one beside it."""
+    """Yield broad handlers without a comment on their line or an adjacent line."""
     for module in modules:
         lines = module.lines
         for number in broad_handlers(module):
             around = lines[max(number - 2, 0) : number + 1]
             if not any(_has_reason(line) for line in around):
-                text = "a handler of every error needs a comment that says why"
+                text = "a handler of every exception needs a comment that says why"
                 yield Problem(path=module.path, line=number, text=text)
 
 
@@ -117,7 +118,7 @@ def _test_habit(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         called = ast.unparse(node.func)
         first = node.args[0] if node.args else None
-        # Zero yields to the event loop and waits for nothing; a name is the interval of a poll.
+        # Zero only yields to the event loop, and a name is the interval of a poll.
         waits = isinstance(first, ast.Constant) and first.value != 0
         if called == "time.sleep" or (called in {"asyncio.sleep", "anyio.sleep"} and waits):
             return f"`{called}` in a test: wait for an event or poll with a deadline"
@@ -125,7 +126,7 @@ def _test_habit(node: ast.AST) -> str:
 
 
 def check_hosts(root: Path) -> Iterator[Problem]:
-    """Yield lines that name a package host; packages come from wherever the machine is set up."""
+    """Yield lines that name a package host, because each machine configures its own."""
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root)
         hidden = any(p.startswith(".") and p not in {".ci", ".gitignore"} for p in relative.parts)
@@ -144,25 +145,25 @@ def check_hosts(root: Path) -> Iterator[Problem]:
 
 
 def check_version(root: Path) -> Iterator[Problem]:
-    """Yield a difference between the version of the project and the changelog's newest."""
+    """Yield a difference between the project's version and the newest in the changelog."""
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     version = project["project"]["version"]
     changelog = (root / "CHANGELOG.md").read_text(encoding="utf-8")
     found = re.search(r"^## \[(\d[^\]]*)\]", changelog, re.MULTILINE)
     newest = found.group(1) if found else "none"
     if newest != version:
-        text = f"the newest version is `{newest}`, pyproject.toml says `{version}`"
+        text = f"the newest version is `{newest}`, but pyproject.toml has `{version}`"
         yield Problem(path="CHANGELOG.md", line=1, text=text)
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of the sources."""
+    """Holds statistics of the product's sources."""
 
     modules: int
     lines: int
     longest_module: int
     long_modules: int
-    """Modules of more than 300 lines."""
+    """Modules with more than 300 lines."""
     functions: int
     median: float
     p90: float
@@ -173,7 +174,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(modules: list[Module]) -> Shape:
-    """Return the numbers of `gateway` and `backends`, and the lines of their tests."""
+    """Return the statistics of the product, and the number of lines of its tests."""
     sources = [m for m in modules if m.path.split("/")[0] in SOURCES]
     sizes = [function_lines(f) for m in sources for f in functions(m)] or [0]
     typed = [is_typed(f) for m in sources for f in functions(m)] or [True]
@@ -193,7 +194,7 @@ def measure(modules: list[Module]) -> Shape:
 
 
 def check(root: Path) -> tuple[Shape, Structure, list[Problem]]:
-    """Return the numbers of the project at `root` and everything that breaks a rule."""
+    """Return the statistics of the project at `root`, and its problems."""
     modules = read_modules(root)
     shape = measure(modules)
     problems = [
@@ -206,13 +207,15 @@ def check(root: Path) -> tuple[Shape, Structure, list[Problem]]:
         *check_version(root),
     ]
     if shape.p90 > MAX_FUNCTION_P90:
-        text = f"nine of ten functions have up to {shape.p90:.0f} lines, over {MAX_FUNCTION_P90}"
+        text = (
+            f"the 90th percentile of function lengths is {shape.p90:.0f}, over {MAX_FUNCTION_P90}"
+        )
         problems.append(Problem(path=".", line=1, text=text))
     return shape, measure_structure(modules), sorted(problems)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the numbers and the problems of the project in the current folder or in another."""
+    """Print the statistics and problems of a project, by default in the current folder."""
     shape, structure, problems = check(Path(*arguments[:1]).resolve())
     print(
         f"shape: {shape.modules} modules, {shape.lines} product lines, "

@@ -1,7 +1,7 @@
-"""Checks a built site: every link leads somewhere, and nothing is loaded from another host.
+"""Checks that a built site has no broken links, and loads nothing from another host.
 
-`python -m tools.check_site build/site` names each link that leads nowhere and each resource of
-another host, and exits 1 if there is one. MkDocs checks the sources; this sees what it adds, too.
+`python -m tools.check_site build/site` prints each broken link and each resource of another host,
+and exits with 1 if there is one. MkDocs checks the sources; this also checks what MkDocs adds.
 """
 
 import re
@@ -15,13 +15,13 @@ from urllib.parse import unquote, urlsplit
 from typing_extensions import override
 
 _LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src"}
-# What a `link` of these relations names is not loaded.
+# A browser does not load a `link` with one of these relations.
 _NAMED = {"canonical", "next", "prev", "alternate", "edit", "license"}
 _CSS_URL = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')\s]+)""")
 
 
 class SitePage(NamedTuple):
-    """What one page of the site names."""
+    """Holds the anchors, links and resources of a page."""
 
     anchors: frozenset[str]
     links: tuple[str, ...]
@@ -29,7 +29,7 @@ class SitePage(NamedTuple):
 
 
 class _Reader(HTMLParser):
-    """Collects what a page names."""
+    """Collects the anchors, links and resources of a page."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -50,20 +50,20 @@ class _Reader(HTMLParser):
 
 
 def read_page(text: str) -> SitePage:
-    """Return what a page names."""
+    """Return the anchors, links and resources of a page."""
     reader = _Reader()
     reader.feed(text)
     return SitePage(frozenset(reader.anchors), tuple(reader.links), tuple(reader.resources))
 
 
 def problems(site: Path) -> Iterator[str]:
-    """Yield what is wrong with the site in a folder, as sentences."""
+    """Yield each problem of the site in a folder, as a sentence."""
     site = site.resolve()
     pages = {
         path: read_page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))
     }
     if not pages:
-        yield f"{site} has no page: build the site with `make docs`"
+        yield f"{site} has no pages; build the site with `make docs`"
     for path, page in pages.items():
         name = path.relative_to(site)
         yield from (f"{name}: {problem}" for problem in _problems_of(page, path, site, pages))
@@ -86,31 +86,31 @@ def _problems_of(
 
 
 def _lost(link: str, path: Path, site: Path, pages: dict[Path, SitePage]) -> str:
-    """Return what is wrong with a link of the page at `path`; empty where it leads somewhere."""
+    """Return the problem of a link on the page at `path`; empty if it is valid."""
     parts = urlsplit(link)
     if parts.scheme or parts.netloc:
         return ""
-    # Only the page for what is not found has paths from the root.
+    # Only the 404 page has paths from the root.
     folder = site if parts.path.startswith("/") else path.parent
     target = (folder / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
     if target.is_dir():
         target /= "index.html"
     if not target.exists():
-        return "leads to no file"
+        return "does not lead to a file"
     section = unquote(parts.fragment)
     if section and target in pages and section not in pages[target].anchors:
-        return "leads to no section"
+        return "does not lead to a section"
     return ""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the problems of the site in the folder that is named; return the exit code."""
+    """Print the problems of the site in a folder; return the exit code."""
     site = Path(arguments[0] if arguments else "build/site")
     found = list(problems(site))
     for problem in found:
         print(problem, file=sys.stderr)
     if not found:
-        print(f"{site}: every link leads somewhere, and nothing is loaded from another host")
+        print(f"{site}: no broken links, and nothing is loaded from another host")
     return 1 if found else 0
 
 

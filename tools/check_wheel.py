@@ -1,6 +1,6 @@
-"""Installs the wheel into an empty environment, starts it without a clone, and calls it.
+"""Installs the wheel into an empty environment, starts it outside of a clone, and calls it.
 
-`python -m tools.check_wheel` needs a package index, and takes a few minutes.
+`python -m tools.check_wheel` needs a package index and takes a few minutes.
 """
 
 import os
@@ -25,7 +25,7 @@ _CALL = (
     "from sluicegate import Sluicegate; client = Sluicegate();"
     " print(client.classify('sentiment', ['a gorgeous, witty movie']).results[0].labels[0])"
 )
-# Both messages are small enough to do without their classes: `ready` is field 1.
+# The messages are so simple that no generated classes are needed: `ready` is field 1.
 _RPC_CALL = (
     "import sys, grpc; channel = grpc.insecure_channel(sys.argv[1]);"
     " method = channel.unary_unary('/inference.GRPCInferenceService/ServerReady');"
@@ -34,12 +34,12 @@ _RPC_CALL = (
 
 
 def main() -> int:
-    """Return 0 when all steps succeeded; each is printed as it begins."""
+    """Run and print all steps; return 0 if they succeed."""
     with tempfile.TemporaryDirectory(prefix="sluicegate-wheel-") as name:
         root = Path(name)
         _say("build the wheel")
         wheel = root / hatchling.build.build_wheel(name)
-        _say("build the demo models, which stand for a customer's own")
+        _say("build the demo models, in place of a customer's models")
         models = root / "models"
         demo = (sys.executable, "-m", "backends.model_tools.demo", "--output", str(models))
         subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
@@ -52,10 +52,10 @@ def main() -> int:
         folder.mkdir()
         url, grpc_port = f"http://127.0.0.1:{free_port()}", free_port()
         with _up(bin_folder / "sluicegate", folder, models, url, grpc_port):
-            _say("ask over gRPC whether it is ready")
+            _say("call the readiness method over gRPC")
             rpc = (str(bin_folder / "python"), "-c", _RPC_CALL, f"127.0.0.1:{grpc_port}")
             subprocess.run(rpc, check=True, cwd=folder, env=_environment())
-            _say("classify a text by the client of the wheel")
+            _say("classify a text with the wheel's client")
             environment = {**_environment(), "SLUICEGATE_URL": url, "SLUICEGATE_KEY": _KEY}
             call = (str(bin_folder / "python"), "-c", _CALL)
             subprocess.run(call, check=True, cwd=folder, env=environment)
@@ -69,7 +69,7 @@ def main() -> int:
 
 @contextmanager
 def _up(program: Path, folder: Path, models: Path, url: str, grpc_port: int) -> Iterator[None]:
-    """Run `sluicegate up` in `folder` until the block ends; it must end by itself then."""
+    """Run `sluicegate up` in `folder` while entered, and check that it ends without an error."""
     port = url.rpartition(":")[2]
     command = [str(program), "up", "--models", str(models), "--port", port]
     command += ["--admin-port", str(free_port()), "--demo-key", _KEY]
@@ -95,10 +95,10 @@ def _up(program: Path, folder: Path, models: Path, url: str, grpc_port: int) -> 
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without what leads to the clone or sets the gateway up."""
+    """Return the environment without variables that point to the clone or configure the gateway."""
     return {
         name: value
-        for name, value in os.environ.items()  # noqa: TID251 - handed on to programs
+        for name, value in os.environ.items()  # noqa: TID251 - passed on to programs
         if not name.startswith(("SLUICEGATE_", "PYTHON", "VIRTUAL_ENV"))
     }
 

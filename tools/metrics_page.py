@@ -12,17 +12,17 @@ _HEAD = """\
 # Metrics
 
 Every metric of a gateway machine and of a backend.
-This page is made of [`GATEWAY_METRICS`](../gateway/telemetry/catalogue.py) and
-[`BACKEND_METRICS`](../backends/telemetry/catalogue.py) by `python -m tools.metrics_page`; tests
-hold both lists against scrapes. How to scrape and push is in
-[operations](operations/watch.md#metrics).
+`python -m tools.metrics_page` generates this page from
+[`GATEWAY_METRICS`](../gateway/telemetry/catalogue.py) and
+[`BACKEND_METRICS`](../backends/telemetry/catalogue.py).
+[Operations](operations/watch.md#metrics) explains how to scrape and push metrics.
 
-- Labels come from closed sets; none holds a tenant, a key or a text.
-- A gateway machine has one page, `/metrics` of the operators' listener. Counters and histograms
-  are those of all its processes together, those that ended included; gauges are added up, or
-  `least`, `most` or `newest` of the processes where the kind says so.
-- A histogram has the series `_bucket`, `_sum` and `_count`. Buckets of durations go from 10 µs
-  to 10 s, but for those of revisions.
+- Labels have fixed sets of values. No label holds a tenant, a key or a text.
+- A gateway machine has one page: `/metrics` of the operators' listener. Counters and histograms
+  add up all its processes, including processes that have ended. Gauges are summed, unless the
+  kind is `least`, `most` or `newest`.
+- A histogram has the series `_bucket`, `_sum` and `_count`. Its buckets range from 10 µs to
+  10 s, except for durations of revisions.
 """
 
 
@@ -30,7 +30,7 @@ def metrics_page() -> str:
     """Return the page."""
     gateway = _tables(GATEWAY_METRICS)
     backend = _tables(BACKEND_METRICS)
-    parts = [_HEAD, "\n## Of a gateway machine\n", *gateway, "\n## Of a backend\n", *backend]
+    parts = [_HEAD, "\n## Gateway machine\n", *gateway, "\n## Backend\n", *backend]
     return "".join(parts)
 
 

@@ -1,10 +1,10 @@
-"""Pins the images of compose.yaml, its overrides and the Dockerfiles to their present digests.
+"""Pins the images in compose.yaml, its overrides and the Dockerfiles to their current digests.
 
-    python -m tools.pin_images            # asks the registries through skopeo
-    python -m tools.pin_images --check    # only says what is not pinned
+    python -m tools.pin_images            # asks the registries, with skopeo
+    python -m tools.pin_images --check    # only lists images that are not pinned
 
-A name keeps its tag, `redis:8.2.1-alpine@sha256:...`, so that a reader sees the version; engines go
-by the digest. What has a digest already gets the one that its tag has now.
+An image keeps its tag for readers, as in `redis:8.2.1-alpine@sha256:...`; container engines use the
+digest. An existing digest is replaced by the current digest of its tag.
 """
 
 import re
@@ -24,7 +24,7 @@ _OWN = "sluicegate-"
 
 
 class PinError(Exception):
-    """A digest cannot be had; no file was changed."""
+    """A digest cannot be determined; no file was changed."""
 
 
 def files() -> list[Path]:
@@ -35,14 +35,14 @@ def files() -> list[Path]:
 
 
 def images_of(text: str) -> Iterator[str]:
-    """Yield the images that a file takes from elsewhere, with their tags."""
+    """Yield the external images in a file, with their tags."""
     for match in _NAMED.finditer(text):
         if not match["name"].startswith(_OWN):
             yield match["name"]
 
 
 def pinned(text: str, digests: dict[str, str]) -> str:
-    """Return the text with the digest of each image behind its tag."""
+    """Return `text` with the digest of each image after its tag."""
 
     def with_digest(match: re.Match[str]) -> str:
         name = match["name"]
@@ -52,10 +52,10 @@ def pinned(text: str, digests: dict[str, str]) -> str:
 
 
 def pin(paths: Iterable[Path], resolve: Callable[[str], str]) -> dict[str, str]:
-    """Pin every image in the files, all or none, and return the digests.
+    """Pin all images in the files, or none; return the digests.
 
     Raises:
-        PinError: a digest cannot be had.
+        PinError: a digest cannot be determined.
     """
     texts = {path: path.read_text() for path in paths}
     names = sorted({name for text in texts.values() for name in images_of(text)})
@@ -66,13 +66,13 @@ def pin(paths: Iterable[Path], resolve: Callable[[str], str]) -> dict[str, str]:
 
 
 def from_registry(name: str) -> str:
-    """Return the digest that a registry has for a tag: that of the index of all platforms.
+    """Return a registry's digest of a tag: the digest of the index for all platforms.
 
     Raises:
-        PinError: skopeo is missing, or the registry does not answer with one.
+        PinError: skopeo is missing, or the registry returns no digest.
     """
     if shutil.which("skopeo") is None:
-        raise PinError("`skopeo` is missing: apt-get install skopeo, or brew install skopeo")
+        raise PinError("`skopeo` is missing; run `apt-get install skopeo` or `brew install skopeo`")
     done = subprocess.run(
         ["skopeo", "inspect", "--no-tags", "--format", "{{.Digest}}", f"docker://{name}"],  # noqa: S607
         check=False,
@@ -81,12 +81,12 @@ def from_registry(name: str) -> str:
     )
     digest = done.stdout.strip()
     if done.returncode or not _DIGEST.fullmatch(digest):
-        raise PinError(f"{name}: {done.stderr.strip() or 'the registry names no digest'}")
+        raise PinError(f"{name}: {done.stderr.strip() or 'the registry returned no digest'}")
     return digest
 
 
 def main(arguments: list[str]) -> None:
-    """Pin the images, or with `--check` name those that are not pinned."""
+    """Pin the images, or with `--check` list images that are not pinned."""
     if arguments == ["--check"]:
         loose = [
             f"{path.relative_to(ROOT)}: {match['name']}"
@@ -94,7 +94,16 @@ def main(arguments: list[str]) -> None:
             for match in _NAMED.finditer(path.read_text())
             if "@" not in match[0] and not match["name"].startswith(_OWN)
         ]
-        sys.exit("\n".join(["not pinned by a digest:", *loose]) if loose else 0)
+        sys.exit(
+            "\n".join(
+                [
+                    "these images are not pinned to a digest; run `python -m tools.pin_images`:",
+                    *loose,
+                ]
+            )
+            if loose
+            else 0
+        )
     try:
         digests = pin(files(), from_registry)
     except PinError as error:

@@ -1,7 +1,7 @@
-"""Writes a CycloneDX file of the Python packages of each image: `make sbom`.
+"""Writes a CycloneDX file with the Python packages of each image: `make sbom`.
 
-The packages are those of the hashed requirements that an image is built from, without those that
-its Dockerfile removes again. Run by the environment that has `cyclonedx-bom`.
+The packages are the hashed requirements of an image, without the packages that its Dockerfile
+removes again. It runs in the environment with `cyclonedx-bom`.
 """
 
 import re
@@ -17,12 +17,12 @@ _REMOVED = re.compile(r"pip uninstall --yes \\\n(.+)$", re.MULTILINE)
 
 
 def dockerfiles() -> list[Path]:
-    """Return the file of each image."""
+    """Return the Dockerfiles of all images."""
     return sorted((ROOT / "deploy").glob("*.Dockerfile"))
 
 
 def packages_of(dockerfile: Path) -> str:
-    """Return the locked requirements of what is in the image."""
+    """Return the locked requirements of the packages in the image."""
     text = dockerfile.read_text()
     locked, *_ = _LOCKED.findall(text)
     removed = {name for names in _REMOVED.findall(text) for name in names.split()}
@@ -30,7 +30,7 @@ def packages_of(dockerfile: Path) -> str:
 
 
 def _without(requirements: str, removed: set[str]) -> Iterator[str]:
-    # A requirement and the lines with its hashes.
+    # Each part is a requirement with the lines of its hashes.
     for each in re.split(r"^(?=[a-z0-9])", requirements, flags=re.MULTILINE | re.IGNORECASE):
         if each.partition("==")[0].strip() not in removed:
             yield each

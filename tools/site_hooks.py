@@ -1,4 +1,4 @@
-"""Makes the pages of a code host pages of the site; MkDocs calls the functions by their names."""
+"""Adapts the documentation to the site. MkDocs calls these functions by name."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ _UNLISTED = {"template.md"}
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages of folders that are listed by rule under their sections."""
+    """Add all pages of some folders to the navigation."""
     sections = {name: below for part in config.nav for name, below in part.items()}
     for folder, (section, title) in FOLDERS.items():
         paths = sorted(_ROOT.glob(f"docs/{folder}/*.md"), key=lambda path: path.name.lower())
@@ -25,7 +25,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages of files outside `docs`."""
+    """Add the pages that are made from files outside `docs`."""
     for path, name in OUTSIDE.items():
         text = (_ROOT / path.removeprefix("../")).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text))

@@ -1,8 +1,8 @@
-"""Turns the text of a page of a code host into that of a page of the site.
+"""Converts a page's Markdown from the code host's form to the site's form.
 
-Blocks of curl, Python and JavaScript that follow on each other become tabs. Links that leave
-`docs` lead to the pages made of these files, into the repository if its address is known, or
-nowhere: then their words stay.
+Adjacent blocks of curl, Python and JavaScript become tabs. A link out of `docs` leads to the page
+made from that file, or into the repository if its address is known. Otherwise only the text of the
+link stays.
 """
 
 import posixpath
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Final
 
 OUTSIDE: Final = {"../CHANGELOG.md": "changelog.md", "../CONTRIBUTING.md": "contributing.md"}
-"""The pages of the site that are made of files outside `docs`."""
+"""The pages of the site that are made from files outside `docs`."""
 FOLDERS: Final = {
     "decisions": ("Development", "Decisions"),
     "runbooks": ("Operation", "Runbooks"),
 }
-"""Folders whose pages are all listed, and under which section and title."""
+"""Folders whose pages are all in the navigation, with their section and title."""
 _PLACES = OUTSIDE | {"../README.md": "index.md"}
 _FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r'^```(\w+) title="([\w+]+)"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -26,12 +26,12 @@ _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 
 
 def site_text(markdown: str, page: str, *, known: Collection[str], repository: str) -> str:
-    """Return the text of `page`, which is named by its path below `docs`.
+    """Return the site's text of `page`, a path below `docs`.
 
-    `known` are the paths of all pages and other files; `repository` is the address that paths of
-    the project are appended to, or empty.
+    `known` holds the paths of all pages and other files. `repository` is the address to which paths
+    of the project are appended; it may be empty.
     """
-    # The pages of files outside say paths from the root.
+    # The links of files outside `docs` start at the root.
     folder = ".." if page in OUTSIDE.values() else posixpath.dirname(page)
     parts = _FENCE.split(_PROGRAMS.sub(lambda found: _tabs(found[0]), markdown))
     return "".join(
@@ -43,7 +43,7 @@ def site_text(markdown: str, page: str, *, known: Collection[str], repository: s
 
 
 def _tabs(programs: str) -> str:
-    """Return fenced blocks that follow on each other as tabs."""
+    """Return adjacent fenced blocks as tabs."""
     found = []
     for language, title, source in _PROGRAM.findall(programs):
         block = f"```{language}\n{source}```"
@@ -55,7 +55,7 @@ def _tabs(programs: str) -> str:
 def _place(
     link: re.Match[str], page: str, folder: str, repository: str, known: Collection[str]
 ) -> str:
-    """Return a link as the site has it: to a page, into the repository, or its words alone."""
+    """Return a link in the site's form: to a page, into the repository, or only its text."""
     words, target, section = link[1], link[2], link[3] or ""
     path = posixpath.normpath(posixpath.join(folder, target))
     inside = _PLACES.get(path) or path.removeprefix("../docs/")
@@ -63,7 +63,7 @@ def _place(
         if name in known:
             return f"[{words}]({posixpath.relpath(name, posixpath.dirname(page) or '.')}{section})"
     is_lost = Path(inside).suffix == ".md" and not inside.startswith("..")
-    if is_lost:  # for MkDocs to find
+    if is_lost:  # a broken link, which MkDocs reports
         return link[0]
     in_repository = posixpath.normpath(posixpath.join("docs", path))
     return f"[{words}]({repository}/{in_repository})" if repository else words

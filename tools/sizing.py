@@ -1,7 +1,7 @@
-"""Says what a load takes: workers, cores, memory, backends, from figures of docs/performance.md.
+"""Estimates the workers, cores, memory and backends for a load, from docs/performance.md.
 
-`python -m tools.sizing --requests 2000 --hits 0.8` prints a table. It is arithmetic about means:
-measure before you buy.
+`python -m tools.sizing --requests 2000 --hits 0.8` prints a table. The result is computed from
+averages: measure before you buy.
 """
 
 import argparse
@@ -15,76 +15,80 @@ from tools.reference.markdown import table
 
 _MIB = 1 << 20
 _BESIDE_WORKERS = 4
-"""Operators' listener, shipper, and batches process, which counts twice: it has two pools."""
-_HEAD = ("what", "how much", "because")
+"""The operators' listener, the shipper and the batches process, which counts twice for two
+pools."""
+_HEAD = ("resource", "amount", "reason")
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured on one core of an AMD EPYC, in seconds of its time and in bytes."""
+    """Holds costs measured on one core of an AMD EPYC, in seconds of CPU time and in bytes."""
 
     memory_hit: float = 11.9e-6
     redis_hit: float = 32.2e-6
     miss: float = 193e-6
-    """Of a gateway worker, for an item that comes alone; 75e-6 where many callers miss together."""
+    """CPU time of a worker for a single item; 75e-6 if many callers miss together."""
     beside_hit: float = 4.1e-6
-    """Of Redis and the processes of events."""
+    """CPU time of Redis and the event processes."""
     beside_miss: float = 28e-6
     worker_bytes: int = 79 * _MIB
-    """Of a worker without what its memory tier holds."""
+    """Memory of a worker without its cache."""
     others_bytes: int = 232 * _MIB
-    """Of supervisor, operators' listener, shipper, billing and request log together."""
+    """Memory of the supervisor, operators' listener, shipper, billing and request log together."""
     backend_bytes: int = 197 * _MIB
-    """Of a backend with the demo models and its row cache."""
+    """Memory of a backend with the demo models and its row cache."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked, in the mean of the busiest minute."""
+    """Describes the average load in the busiest minute."""
 
     requests: float = 2_000.0
-    """A second."""
+    """Requests a second."""
     items: float = 1.0
-    """Of a request."""
+    """Items of a request."""
     hits: float = 0.8
-    """Share of items that the cache answers."""
+    """Fraction of items that are cache hits."""
     memory_hits: float = 0.5
-    """Share of those that the memory of a worker answers."""
+    """Fraction of hits that are in a worker's memory."""
     row_millis: float = 2.33
-    """Processor time of a backend for a missed item; `sluicegate models tune` measures it."""
+    """CPU time of a backend for a missed item; `sluicegate models tune` measures it."""
     answers: float = 1_000_000.0
-    """Different items that are to stay in the cache."""
+    """Distinct items that should stay in the cache."""
     answer_bytes: float = 250.0
-    """Of an answer in Redis."""
+    """Bytes of a result in Redis."""
     cores: int = 4
-    """Of a machine of a backend."""
+    """Cores of a backend's machine."""
     use: float = 0.6
-    """Share of a core that is used in that minute."""
+    """Fraction of a core that is used in that minute."""
     regions: int = 2
-    """Of backends; any one of them may be lost."""
+    """Regions of backends, any one of which may be lost."""
     memory_tier: float = 64.0
     """`cache.memory_bytes`, in MiB."""
 
 
 class Size(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load takes."""
+    """Holds the resources for a load."""
 
     worker_cores: float
     workers: int
-    """Of all gateways together; half of them may be lost."""
+    """Workers of all gateways together, half of which may be lost."""
     beside_cores: float
     gateway_bytes: float
-    """Of each of two gateways."""
+    """Memory of each of two gateways."""
     redis_bytes: float
     connections: int
-    """To PostgreSQL, of two gateways and billing, at most."""
+    """The most connections to PostgreSQL, of two gateways and billing."""
     backend_cores: float
     backends: int
-    """In each region."""
+    """Backends in each region."""
     backend_bytes: int
-    """Of each backend."""
+    """Memory of each backend."""
 
 
 def size(load: Load, costs: Costs) -> Size:
-    """Return what a load takes: two gateways, either of which carries it, and backends likewise."""
+    """Return the resources for a load.
+
+    Each of two gateways can carry the load alone, and so can the backends without one region.
+    """
     items = load.requests * load.items
     hits, misses = items * load.hits, items * (1 - load.hits)
     of_memory = hits * load.memory_hits
@@ -112,43 +116,43 @@ def _up(value: float) -> int:
 
 
 def report(load: Load, costs: Costs) -> str:
-    """Return the table of what a load takes."""
+    """Return a table of the resources for a load."""
     found = size(load, costs)
     rows = [
         (
             "gateways",
             f"2, workers in each: {found.workers // 2}",
-            f"{found.worker_cores:.2f} cores of work at {load.use:.0%}; one gateway carries it",
+            f"{found.worker_cores:.2f} busy cores at {load.use:.0%} use; one gateway can carry it",
         ),
         (
             "cores of each gateway",
             f"{found.workers // 2 + _up(found.beside_cores / load.use)}",
-            f"its workers, and {found.beside_cores:.2f} cores of work for events and Redis",
+            f"its workers, and {found.beside_cores:.2f} busy cores for events and Redis",
         ),
         (
             "memory of each gateway",
             f"{_mib(found.gateway_bytes)}",
-            f"workers with {load.memory_tier:g} MiB of cache each, and the processes beside them",
+            f"workers with {load.memory_tier:g} MiB of cache each, and the other processes",
         ),
         (
             "cache Redis",
             f"{_mib(found.redis_bytes)} of `maxmemory`",
-            f"{load.answers:,.0f} answers of {load.answer_bytes:,.0f} bytes, and 30 % of slack",
+            f"{load.answers:,.0f} results of {load.answer_bytes:,.0f} bytes, and 30 % spare",
         ),
         (
             "connections to PostgreSQL",
             f"{found.connections} at most",
-            f"{CONNECTIONS} of each process; a gateway has {_BESIDE_WORKERS} beside its workers",
+            f"{CONNECTIONS} for each process; a gateway has {_BESIDE_WORKERS} besides its workers",
         ),
         (
             "backends",
             f"{found.backends} of {load.cores} cores in each of {load.regions} regions",
-            f"{found.backend_cores:.2f} cores of work at {load.use:.0%}; a region may be lost",
+            f"{found.backend_cores:.2f} busy cores at {load.use:.0%} use; one region may be lost",
         ),
         (
             "memory of each backend",
-            f"{_mib(found.backend_bytes)}, and its models beyond the demo's",
-            "weights are mapped once a process, whatever its threads",
+            f"{_mib(found.backend_bytes)}, plus models other than the demo's",
+            "a process maps its weights once for all threads",
         ),
     ]
     return table(_HEAD, rows).rstrip()
@@ -159,8 +163,10 @@ def _mib(size_bytes: float) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Print what the load that the options describe takes."""
-    parser = argparse.ArgumentParser(prog="make size", description="Say what a load takes.")
+    """Print the resources for the load that the options describe."""
+    parser = argparse.ArgumentParser(
+        prog="make size", description="Estimate the resources for a load."
+    )
     for field in msgspec.structs.fields(Load):
         name = f"--{field.name.replace('_', '-')}"
         parser.add_argument(name, type=type(field.default), default=field.default)
@@ -169,7 +175,7 @@ def main(arguments: list[str]) -> None:
     bad += [name for name in ("hits", "memory_hits", "use") if given[name] > 1]
     bad += [name for name in ("use", "cores", "regions") if not given[name]]
     if bad:
-        parser.error(f"`--{bad[0].replace('_', '-')}` is out of range: shares are 0 to 1")
+        parser.error(f"`--{bad[0].replace('_', '-')}` is out of range; fractions are from 0 to 1")
     print(report(Load(**given), Costs()))
 
 

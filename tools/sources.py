@@ -13,7 +13,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """A rule that does not hold, and where."""
+    """Describes the violation of a rule, and its place."""
 
     path: str
     line: int
@@ -21,7 +21,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class Module(msgspec.Struct, frozen=True, kw_only=True):
-    """One parsed source file; `path` is relative to the project, `nodes` all of its tree."""
+    """Holds a parsed source file.
+
+    `path` is relative to the project. `nodes` holds all nodes of the syntax tree.
+    """
 
     path: str
     source: str
@@ -30,17 +33,17 @@ class Module(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> list[str]:
-        """The source, line by line."""
+        """The lines of the source."""
         return self.source.splitlines()
 
     @property
     def is_test(self) -> bool:
-        """Whether the file stands under `tests`."""
+        """Whether the file is in `tests`."""
         return self.path.startswith("tests/")
 
 
 def read_modules(root: Path, trees: Iterable[str] = TREES) -> list[Module]:
-    """Return every Python file below `trees`, parsed."""
+    """Return all Python files below `trees`, parsed."""
     modules = []
     for tree in trees:
         for path in sorted((root / tree).rglob("*.py")):
@@ -51,20 +54,20 @@ def read_modules(root: Path, trees: Iterable[str] = TREES) -> list[Module]:
 
 
 def parse(path: str, source: str) -> Module:
-    """Return the module of `source`; its tree is walked once, for all who look for nodes."""
+    """Return the parsed module of `source`. Its tree is walked once for all checks."""
     tree = ast.parse(source, path)
     return Module(path=path, source=source, tree=tree, nodes=tuple(ast.walk(tree)))
 
 
 def functions(module: Module) -> Iterator[Function]:
-    """Yield every function and method of `module`, nested ones too."""
+    """Yield every function and method of `module`, including nested ones."""
     for node in module.nodes:
         if isinstance(node, Function):
             yield node
 
 
 def function_lines(function: Function) -> int:
-    """Return the lines of `function` from `def` to its end, without its docstring."""
+    """Return the number of lines of `function`, without its docstring."""
     lines = (function.end_lineno or function.lineno) - function.lineno + 1
     first = function.body[0]
     if isinstance(first, ast.Expr) and ast.get_docstring(function) is not None:
@@ -73,7 +76,7 @@ def function_lines(function: Function) -> int:
 
 
 def is_typed(function: Function) -> bool:
-    """Return whether each parameter (but `self` and `cls`) and the result have an annotation."""
+    """Return whether all parameters except `self` and `cls`, and the result, are annotated."""
     arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     if named and named[0].arg in {"self", "cls"}:

@@ -1,4 +1,4 @@
-"""Counts packages, import arrows, shared class names and module docstrings, and bounds them."""
+"""Counts packages, imports, shared class names and module docstrings, and limits some of them."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -10,35 +10,35 @@ from tools.sources import SOURCES, Module, Problem
 QUESTION_WORDS = frozenset(
     {"How", "What", "When", "Where", "Whether", "Which", "Who", "Whose", "Why"}
 )
-"""First words that no module docstring may have: it says in a sentence what the module does."""
+"""Words with which a module docstring must not begin: it is a sentence with a verb."""
 DESCRIBED_TREES = (*SOURCES, "loadtests", "testing", "tools", "training")
-"""Where each module docstring is held to that."""
+"""The trees whose module docstrings are checked."""
 MAX_TOP_MODULES = {"gateway": 5}
-"""Modules at the top of a package, besides `__init__` and the packages there."""
+"""The most modules directly in a package, except `__init__` and subpackages."""
 
 
 class Structure(msgspec.Struct, frozen=True, kw_only=True):
-    """The structure of the product, `gateway` and `backends`."""
+    """Holds statistics about the structure of the product."""
 
     top_modules: int
-    """Of `gateway`, besides `__init__`."""
+    """Modules directly in `gateway`, without `__init__`."""
     packages: int
     package_arrows: int
-    """Imports between what is at the top of `gateway` and `backends`, once each."""
+    """Distinct imports between the subpackages and modules directly in `gateway` and `backends`."""
     module_arrows: int
-    """Imports between modules, once each."""
+    """Distinct imports between modules."""
     shared_class_names: int
     questions: int
-    """Modules, tests aside, whose docstring begins with a question word."""
+    """Modules outside of tests whose docstring begins with a question word."""
     whats: int
-    """Those that begin with `What`."""
+    """Modules whose docstring begins with `What`."""
     largest_constructor: int
-    """Arguments of the `__init__` that has most, without `self`."""
+    """The most arguments of an `__init__`, without `self`."""
     largest_constructor_of: str
 
 
 def measure_structure(modules: list[Module]) -> Structure:
-    """Return the structure of the product as counts."""
+    """Return statistics about the structure of the product."""
     sources = [module for module in modules if module.path.split("/")[0] in SOURCES]
     names = {_name(module) for module in sources}
     arrows = {arrow for module in sources for arrow in _imports(module, names)}
@@ -59,7 +59,7 @@ def measure_structure(modules: list[Module]) -> Structure:
 
 
 def check_structure(modules: list[Module]) -> Iterator[Problem]:
-    """Yield docstrings that begin with a question word, shared names, and crowded packages."""
+    """Yield docstrings that begin with a question word, shared class names, crowded packages."""
     for module in modules:
         word = _first_word(module)
         if module.path.split("/")[0] in DESCRIBED_TREES and word in QUESTION_WORDS:
@@ -77,7 +77,7 @@ def check_structure(modules: list[Module]) -> Iterator[Problem]:
 
 
 def shared_names(tree: str, modules: Iterable[Module]) -> dict[str, list[str]]:
-    """Return the public class names that several modules below `tree` define, with their paths."""
+    """Return public class names that several modules below `tree` define, with their paths."""
     places: dict[str, list[str]] = {}
     for module in modules:
         if module.path.startswith(f"{tree}/"):
@@ -105,12 +105,12 @@ def _top(name: str) -> str:
 
 
 def _imports(module: Module, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield this module with each module of `names` that it imports."""
+    """Yield pairs of this module and each module in `names` that it imports."""
     for node in module.nodes:
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            # Each name is a module of a package, or what a module defines.
+            # An imported name is a submodule, or is defined in the module.
             members = [f"{node.module}.{alias.name}" for alias in node.names]
             found = [name if name in names else node.module for name in members]
         else:

@@ -1,4 +1,4 @@
-"""Declares the interface of a remote tier of the result cache, and the tier that is off."""
+"""Declares the interface of the remote tier of the result cache, and a tier for no Redis."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,10 +16,10 @@ LookupCallback = Callable[[list[CachedResult | None]], object]
 
 
 class PendingLookup(msgspec.Struct, eq=False):
-    """The keys of a look-up and its callback: `None` once it was called or cancelled.
+    """Holds the keys and the callback of a lookup. The callback is `None` after the lookup ended.
 
-    `claims` tells that its caller computes what is not found, and shares that: not one that has
-    cancelled it (`is_cancelled`).
+    `claims` says that the caller will compute missing keys and share the results, so the lookup may
+    claim them. A cancelled lookup (`is_cancelled`) keeps no claims.
     """
 
     keys: Sequence[CacheKey]
@@ -28,7 +28,7 @@ class PendingLookup(msgspec.Struct, eq=False):
     is_cancelled: bool = False
 
     def cancel(self) -> None:
-        """Drop the callback."""
+        """Drop the callback, unless it was called."""
         self.is_cancelled = self.on_done is not None
         self.on_done = None
 
@@ -39,7 +39,7 @@ class PendingLookup(msgspec.Struct, eq=False):
             return
         try:
             on_done(entries)
-        except Exception as bug:  # noqa: BLE001 - it must not keep other look-ups of its read waiting
+        except Exception as bug:  # noqa: BLE001 - other lookups of the read must continue
             log_failure(bug)
 
     def miss(self) -> None:
@@ -48,22 +48,22 @@ class PendingLookup(msgspec.Struct, eq=False):
 
 
 class RemoteStatistics(msgspec.Struct, kw_only=True):
-    """Counts of keys and entries since the start of the remote tier."""
+    """Counts keys and entries since the remote tier started."""
 
     hits: int = 0
     misses: int = 0
     reads: int = 0
-    """Round trips; look-ups of one event-loop iteration share one."""
+    """Round trips. All lookups of an event-loop iteration share a round trip."""
     read_errors: int = 0
     timeouts: int = 0
-    """Look-ups that ended as a miss because Redis did not reply in time."""
+    """Lookups that ended as a miss because Redis did not respond in time."""
     mismatches: int = 0
-    """Values that belong to another key: a collision, or a fault."""
+    """Values that belong to another key: a hash collision, or a fault."""
     corrupt: int = 0
     claimed: int = 0
-    """Of the misses, those that another worker was computing."""
+    """Misses of keys that another worker was computing."""
     skipped: int = 0
-    """Keys not looked up and entries not written because the breaker was open."""
+    """Keys not looked up, and entries not written, because the circuit breaker was open."""
     written: int = 0
     write_errors: int = 0
     dropped: int = 0
@@ -74,59 +74,60 @@ class RemoteStatistics(msgspec.Struct, kw_only=True):
 
 
 class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Both tiers."""
+    """Holds the statistics of both tiers."""
 
     memory: MemoryStatistics
     remote: RemoteStatistics
 
 
 class RemoteTier(Protocol):
-    """Entries that workers share. Nothing here raises: what cannot be reached is a miss, counted.
+    """Stores entries that all workers share.
 
-    Entering starts it, leaving writes what is queued and closes the connection.
+    Its methods raise no errors: a key that cannot be read is a counted miss. Entering starts the
+    tier. Leaving writes queued entries and closes the connections.
     """
 
     name: str
-    """What `Cache-Status` calls the tier."""
+    """The tier's name in the header `Cache-Status`."""
 
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> PendingLookup:
-        """Call `on_done` with what was stored under each very key, within the tier's timeout.
+        """Call `on_done` with the entry of each key, or `None`, within the tier's timeout.
 
-        It is called once, in a later event-loop iteration. Entries may have expired. With `claims`,
-        keys that have nothing may be claimed by the same call: see `has_claimed`.
+        The callback is called once, in a later event-loop iteration. Entries may have expired. With
+        `claims`, the same call may claim missing keys; see `has_claimed`.
         """
         ...
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Take over the claims of look-ups on `keys` if all are claimed; tell whether they were."""
+        """Return whether lookups have claimed all `keys`; if so, the caller owns the claims."""
         ...
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End the claims of look-ups on `keys` that `has_claimed` has not taken over."""
+        """End claims that lookups made on `keys` and that `has_claimed` has not handed over."""
         ...
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Write each entry under its key soon, or drop it without an error."""
+        """Write each entry soon, or drop it without an error."""
         ...
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys`; return `True` for each that another worker computes or has just answered.
+        """Claim `keys`; return `True` for each key that another worker computes or has just stored.
 
-        What another computes is claimed for a short while only, and may yet have to be computed.
-        An answer that is not current is replaced by the claim.
+        Another worker's claim lasts for a short time only, so its keys may still have to be
+        computed. The claim replaces a stored result that is not current.
         """
         ...
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Tell others that this worker still computes `keys`, which it has claimed."""
+        """Extend this worker's claims on `keys`, which it still computes."""
         ...
 
     def release(self, keys: Sequence[CacheKey]) -> None:
-        """Tell others that this worker, which has claimed `keys`, computes them no more."""
+        """End this worker's claims on `keys`."""
         ...
 
     def statistics(self) -> RemoteStatistics:
@@ -141,7 +142,10 @@ class RemoteTier(Protocol):
 async def fetch(
     tier: RemoteTier, keys: Sequence[CacheKey], *, claims: bool = False
 ) -> list[CachedResult | None]:
-    """Return what `tier` has of `keys`; the look-up, and its claims, end with its caller."""
+    """Return the entries of `keys` in `tier`.
+
+    Cancelling the caller ends the lookup and its claims.
+    """
     future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
     lookup = tier.fetch_nowait(keys, partial(_resolve, future), claims=claims)
     try:
@@ -157,12 +161,12 @@ async def fetch(
 def _resolve(
     future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
 ) -> None:
-    if not future.done():  # its caller was not cancelled
+    if not future.done():  # the caller was not cancelled
         future.set_result(entries)
 
 
 class NullTier:
-    """A `RemoteTier` where there is no Redis."""
+    """Implements `RemoteTier` without Redis: every key is a miss."""
 
     name = "none"
 
@@ -181,13 +185,13 @@ class NullTier:
         return lookup
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Keep nothing."""
+        """Store nothing."""
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
         """Do nothing."""
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Nobody else computes anything."""
+        """Return true: no other worker computes these keys."""
         return True
 
     async def claim(

@@ -1,4 +1,4 @@
-"""Builds the result cache that the configuration document describes."""
+"""Builds the result cache from the configuration document."""
 
 import secrets
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import CallbackBatch
 
 _CONNECTION_TIMEOUT = 0.1
-"""Seconds until a connection to Redis that says nothing is given up; look-ups wait less."""
+"""Minimum timeout in seconds of a connection to Redis; lookups have a shorter timeout."""
 
 
 def build_cache(
@@ -25,19 +25,18 @@ def build_cache(
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
     batch: CallbackBatch | None = None,
 ) -> ResultCache:
-    """Return a cache of the tiers that `entry` switches on; Redis is at `url`.
+    """Return a cache of the tiers that `entry` enables; Redis is at `url`.
 
-    What was found by one read of Redis is told within `batch`.
-
-    `clock` is the wall clock, `random` a source of numbers from 0 to 1.
+    The callbacks of one read of Redis run within `batch`. `clock` is the wall clock. `random`
+    returns numbers from 0 to 1.
     """
-    # What this worker has claimed by one tier is its own in the next.
+    # If the tier is replaced, the new tier must recognize the worker's own claims.
     claimant = secrets.token_bytes(8)
 
     def make_remote(entry: CacheConfig) -> RemoteTier:
         if not entry.redis_enabled:
             return NullTier()
-        # A late answer tells that Redis is slow; a connection closed too soon, only that it was.
+        # The timeout is longer than a lookup's: a late response still shows how slow Redis is.
         timeout = max(_CONNECTION_TIMEOUT, 2 * entry.redis_timeout)
         reads, writes = (
             open_client(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)

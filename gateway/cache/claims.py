@@ -1,7 +1,7 @@
-"""Claims items in Redis, so that one of several workers that need an answer computes it.
+"""Claims keys in Redis, so that only one of several workers computes a missing result.
 
-A claim lies under the address of the answer to come, names the worker that computes it, and ends
-with its lease unless it is renewed.
+A claim is stored under the address of the future result. It names the worker that computes it, and
+expires after its lease unless it is renewed.
 """
 
 import asyncio
@@ -26,19 +26,21 @@ from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
-_MOST_REMEMBERED = 4096
-"""Claims of others that are remembered, and of look-ups."""
+_MAX_REMEMBERED = 4096
+"""The most claims to remember: of other workers, and by lookups."""
 _TAKEN_WITHIN = 0.25
-"""Of a lease: so soon after the look-up that made it a claim is renewed in time."""
+"""A claim made by a lookup must be taken over within this fraction of its lease, to be renewed
+in time."""
 _GATHERED_FOR = 0.1
-"""Of a lease: renewals that are due meanwhile travel together, as each alone costs far more."""
-# Of several workers that found the same value, the first one's claim takes its place.
+"""The fraction of a lease for which renewals are collected, because one call is cheaper than
+many."""
+# If several workers found the same value, the first worker's claim replaces it.
 _REPLACE = b"""
 if redis.sha1hex(redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1
 """
-# Not that of another worker, which may have taken the place of one that ended.
+# Keeps the claim of another worker, which may have replaced an expired claim.
 _RELEASE = b"""
 if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
 return 1
@@ -46,7 +48,10 @@ return 1
 
 
 class _Claimant:
-    """A caller that claims `keys`; `denied` are those that others compute, or just have."""
+    """Holds the `keys` that a caller wants to claim.
+
+    `denied` are the keys that another worker computes or has just stored.
+    """
 
     __slots__ = ("denied", "ended", "is_current", "keys", "within")
 
@@ -71,23 +76,23 @@ class _Refused(NamedTuple):
     key: CacheKey
 
     def deny(self) -> None:
-        """Note that another worker computes it, or has just done so."""
+        """Record that another worker computes the key, or has just stored its result."""
         self.claimant.denied.add(self.key)
 
     def may_be_given(self, value: bytes) -> bool:
-        """Tell whether an unpacked `value` is the key's answer, and current."""
+        """Return whether an uncompressed `value` is a current result of the key."""
         try:
             entry = decode_entry(self.key, value)
-        except Exception:  # noqa: BLE001 - a damaged value is no answer, whatever is wrong with it
+        except Exception:  # noqa: BLE001 - a damaged value is not a result
             return False
         return entry is not None and self.claimant.is_current(entry)
 
 
 class Claims:
-    """The claims of one worker, over the connection that also writes its answers.
+    """Holds the claims of one worker; they use the connection that also writes results.
 
-    Keys that are claimed in one iteration of the loop travel together. Nothing here raises: where
-    Redis does not say in time who computes an answer, this worker does.
+    Keys that are claimed in the same event-loop iteration share a call. Methods raise no errors: if
+    Redis does not respond in time, this worker computes the keys.
     """
 
     def __init__(
@@ -106,7 +111,8 @@ class Claims:
         self._monotonic = monotonic
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        # What it computed in vain, or for a refresh, it does not wait for itself.
+        # This worker's name in claims. It does not wait for its own claims, which an earlier
+        # failure or refresh may have left.
         self._name = name or secrets.token_bytes(8)
         self._elsewhere: dict[CacheKey, float] = {}
         self._by_lookup: dict[CacheKey, float] = {}
@@ -116,7 +122,7 @@ class Claims:
         self.seen = 0
 
     def read(self, key: CacheKey, value: bytes) -> bool:
-        """Tell whether `value` is a claim on `key`, and remember it where it is another's."""
+        """Return whether `value` is a claim on `key`. Another worker's claim is remembered."""
         claimant = read_claim(key, value)
         if claimant is None:
             return False
@@ -126,33 +132,33 @@ class Claims:
         return True
 
     def commands(self, keys: Iterable[CacheKey]) -> list[Command]:
-        """Return the commands that claim those of `keys` under which nothing is stored."""
+        """Return commands that claim each of `keys` that has no stored value."""
         if self._lease <= 0:
             return []
         prefix, name, life = self._prefix, self._name, self._life()
-        # Values as `encode_claim` makes them, without a call for each.
+        # The code of `encode_claim`, inlined to save a call for each key.
         return [
             (b"SET", prefix + address, CLAIM + tag + name, b"NX", b"PX", life)
             for address, tag in keys
         ]
 
     def read_replies(self, keys: Sequence[CacheKey], replies: Sequence[object]) -> None:
-        """Remember which of `keys` were claimed by `commands`, that a look-up sent.
+        """Record which of `keys` a lookup claimed with `commands`.
 
-        What nobody takes or releases ends with its lease.
+        A claim that is neither taken over nor released expires with its lease.
         """
         now, claimed = self._monotonic(), self._by_lookup
         if replies.count(b"OK") == len(keys):
             claimed.update(dict.fromkeys(keys, now))
         else:
-            for key, reply in zip(keys, replies, strict=False):  # none where the lease is 0
+            for key, reply in zip(keys, replies, strict=False):  # no replies if the lease is 0
                 if reply == b"OK":
                     claimed[key] = now
-        while len(claimed) > _MOST_REMEMBERED:
+        while len(claimed) > _MAX_REMEMBERED:
             del claimed[next(iter(claimed))]
 
     def take(self, keys: Sequence[CacheKey]) -> bool:
-        """Take over the claims of look-ups on `keys` if all are claimed; tell whether they were."""
+        """Return whether lookups have claimed all `keys`; if so, the caller owns the claims."""
         claimed, since = self._by_lookup, self._monotonic() - self._lease * _TAKEN_WITHIN
         for key in keys:
             if claimed.get(key, since) <= since:
@@ -162,17 +168,17 @@ class Claims:
         return True
 
     def take_each(self, keys: Sequence[CacheKey]) -> list[CacheKey]:
-        """Take over the claims of look-ups on `keys`; return the keys that were claimed."""
+        """Take over all claims of lookups on `keys`; return the keys that were claimed."""
         claimed = self._by_lookup
         return [key for key in keys if claimed.pop(key, None) is not None] if claimed else []
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool], *, within: float
     ) -> list[bool]:
-        """Claim `keys`, and say of each whether another worker computes it, or just has.
+        """Claim `keys`; return for each whether another worker computes it or has just stored it.
 
-        Keys that the last read found claimed are not requested. A stored value that is neither a
-        claim nor an answer that `is_current` is replaced.
+        Keys that the last read found claimed are not requested again. The claim replaces a stored
+        value that is neither a claim nor a current result.
         """
         if self._lease <= 0:
             return [False] * len(keys)
@@ -193,19 +199,19 @@ class Claims:
         return [key in denied for key in keys] if denied else [False] * len(keys)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Let the claims on `keys` last for another lease, soon; answers are left as they are."""
+        """Extend the claims on `keys` by a lease soon. Stored results are not changed."""
         self._due.update(keys)
         if self._renewing is None:
             loop = asyncio.get_running_loop()
             self._renewing = loop.call_later(self._lease * _GATHERED_FOR, self._renew_due)
 
     def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop renewing claims."""
         if self._renewing is not None:
             self._renewing.cancel()
 
     def release(self, keys: Sequence[CacheKey]) -> None:
-        """End the claims of this worker on `keys`; what else lies there is left as it is."""
+        """End this worker's claims on `keys`, and leave other values as they are."""
         commands: list[Command] = [
             (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
             for key in keys
@@ -213,12 +219,12 @@ class Claims:
         self._tasks.start(self._execute(commands))
 
     def _flush(self) -> None:
-        # Not of those who were cancelled meanwhile: nobody would release what they claim.
+        # Skip cancelled callers: nobody would release their claims.
         unsent = [claimant for claimant in self._unsent if not claimant.ended.done()]
         self._unsent = []
         if not unsent:
             return
-        # They wait for one reply.
+        # All of them wait for one reply.
         within = max([claimant.within for claimant in unsent])
         timer = self._loop.call_later(within, _end, unsent)
         on_done = partial(self._replied, unsent, timer)
@@ -237,7 +243,7 @@ class Claims:
         replies: Replies = ConnectionError("given up")
         try:
             replies = await self._client.execute(commands)
-        except OSError as error:  # reads and writes tell the breaker
+        except OSError as error:  # other calls report the failure to the circuit breaker
             replies = error.with_traceback(None)
         finally:
             on_done(replies)
@@ -249,7 +255,7 @@ class Claims:
             timer.cancel()
             _end(claimants)
             return
-        # Nothing was set: there is a claim, of another or an older one of ours, or an answer.
+        # A key that was not set has another claim, an older claim of this worker, or a result.
         claims = (_Refused(claimant, key) for claimant in claimants for key in claimant.keys)
         refused = [one for one, reply in zip(claims, replies, strict=True) if reply is None]
         self._tasks.start(self._examine(refused, claimants, timer))
@@ -265,10 +271,10 @@ class Claims:
             _end(claimants)
 
     async def _replace_useless(self, refused: Sequence[_Refused]) -> None:
-        """Find out what lies where claims were refused, and replace what is of no use to anybody.
+        """Read the values of keys that could not be claimed, and replace useless values.
 
-        Nobody would answer there, and every worker that finds it would wait for that: an answer
-        that may not be given any more, that is damaged, or of another secret.
+        A value is useless if it is a result that is not current, damaged, or of another secret.
+        Every worker that finds it would otherwise wait for another worker's result in vain.
         """
         replies: list[Any] = await self._client.execute(
             [(b"GET", self._prefix + request.key.address) for request in refused]
@@ -289,17 +295,18 @@ class Claims:
                 [self._replace(request.key, value) for request, value in useless]
             )
             for (request, _), reply in zip(useless, replies, strict=True):
-                if reply == 0:  # another worker was quicker; an error leaves it to each
+                # another worker was faster; on an error, each worker computes the key
+                if reply == 0:
                     request.deny()
 
     def _replace(self, key: CacheKey, value: bytes) -> Command:
-        """Return the command that puts a claim in the place of `value`."""
+        """Return the command that replaces `value` with a claim."""
         name, claim = self._prefix + key.address, encode_claim(key, self._name)
         digest = sha1(value, usedforsecurity=False).hexdigest()
         return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life())
 
     async def _execute(self, commands: Sequence[Command]) -> None:
-        with contextlib.suppress(OSError):  # reads and writes tell the breaker
+        with contextlib.suppress(OSError):  # other calls report the failure to the breaker
             await self._client.execute(commands)
 
     def _life(self) -> int:
@@ -308,13 +315,13 @@ class Claims:
 
 def _remember(claims: dict[CacheKey, float], key: CacheKey, now: float) -> None:
     claims.pop(key, None)
-    if len(claims) >= _MOST_REMEMBERED:
+    if len(claims) >= _MAX_REMEMBERED:
         del claims[next(iter(claims))]
     claims[key] = now
 
 
 def _end(claimants: Sequence[_Claimant]) -> None:
-    """Let those go on who wait for these claims: one that was lost costs only double work."""
+    """Resume the callers. A claim that was lost only causes duplicate work."""
     for claimant in claimants:
         if not claimant.ended.done():
             claimant.ended.set_result(None)

@@ -1,4 +1,4 @@
-"""Estimates how often an address was seen lately, in a fixed number of bytes."""
+"""Estimates how often an address was seen recently, in constant memory."""
 
 import struct
 
@@ -8,11 +8,11 @@ _WORDS = struct.Struct("<4I")
 
 
 class FrequencySketch:
-    """A count-min sketch of four rows, halved whenever ten times `entries` were counted.
+    """A count-min sketch of four rows. Counters are halved after each `10 * entries` counts.
 
-    A row has four counters for each entry of the cache, so that what is seen once among many
-    others is not taken for more. Addresses are hashes already, so their own bytes choose the
-    counters. Between two halvings an estimate is never too low, short of the maximum of 15.
+    A row has four counters for each cache entry, so that collisions rarely raise an estimate.
+    Addresses are hashes, so their bytes select the counters directly. Between two halvings, an
+    estimate is never too low, up to the maximum of 15.
     """
 
     def __init__(self, entries: int) -> None:
@@ -24,7 +24,7 @@ class FrequencySketch:
         self._halve_at = 10 * entries
 
     def add(self, address: bytes, times: int) -> int:
-        """Count `address` so many `times`, and return about how often it was counted."""
+        """Count `address` `times` times, and return its estimated count."""
         mask = self._mask
         first, second, third, fourth = self._rows
         a: int
@@ -46,7 +46,7 @@ class FrequencySketch:
         return min(least, most)
 
     def estimate(self, address: bytes) -> int:
-        """Return about how often `address` was counted."""
+        """Return the estimated count of `address`."""
         mask = self._mask
         first, second, third, fourth = self._rows
         a: int
@@ -57,10 +57,10 @@ class FrequencySketch:
         return min(first[a & mask], second[b & mask], third[c & mask], fourth[d & mask])
 
     def _halve(self) -> None:
-        """Forget half, so that what was popular once gives way.
+        """Halve all counters, so that formerly popular addresses lose weight.
 
-        What was counted beyond the bound is no reason to halve again: it may be one address, whose
-        counters hold 15 of it.
+        `_counted` is limited to the threshold first, because the excess may come from a single
+        address, whose counters stop at 15.
         """
         for row in self._rows:
             row[:] = row.translate(_HALVES)

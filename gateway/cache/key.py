@@ -1,4 +1,4 @@
-"""Makes the cache key of each item: all that shapes its answer, and nothing else."""
+"""Makes the cache key of an item from everything that affects its result."""
 
 import struct
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from xxhash import xxh3_128
 from backends.protocol import ModelInfo, Task
 
 KEY_VERSION = 2
-"""Part of every key: raise it when the encoding below, or what an entry holds, changes meaning."""
+"""Part of every key. Raise it when the encoding below or the content of entries changes meaning."""
 
 _LENGTH = struct.Struct("<Q")
 _new_tuple = tuple.__new__
@@ -19,10 +19,10 @@ _TAG_BYTES = 16
 
 
 class CacheKey(NamedTuple):
-    """Where an item's answer is (`address`, XXH3-128) and proof that it is the item's (`tag`).
+    """Holds an `address` (XXH3-128), which locates a result, and a `tag`, which authenticates it.
 
-    XXH3 is quick and not collision resistant; the tag, keyed BLAKE2b kept in the entry and compared
-    on every read, is what makes an answer belong to its input.
+    XXH3 is fast but not collision resistant. The tag, a keyed BLAKE2b hash, is stored in the entry
+    and compared on every read. It proves that a result belongs to the input.
     """
 
     address: bytes
@@ -30,7 +30,7 @@ class CacheKey(NamedTuple):
 
 
 address_of = attrgetter("address")
-"""Returns the address of a key, without a step of Python where `map` calls it."""
+"""Returns the address of a key, without Python code when `map` calls it."""
 
 
 class _Hash(Protocol):
@@ -40,13 +40,13 @@ class _Hash(Protocol):
 
 
 class Prefix(NamedTuple):
-    """Both hashes, having read what the items of a request share."""
+    """Holds the states of both hashes after the data that all items of a request share."""
 
     address: _Hash
     tag: _Hash
 
     def keys(self, items: Sequence[bytes]) -> list[CacheKey]:
-        """Return the key of every item of `items`, in their order; each must be canonical."""
+        """Return the key of each item in order. Items must be in canonical encoding."""
         copy_address, copy_tag = self.address.copy, self.tag.copy
         keys = []
         for item in items:
@@ -54,16 +54,16 @@ class Prefix(NamedTuple):
             address, tag = copy_address(), copy_tag()
             address.update(tail)
             tag.update(tail)
-            # As `CacheKey` does, without a call in Python for each item.
+            # The constructor of `CacheKey`, inlined to save a call for each item.
             keys.append(_new_tuple(CacheKey, (address.digest(), tag.digest())))
         return keys
 
 
 class KeyMaker:
-    """Makes keys under one `secret`; gateways that share a Redis share the secret."""
+    """Makes keys with one `secret`, which all gateways that use a Redis must share."""
 
     def __init__(self, *, secret: bytes) -> None:
-        # BLAKE2b takes 64 bytes of key; a secret of any length is brought to that.
+        # BLAKE2b accepts keys of up to 64 bytes, so the secret is hashed.
         self._secret = blake2b(secret, person=b"sluicegate.tag").digest()
 
     def prefix(
@@ -76,10 +76,10 @@ class KeyMaker:
         task: Task,
         parameters: bytes,
     ) -> Prefix:
-        """Return what makes the keys of items that share all of this.
+        """Return the prefix for the keys of items that share all these values.
 
-        Each field is written after its length, so that no two requests can be spelled alike.
-        `parameters`, and the items, must be canonical: equal meaning, equal bytes.
+        Each field follows its length, so that different requests never have equal bytes.
+        `parameters` and items must be in canonical encoding: equal values have equal bytes.
         """
         shared = (
             *(KEY_VERSION, scope, epoch, model, info.revision, info.profile, info.algorithm),

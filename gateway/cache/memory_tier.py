@@ -1,10 +1,11 @@
-"""Implements the memory tier of the result cache: bounded in bytes, admission by frequency.
+"""Implements the memory tier of the result cache, bounded in bytes, with admission by frequency.
 
-It is W-TinyLFU as a clock: new entries pass through a window of 1 %; one that leaves it takes a
-place in the main part only if it was seen more often than those it would push out. A read just
-counts in the entry's own node, and so does that it was put; the counts reach the frequency sketch
-when the clock's hand comes by, or the entry leaves the window for a main part without room: what
-has a place for all is asked nothing. Decision 0004 says why it is no library.
+The algorithm is W-TinyLFU with a clock (Einziger et al., 2017). New entries enter a window of 1 %
+of the capacity. An entry that leaves the window enters the main part only if it was seen more often
+than the entries that it would evict. Reads and writes of an entry are counted in its node first.
+The count moves to the frequency sketch when the clock hand passes the node, or when the entry
+leaves the window while the main part is full. A cache with room for all entries therefore never
+uses the sketch. Decision 0004 explains why this is not a library.
 """
 
 from collections import deque
@@ -17,16 +18,17 @@ from gateway.cache.frequency_sketch import FrequencySketch
 from gateway.cache.key import CacheKey
 
 ENTRY_OVERHEAD_BYTES = 512
-"""What an entry costs beside its payload: objects, the table's and the queue's places; measured."""
+"""The measured memory of an entry beside its payload: objects, and places in the table and the
+queue."""
 _TYPICAL_ENTRY_BYTES = 768
 _WINDOW_SHARE = 0.01
-_MOST_SECOND_CHANCES = 16
+_MAX_SECOND_CHANCES = 16
 
 
 class _Node(msgspec.Struct, gc=False):
-    """A place in the cache. `hits` were counted since the hand last came by.
+    """Holds an entry. `hits` counts reads since the clock hand last passed.
 
-    `is_new` until the sketch has counted that it was put: nobody needs to know before.
+    `is_new` is true until the sketch has counted the write of the entry.
     """
 
     address: bytes
@@ -39,7 +41,7 @@ class _Node(msgspec.Struct, gc=False):
 
 
 class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes now, and what happened since the start."""
+    """Holds present sizes, and counts since the start."""
 
     entries: int
     used_bytes: int
@@ -47,31 +49,32 @@ class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     hits: int
     misses: int
     mismatches: int
-    """Reads whose address was right and whose tag was not: a collision, or a fault."""
+    """Reads that found the address with another tag: a hash collision, or a fault."""
     evicted: int
     refused: int
-    """Entries that were not frequent enough to stay, or too large."""
+    """Entries that were not admitted: too rare, or too large."""
 
 
 class MemoryTier:
-    """Entries of this worker. `capacity_bytes` of 0 keeps nothing."""
+    """Holds this worker's entries. A `capacity_bytes` of 0 disables it."""
 
     def __init__(self, *, capacity_bytes: int) -> None:
         self._set_capacity(capacity_bytes)
         self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
         self._nodes: dict[bytes, _Node] = {}
         self.has: Callable[[bytes], bool] = self._nodes.__contains__
-        """Tells whether something is at an address, without counting a read."""
+        """Returns whether an entry is at an address, without counting a read."""
         self._window: deque[_Node] = deque()
         self._main: deque[_Node] = deque()
         self._window_bytes = 0
         self._main_bytes = 0
         self.misses = 0
-        """Reads that found nothing; who asked `has` first counts those that it then left out."""
+        """Reads that found nothing. A caller that skips a read because `has` is false adds it
+        here."""
         self._hits = self._mismatches = self._evicted = self._refused = 0
 
     def peek(self, key: CacheKey, now: float) -> CachedResult | None:
-        """Return `key`'s entry unless it expired by `now`."""
+        """Return the entry of `key`, unless it expired by `now`."""
         node = self._nodes.get(key.address)
         if node is None:
             self.misses += 1
@@ -88,19 +91,19 @@ class MemoryTier:
         return entry
 
     def entry_of(self, key: CacheKey) -> CachedResult | None:
-        """Return `key`'s entry, expired or not, without counting a read."""
+        """Return the entry of `key`, expired or not, without counting a read."""
         node = self._nodes.get(key.address)
         return node.entry if node is not None and node.tag == key.tag else None
 
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
-        """Keep `entry`, in place of what was at its address, if it is worth its bytes."""
+        """Store `entry`, which replaces an entry at its address, if it is admitted."""
         if self._capacity:
             self.put_all([(key, entry)], now)
         else:
             self._refused += 1
 
     def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Keep those of `entries` that last and are worth their bytes, each under its key."""
+        """Store the entries that have not expired and are admitted."""
         if not self._capacity:
             self._refused += sum([entry.expires_at > now for _, entry in entries])
             return
@@ -123,13 +126,13 @@ class MemoryTier:
         self._shrink_window(now)
 
     def _shrink_window(self, now: float) -> None:
-        """Move the oldest entries from the window into the main part, if they may enter it."""
+        """Move the oldest entries from the window to the main part, if they are admitted."""
         while self._window_bytes > self._window_capacity:
             candidate = self._window.popleft()
             self._window_bytes -= candidate.cost
             if self._main_bytes + candidate.cost > self._main_capacity:
                 self._contest(candidate, now)
-            else:  # as `_admit` does, without a call for each
+            else:  # the code of `_admit`, inlined to save a call
                 candidate.in_main = True
                 self._main.append(candidate)
                 self._main_bytes += candidate.cost
@@ -138,13 +141,13 @@ class MemoryTier:
 
     @property
     def capacity_bytes(self) -> int:
-        """What all entries may cost together."""
+        """The most bytes that all entries may use."""
         return self._capacity
 
     def resize(self, capacity_bytes: int, now: float) -> None:
         """Change the capacity, and drop entries that no longer fit.
 
-        Each dropped entry takes a microsecond or two. A larger capacity resets the frequencies.
+        Dropping an entry takes one or two microseconds. A larger capacity resets the frequencies.
         """
         if capacity_bytes > self._capacity:
             self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
@@ -182,7 +185,7 @@ class MemoryTier:
         self._sketch.add(key.address, 1)
 
     def _contest(self, candidate: _Node, now: float) -> None:
-        """Give `candidate` a place in the main part, or drop it."""
+        """Move `candidate` to the main part, or drop it."""
         rivals = 0
         victims: list[_Node] = []
         room = self._main_capacity - self._main_bytes - candidate.cost
@@ -208,14 +211,14 @@ class MemoryTier:
         self._main_bytes += node.cost
 
     def _make_room(self, now: float) -> None:
-        """Evict until the main part fits again: an entry was replaced by a larger one."""
+        """Evict entries until the main part fits, after an entry was replaced by a larger one."""
         while self._main_bytes > self._main_capacity:
             self._evict(self._next_victim(now))
 
     def _next_victim(self, now: float) -> _Node:
-        """Take the next node from under the hand, passing over some that were read lately."""
+        """Remove and return the next node under the clock hand; skip recently read nodes."""
         main = self._main
-        for _ in range(_MOST_SECOND_CHANCES):
+        for _ in range(_MAX_SECOND_CHANCES):
             node = main.popleft()
             if not node.hits or node.entry.expires_at <= now:
                 return node
@@ -224,7 +227,7 @@ class MemoryTier:
         return main.popleft()
 
     def _frequency(self, node: _Node) -> int:
-        """Return how often `node` was seen lately, what the sketch does not know yet included."""
+        """Return the estimated count of `node`, including counts that are not yet in the sketch."""
         unknown = node.hits + node.is_new
         if not unknown:
             return self._sketch.estimate(node.address)

@@ -1,4 +1,4 @@
-"""Implements the Redis tier of the result cache: concurrent look-ups share one MGET."""
+"""Implements the Redis tier of the result cache. Concurrent lookups share one MGET."""
 
 import asyncio
 from collections import deque
@@ -27,28 +27,33 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import CallbackBatch, TaskScope, log_failure
 
 KEY_PREFIX = b"sg:r:"
-_MOST_READS = 1
-"""Round trips in flight. Look-ups that come meanwhile go with the next: under load fewer and
-larger reads, and the time to wait is at most half a round trip."""
+_MAX_READS = 1
+"""The most round trips in flight.
+
+Lookups that start meanwhile share the next round trip. Under load, reads become fewer and larger,
+and a lookup waits at most half a round trip on average.
+"""
 _DRAIN = 2.0
-"""Seconds that queued writes are given at shutdown."""
+"""Seconds for queued writes at shutdown."""
 _GRACE = 0.001
-"""Seconds until a late look-up is looked at once more: a loop that was held up runs its timers
-before it reads what has long arrived."""
+"""Seconds until a lookup that is late is checked once more.
+
+An event loop that was delayed runs its timers before it reads responses that have arrived.
+"""
 _PER_KEY = 20e-6
-"""Seconds that each key adds to the time a call may take: 2,048 vectors are no slow Redis."""
-_MANY_KEYS = 64  # a look-up of more has its own timer: others are not late with it
-_MOST_KEYS = 2048
+"""Seconds that each key adds to a call's timeout, so that large calls do not look slow."""
+_MANY_KEYS = 64  # a lookup of more keys has its own timer, so that other lookups end in time
+_MAX_KEYS = 2048
 
 
 class RedisTier:
-    """A `RemoteTier` over two connections, which it closes: reads do not wait behind writes.
+    """Implements `RemoteTier` with two connections, so that reads do not wait for writes.
 
-    Look-ups run by callback; tasks connect, write, and call clusters. A look-up is a miss after
-    `timeout`; a call that takes longer counts as failed, and after five in a row the circuit
-    breaker opens until Redis has answered a `PING` in time. No request waits for that. `random`
-    (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim lies under the address of the answer
-    to come, for `lease` seconds, and names `claimant`: tiers of one worker share that name.
+    Lookups use callbacks. Tasks are used to connect, to write, and for Redis clusters. A lookup
+    becomes a miss after `timeout`. A longer call counts as a failure. After five failures in a row,
+    the circuit breaker opens until Redis has responded to a `PING` in time; no request waits for
+    that. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`. A claim on a key lasts for
+    `lease` seconds and names `claimant`, which all tiers of a worker share.
     """
 
     name = "redis"
@@ -72,12 +77,12 @@ class RedisTier:
         self._monotonic = monotonic
         self._breaker = breaker or CircuitBreaker(slow=timeout)
         self.batch = CallbackBatch()
-        """What one read found is told within it."""
+        """The callbacks of one read run within this batch."""
         self._pending: deque[PendingLookup] = deque()
         self._timeless: list[PendingLookup] = []
-        """Look-ups of this event-loop iteration: their time-out has not begun."""
+        """Lookups of this event-loop iteration, whose timeout has not started."""
         self._timed: deque[tuple[float, list[PendingLookup]]] = deque()
-        """Look-ups by the time when they are late, ended ones included."""
+        """Lookups by the time when they become late, including lookups that have ended."""
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
@@ -105,15 +110,16 @@ class RedisTier:
             is_usable=self._is_usable,
             on_call=self._note_write,
         )
-        # Attributes, as a method would be one more call for what each item takes.
+        # Attributes, because a method would add a call for each item.
         self.store_all: Callable[[Sequence[tuple[CacheKey, CachedResult]], float], None]
         self.store_all = self._writer.add
-        """Queues entries to be written with what is left of their lives, less the jitter."""
+        """Queues entries to be written for the rest of their lifetime, less the jitter."""
         self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._claims.take
-        """Tells, once, whether look-ups have claimed all of some keys."""
+        """Returns whether lookups have claimed all keys, and hands these claims over."""
 
     async def __aenter__(self) -> Self:
-        # Kept: to ask for it is a system call in Python 3.11, a twentieth of a hit in Redis.
+        # Stored, because `get_running_loop` makes a system call in Python 3.11, 5 % of a hit's
+        # time.
         self._loop = asyncio.get_running_loop()
         return self
 
@@ -130,9 +136,9 @@ class RedisTier:
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
     ) -> PendingLookup:
-        """Call `on_done` later with what Redis has of `keys`; a miss where it is too late.
+        """Call `on_done` later with the entries of `keys`; after the timeout, all are misses.
 
-        While most keys are not found, the same round trip claims them.
+        While most keys are misses, the same round trip claims them.
         """
         lookup = PendingLookup(keys, on_done, claims and self._finds_little)
         if self._breaker.state is BreakerState.CLOSED or self._is_usable():
@@ -148,19 +154,19 @@ class RedisTier:
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
     ) -> list[bool]:
-        """Claim `keys` with others of this iteration; say which another worker computes."""
+        """Claim `keys`; return for each whether another worker computes it."""
         if self._breaker.state is not BreakerState.CLOSED:
             return [False] * len(keys)
         within = self._timeout + _PER_KEY * len(keys)
         return await self._claims.claim(keys, is_current, within=within)
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims that look-ups made on `keys`, and that nobody has taken."""
+        """End claims that lookups made on `keys` and that nobody has taken over."""
         if unused := self._claims.take_each(keys):
             self.release(unused)
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Let the claims on `keys` last for another lease."""
+        """Extend the claims on `keys` by a lease."""
         if self._breaker.state is BreakerState.CLOSED:
             self._claims.renew(keys)
 
@@ -180,7 +186,7 @@ class RedisTier:
         )
 
     def _is_usable(self) -> bool:
-        """Tell whether the breaker is closed; start a probe where one is due."""
+        """Return whether the breaker is closed; if a probe of Redis is due, start it."""
         if self._breaker.state is BreakerState.CLOSED:
             return True
         if self._breaker.allows(self._monotonic()):
@@ -199,7 +205,7 @@ class RedisTier:
             self._note_call(started, commands=1)
 
     def _note_call(self, started: float, *, commands: int) -> None:
-        """Let the breaker know of a call that was answered."""
+        """Report a successful call to the circuit breaker."""
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
 
@@ -215,7 +221,7 @@ class RedisTier:
             self._loop.call_soon(self._send)
 
     def _begin_time_out(self) -> None:
-        """Have the look-ups of this iteration end in time, all by one timer: each costs as much."""
+        """Start the timeout of this iteration's lookups, with one timer for all to save cost."""
         begun, self._timeless = self._timeless, []
         most = max([len(lookup.keys) for lookup in begun])
         if most > _MANY_KEYS:
@@ -226,7 +232,7 @@ class RedisTier:
             self._timer = self._call_late(late, self._time_out_late)
 
     def _time_large(self, begun: list[PendingLookup]) -> tuple[list[PendingLookup], int]:
-        """Give large look-ups timers of their own; return the others, and the most keys of one."""
+        """Give each large lookup its own timer; return the others and their largest key count."""
         others: list[PendingLookup] = []
         for lookup in begun:
             if len(lookup.keys) > _MANY_KEYS:
@@ -240,7 +246,7 @@ class RedisTier:
         return self._loop.call_later(seconds, self._loop.call_later, _GRACE, call)
 
     def _time_out_late(self) -> None:
-        """End the look-ups whose time is over, and forget those that have ended."""
+        """End the lookups whose timeout has passed, and drop lookups that have ended."""
         now, timed = self._loop.time(), self._timed
         while timed and (timed[0][0] <= now or all(one.on_done is None for one in timed[0][1])):
             self._time_out(timed.popleft()[1])
@@ -256,14 +262,14 @@ class RedisTier:
                     lookup.miss()
 
     def _send(self) -> None:
-        """Send the pending look-ups, while a round trip is free."""
+        """Send the pending lookups, while a round trip is free."""
         self._scheduled = False
         if self._timeless:
             self._begin_time_out()
-        while self._pending and self._reading < _MOST_READS:
+        while self._pending and self._reading < _MAX_READS:
             batch: list[PendingLookup] = []
             size = 0
-            while self._pending and size < _MOST_KEYS:
+            while self._pending and size < _MAX_KEYS:
                 lookup = self._pending.popleft()
                 if lookup.on_done is not None:
                     batch.append(lookup)
@@ -281,7 +287,7 @@ class RedisTier:
         try:
             if not self._read_client.execute_nowait(commands, on_done):
                 self._tasks.start(self._execute(commands, on_done))
-        except BaseException:  # whatever it was, the next read must not wait for this one
+        except BaseException:  # after any error, the next read must be able to start
             self._finish_read(batch, None)
             raise
 
@@ -292,7 +298,8 @@ class RedisTier:
         try:
             replies = await self._read_client.execute(commands)
         except OSError as error:
-            replies = error.with_traceback(None)  # which would hold this frame, and it the error
+            # without the traceback, which would form a reference cycle
+            replies = error.with_traceback(None)
         finally:
             on_done(replies)
 
@@ -322,7 +329,7 @@ class RedisTier:
                 return
         try:
             if read is not None:
-                # What is not packed stays as it is: no call for each value.
+                # Only compressed values need a call.
                 values = [
                     unpack(value) if value and value[:1] == PACKED else value for value in read
                 ]
@@ -340,7 +347,7 @@ class RedisTier:
         self._reading -= 1
         if self._pending:
             self._schedule()
-        # An empty value is a fault, which the reader counts.
+        # The reader counts an empty value as a fault.
         if values is None or not (any(values) or b"" in values):
             self._finish_empty_read(batch, is_read=values is not None)
             return
@@ -353,7 +360,7 @@ class RedisTier:
                 place = end
 
     def _finish_empty_read(self, batch: list[PendingLookup], *, is_read: bool) -> None:
-        """Have look-ups miss of which nothing was found, or, unless it `is_read`, nothing said."""
+        """End lookups for which nothing was found; `is_read` is false if the read failed."""
         missed = 0
         with self.batch:
             for lookup in batch:
@@ -361,11 +368,11 @@ class RedisTier:
                 if on_done is None:
                     continue
                 missed += len(lookup.keys)
-                # As `PendingLookup.miss` does, without two calls for each miss.
+                # The code of `PendingLookup.miss`, inlined to save two calls for each miss.
                 lookup.on_done = None
                 try:
                     on_done([None] * len(lookup.keys))
-                except Exception as bug:  # noqa: BLE001 - it must not keep others of the read waiting
+                except Exception as bug:  # noqa: BLE001 - other lookups of the read must continue
                     log_failure(bug)
         if is_read:
             self._counts.misses += missed

@@ -1,4 +1,4 @@
-"""Writes entries of the result cache to Redis, those of some milliseconds together."""
+"""Writes entries of the result cache to Redis, in batches of some milliseconds."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,21 +18,21 @@ from gateway.redis.connect import PipelinedClient
 from gateway.tasks import TaskScope
 
 _GATHERING = 0.005
-"""Seconds for which writes are gathered; nobody waits for them."""
-_MOST_WRITES = 256
+"""Seconds for which writes are collected; no request waits for them."""
+_MAX_WRITES = 256
 _QUEUE_ENTRIES = 8192
 _QUEUE_BYTES = 16 * 1024 * 1024
 _Set = tuple[bytes, bytes, bytes, bytes, int]
-"""A command: `SET`, the name, the value, `PX`, and the milliseconds that it lives."""
+"""A command: `SET`, the key, the value, `PX`, and the lifetime in milliseconds."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class RedisWriter:
-    """Queues entries, and writes them in a task; a full queue, or an error, costs entries.
+    """Queues entries, and writes them in a task. A full queue or an error drops entries.
 
-    `counts` has what became of them. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
-    `is_usable` tells whether Redis may be called, and `on_call` is given when a call was sent and
-    of how many commands it was, `None` where it failed.
+    `counts` receives the outcomes. `random` (0 to 1) shortens lifetimes by up to `ttl_jitter`.
+    `is_usable` returns whether Redis may be called. `on_call` receives the start time of each call
+    and its number of commands, or `None` if the call failed.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RedisWriter:
         self._on_call = on_call
         self._queue: list[_Set] = []
         self._sizes: list[int] = []
-        """The bytes of each value that is queued."""
+        """The size in bytes of each queued value."""
         self._bytes = 0
         self._is_writing = False
 
@@ -67,14 +67,14 @@ class RedisWriter:
         return len(self._queue)
 
     def add(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Queue entries to be written with what is left of their lives, less the jitter."""
+        """Queue entries to be written for the rest of their lifetime, less the jitter."""
         queue, sizes, size = self._queue, self._sizes, self._bytes
         prefix, jitter, random = self._prefix, self._jitter, self._random
         for (address, tag), entry in entries:
             milliseconds = int((entry.expires_at - now) * (1000.0 - jitter * random()))
             if milliseconds < 1:
                 continue
-            # As `encode_entry` does, without a call for each.
+            # The code of `encode_entry`, inlined to save a call for each entry.
             value = PLAIN + tag + _encode(entry)
             own = len(value)
             if len(queue) >= _QUEUE_ENTRIES or size + own > _QUEUE_BYTES:
@@ -89,10 +89,10 @@ class RedisWriter:
             self._tasks.start(self._write())
 
     async def _write(self) -> None:
-        """Write until the queue is empty; errors cost the entries, and are counted."""
+        """Write until the queue is empty. An error drops entries and is counted."""
         try:
             while self._queue:
-                if len(self._queue) < _MOST_WRITES:
+                if len(self._queue) < _MAX_WRITES:
                     await asyncio.sleep(_GATHERING)
                 batch, largest = self._take()
                 if not self._is_usable():
@@ -105,9 +105,9 @@ class RedisWriter:
             self._is_writing = False
 
     def _take(self) -> tuple[list[_Set], int]:
-        """Return the next commands, and the bytes of the largest value."""
-        batch, self._queue = self._queue[:_MOST_WRITES], self._queue[_MOST_WRITES:]
-        sizes, self._sizes = self._sizes[:_MOST_WRITES], self._sizes[_MOST_WRITES:]
+        """Return the next commands, and the size of the largest value."""
+        batch, self._queue = self._queue[:_MAX_WRITES], self._queue[_MAX_WRITES:]
+        sizes, self._sizes = self._sizes[:_MAX_WRITES], self._sizes[_MAX_WRITES:]
         self._bytes -= sum(sizes)
         return batch, max(sizes)
 
@@ -128,7 +128,7 @@ class RedisWriter:
 
 
 async def _packed(batch: list[_Set]) -> list[_Set]:
-    """Return the commands with compressed values, where that is of use."""
+    """Return the commands, with values compressed if that saves space."""
     values = await map_values(pack, [value for _, _, value, _, _ in batch])
     return [
         (command, name, packed, option, milliseconds)

@@ -14,19 +14,19 @@ from gateway.config.document import CacheConfig
 from gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
-"""What the memory tier shrinks by between two event-loop iterations: a millisecond or two."""
+"""Bytes by which the memory tier shrinks in an event-loop iteration: one or two milliseconds."""
 _FIRST = (0,)
-"""The places that a look-up of one key misses."""
+"""The missing indexes of a lookup of one key."""
 _GRACE = 1.0
-"""Seconds that a replaced remote tier is kept open for look-ups that began in it."""
+"""Seconds for which a replaced remote tier stays open for lookups that it began."""
 
 
 class ResultCache:
-    """The `ResultStore` and `SharedCache` of inference, in the tiers that the document describes.
+    """Implements `ResultStore` and `SharedCache` with the tiers in the configuration document.
 
-    Entries that are found in the remote tier are copied to memory. `make_remote` makes that tier,
-    and another one when its settings change. `clock` is the wall clock. Leaving the cache waits
-    until the remote tier has written what it was given.
+    Entries found in the remote tier are copied to memory. `make_remote` creates the remote tier,
+    and creates it again when its settings change. `clock` is the wall clock. Leaving the cache
+    waits until the remote tier has written its queue.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class ResultCache:
         self._entry = entry
         self._memory = MemoryTier(capacity_bytes=_memory_bytes(entry))
         self.peek: Callable[[CacheKey, float], CachedResult | None] = self._memory.peek
-        """Returns a key's entry if memory has it."""
+        """Returns a key's entry if it is in memory."""
         self.entry_of: Callable[[CacheKey], CachedResult | None] = self._memory.entry_of
-        """Returns a key's entry if memory has it, expired or not, without counting a read."""
+        """Returns a key's entry if it is in memory, expired or not, without counting a read."""
         self.has: Callable[[bytes], bool] = self._memory.has
-        """Tells whether memory has something at an address."""
+        """Returns whether memory has an entry at an address."""
         self._make_remote = make_remote
         self._remote = make_remote(entry)
         self._clock = clock
@@ -58,9 +58,10 @@ class ResultCache:
         await self._remote.__aexit__(None, None, None)
 
     def configure(self, entry: CacheConfig) -> None:
-        """Apply `entry`: to the remote tier at once, to memory within some loop iterations.
+        """Apply `entry`: to the remote tier at once, to memory within some event-loop iterations.
 
-        Memory keeps its entries as far as they fit; a replaced remote tier ends what it has begun.
+        Memory keeps the entries that fit. A replaced remote tier completes the work that it has
+        begun.
         """
         before, self._entry = self._entry, entry
         if _memory_bytes(entry) != _memory_bytes(before):
@@ -71,7 +72,7 @@ class ResultCache:
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
-        """Return what memory and, for the rest, the remote tier have of `keys`."""
+        """Return the entries of `keys` from memory or else from the remote tier."""
         found, missing = self._in_memory(keys, is_valid)
         if missing:
             remote = self._remote
@@ -87,7 +88,7 @@ class ResultCache:
         *,
         claims: bool = False,
     ) -> None:
-        """Call `on_done` with what `lookup` would return, in a later event-loop iteration."""
+        """Call `on_done` with the result of `lookup`, in a later event-loop iteration."""
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
         missing: Sequence[int]
@@ -113,21 +114,21 @@ class ResultCache:
         remote.fetch_nowait(absent, fetched, claims=claims)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
-        """Keep `entry` in memory now, and in the remote tier soon."""
+        """Store `entry` in memory now, and in the remote tier soon."""
         self.store_all([(key, entry)])
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]]) -> None:
-        """Keep each entry under its key: in memory now, in the remote tier soon."""
+        """Store each entry in memory now, and in the remote tier soon."""
         now = self._clock()
         self._memory.put_all(entries, now)
         self._remote.store_all(entries, now)
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Take over the claims of look-ups on `keys` if all are claimed; tell whether they were."""
+        """Return whether lookups have claimed all `keys`; if so, the caller owns the claims."""
         return self._remote.has_claimed(keys)
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims that look-ups made on `keys`, and that nobody has taken."""
+        """End claims that lookups made on `keys` and that nobody has taken over."""
         self._remote.release_unused(keys)
 
     def claim(
@@ -156,7 +157,7 @@ class ResultCache:
     def _in_memory(
         self, keys: Sequence[CacheKey], is_valid: Validity | None
     ) -> tuple[list[CacheHit | None], list[int]]:
-        """Return what memory has of `keys` that is valid, and the places of the rest."""
+        """Return the valid entries of `keys` in memory, and the indexes of the missing keys."""
         memory = self._memory
         found: list[CacheHit | None] = [None] * len(keys)
         if not any(map(memory.has, map(address_of, keys))):
@@ -180,7 +181,7 @@ class ResultCache:
         fetched: Sequence[CachedResult | None],
         tier: str,
     ) -> None:
-        """Put what `tier` has for the `missing` places into `found`, and into memory."""
+        """Add the entries that `tier` returned for `missing` to `found` and to memory."""
         now = self._clock()
         for index, entry in zip(missing, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
@@ -188,7 +189,7 @@ class ResultCache:
                 found[index] = CacheHit(entry=entry, tier=tier)
 
     async def _resize(self, target: int) -> None:
-        # Until another size is wanted; documents with the same one may follow meanwhile.
+        # Stops when a newer document has another size.
         while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
             least = self._memory.capacity_bytes - _STEP_BYTES
             self._memory.resize(max(target, least), self._clock())
@@ -209,5 +210,5 @@ def _memory_bytes(entry: CacheConfig) -> int:
 
 
 def _remote_settings(entry: CacheConfig) -> CacheConfig:
-    """Return `entry` without what the remote tier does not read."""
+    """Return `entry` without the settings that the remote tier does not read."""
     return replace(entry, memory_bytes=0, memory_enabled=False, refusal_ttl=0.0, refreshes=0)

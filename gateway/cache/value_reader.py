@@ -1,4 +1,4 @@
-"""Reads the entries in values of Redis, and counts what they are."""
+"""Decodes entries from Redis values, and counts the outcomes."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from gateway.cache.key import CacheKey
 
 
 class ValueReader:
-    """Tells entries of a key from claims on it, from what is damaged, and from another key's."""
+    """Distinguishes a key's entry from a claim, a damaged value, and another key's value."""
 
     def __init__(self, *, claims: Claims, counts: RemoteStatistics) -> None:
         self._claims = claims
@@ -18,7 +18,7 @@ class ValueReader:
     def entries(
         self, keys: Sequence[CacheKey], values: Sequence[bytes | None]
     ) -> list[CachedResult | None]:
-        """Return the entry of each key; `values` are unpacked."""
+        """Return the entry of each key; `values` are uncompressed."""
         if any(values) or b"" in values:
             return [self._entry(key, value) for key, value in zip(keys, values, strict=True)]
         self._counts.misses += len(keys)
@@ -34,7 +34,7 @@ class ValueReader:
             return None
         try:
             entry = decode_entry(key, value)
-        except Exception:  # noqa: BLE001 - one damaged value must not cost the others of its read
+        except Exception:  # noqa: BLE001 - the read's other values must be returned
             counts.corrupt += 1
             return None
         if entry is None:

@@ -32,21 +32,21 @@ _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _LAST_PORT = 65_535
 _LARGEST_NUMBER = 2**63 - 1
-# A price of a million for one item is a slip; what it multiplies to must fit an invoice.
+# A price of a million for an item is a mistake, and products of prices must fit an invoice.
 _LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
 ANY_ORIGIN = "*"
 ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
 _LARGEST_PERCENT = 1000
-# Labels that a message lists.
-_MOST_SHOWN = 50
+# The most labels that a message lists.
+_MAX_SHOWN = 50
 _DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
 
 def findings(document: Document) -> Iterator[ConfigFinding]:
-    """Yield everything that is wrong with `document`, in its order."""
+    """Yield each problem of `document`, in the order of the document."""
     yield from _regions(document.regions)
     yield from pool_findings(document)
     for name, entry in document.models.items():
@@ -72,7 +72,7 @@ def models_named(document: Document) -> Iterator[str]:
 
 
 def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple[Path, str]]:
-    """Yield where `document` names a model that is neither `known` nor planned, and which."""
+    """Yield path and name of each model in `document` that is neither `known` nor planned."""
     planned = {name for name, entry in document.models.items() if entry.planned}
     for name in document.models:
         if name not in known and name not in planned:
@@ -85,17 +85,17 @@ def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple
 def unknown_labels(
     document: Document, known: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield each label of a moderation that its model, whose labels are known, does not have.
+    """Yield path and problem of each moderation label that its model does not have.
 
-    It comes with what is wrong.
+    `known` maps models to their labels. Other models are skipped.
     """
     for name, entry in document.models.items():
         has = known.get(name)
         for label in entry.moderation if has is not None else ():
             if has and label not in has:
                 shown = [f"`{one}`" for one in has]
-                more = f" and {len(has) - _MOST_SHOWN} more" if len(has) > _MOST_SHOWN else ""
-                listed = ", ".join(shown[:_MOST_SHOWN]) + more
+                more = f" and {len(has) - _MAX_SHOWN} more" if len(has) > _MAX_SHOWN else ""
+                listed = ", ".join(shown[:_MAX_SHOWN]) + more
                 meant = closest(label, has)
                 hint = f"; did you mean `{meant}`?" if meant else "."
                 yield (
@@ -120,7 +120,7 @@ def _references(document: Document) -> Iterator[tuple[Path, str]]:
 
 
 def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong with the list of limits at `path`."""
+    """Yield each problem of the list of limits at `path`."""
     rules = tuple(rules)
     for index, rule in enumerate(rules):
         here = (*path, index)
@@ -139,21 +139,25 @@ def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[ConfigFinding
     yield from rule_findings(rules, path)
     for index, rule in enumerate(rules):
         if rule.model:
-            yield ConfigFinding((*path, index, "model"), "the model is known here: leave it out")
+            yield ConfigFinding(
+                (*path, index, "model"), "leave out `model`: these limits apply to this model only"
+            )
 
 
 def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong with the refill of a rule: by time, by month or by work that ends."""
+    """Yield each problem of a rule's refill: by time, by month, or when work ends."""
     if rule.period not in ("", "month"):
         yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
     elif rule.unit == CONCURRENT:
         if rule.window or rule.period:
-            detail = "`concurrent` units come back as work ends: leave out `window` and `period`"
+            detail = "`concurrent` units return when work ends: leave out `window` and `period`"
             yield ConfigFinding((*here, "unit"), detail)
     elif rule.period and rule.window:
-        yield ConfigFinding((*here, "window"), "a rule has a `window` or a `period`: leave one out")
+        yield ConfigFinding(
+            (*here, "window"), "a rule has either a `window` or a `period`: leave one out"
+        )
     elif not rule.period and not rule.window > 0:
-        detail = "must be more than 0 seconds; a quota has `period: month` in its place"
+        detail = "must be more than 0 seconds; for a quota, set `period: month` instead"
         yield ConfigFinding((*here, "window"), detail)
     elif math.isinf(rule.window):
         yield ConfigFinding((*here, "window"), "must be a number of seconds")
@@ -172,7 +176,9 @@ def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:
                 path = (*pool_path, "backends", backend_index)
                 yield from _named(backend.id, (*path, "id"))
                 if backend.id in owners:
-                    yield ConfigFinding((*path, "id"), f"another backend is called `{backend.id}`")
+                    yield ConfigFinding(
+                        (*path, "id"), f"the id `{backend.id}` is used by another backend"
+                    )
                 owners[backend.id] = path
                 yield from _place(backend, path)
                 yield from _server_name(backend, (*path, "server_name"))
@@ -200,14 +206,14 @@ def _cache(document: Document) -> Iterator[ConfigFinding]:
 
 
 def _idempotency(idempotency: IdempotencyConfig) -> Iterator[ConfigFinding]:
-    # The state Redis knows no shorter time, and renewals are to arrive meanwhile.
+    # The lease must be long enough to be renewed in time.
     yield from _at_least(idempotency.lease, 0.1, ("idempotency", "lease"))
     yield from _at_least(idempotency.max_keys, 1, ("idempotency", "max_keys"))
     yield from _at_least(idempotency.max_bytes, 1024, ("idempotency", "max_bytes"))
 
 
 def is_origin(text: str) -> bool:
-    """Tell whether browsers may send `text` as `Origin`."""
+    """Return whether `text` is a valid `Origin`."""
     return _ORIGIN.fullmatch(text) is not None
 
 
@@ -278,7 +284,8 @@ def _amount(value: int, path: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding(path, "must be at least 0")
     elif value > _LARGEST_PRICE:
         yield ConfigFinding(
-            path, f"must be at most {_LARGEST_PRICE}, a million of the currency a unit"
+            path,
+            f"must be at most {_LARGEST_PRICE}: a unit costs at most a million of the currency",
         )
 
 
@@ -302,14 +309,16 @@ def _url(url: str, path: Path) -> Iterator[ConfigFinding]:
 
 
 def _place(backend: BackendConfig, path: Path) -> Iterator[ConfigFinding]:
-    """Yield what is wrong with the address of a backend, which is a URL or a name."""
+    """Yield each problem of a backend's address, which is a URL or a DNS name."""
     if not backend.dns:
         yield from _url(backend.url, (*path, "url"))
         if backend.tls:
-            yield ConfigFinding((*path, "tls"), "the URL says it: leave it out")
+            yield ConfigFinding((*path, "tls"), "leave out `tls`: the scheme of `url` decides")
         return
     if backend.url:
-        yield ConfigFinding((*path, "dns"), "a backend has a `url` or a `dns`: leave one out")
+        yield ConfigFinding(
+            (*path, "dns"), "a backend has either a `url` or a `dns`: leave one out"
+        )
     host, _, port = backend.dns.rpartition(":")
     is_port = port.isascii() and port.isdigit() and 0 < int(port) <= _LAST_PORT
     if not _HOST.fullmatch(host) or not is_port:
@@ -324,7 +333,7 @@ def _server_name(backend: BackendConfig, path: Path) -> Iterator[ConfigFinding]:
             path, f"`{name[:80]}` must be a host name such as `backends.example.com`"
         )
     elif name and not (backend.tls or backend.url.startswith("https://")):
-        detail = "there is no certificate without TLS: begin the URL with `https://`, or set `tls`"
+        detail = "needs TLS: begin the URL with `https://`, or set `tls`"
         yield ConfigFinding(path, detail)
 
 

@@ -1,4 +1,4 @@
-"""Compares two values of the document's types, field by field."""
+"""Compares two values of the document's types field by field."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 
 _IDENTITIES = (("id",), ("name",), ("model", "since"))
-"""The fields by which elements of a list are the same ones, wherever they stand in it."""
+"""The fields that identify an element of a list, regardless of its position."""
 
 
 class FieldChange(
     msgspec.Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}
 ):
-    """A field with its value before and after; one that is missing is not there.
+    """Holds a field with its values before and after; a value is unset if the field did not exist.
 
-    Of sections only fields with other values than the defaults are shown.
+    Sections show only fields whose value differs from the default.
     """
 
     path: str
@@ -25,8 +25,8 @@ class FieldChange(
 def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChange]:
     """Yield the fields that differ, in the order of the types.
 
-    Elements of lists are compared by id, name, or model and date. Where only their order differs,
-    the change is one of the list of these.
+    Elements of lists are matched by id, name, or model and date. If only their order differs, the
+    change lists these identities.
     """
     if before == after:
         return
@@ -48,7 +48,7 @@ def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChang
 
 
 def shown(value: Any) -> Any:
-    """Return a value as an operator reads it: plain, and without what is as by default."""
+    """Return a value as plain data for operators, without fields that have their default."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         defaults = _defaults(type(value))
@@ -78,7 +78,7 @@ def _changes_by_key(
 
 
 def _by_identity(values: Any) -> dict[str, Any] | None:
-    """Return the elements of a list by what identifies them, `None` where nothing does."""
+    """Return the elements of a list by their identity; `None` if they have none."""
     if not isinstance(values, Sequence) or isinstance(values, str):
         return None
     for names in _IDENTITIES:

@@ -1,4 +1,4 @@
-"""Reads YAML texts into a checked `Document`."""
+"""Reads YAML texts into a validated `Document`."""
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping
@@ -17,17 +17,17 @@ from gateway.errors import ConfigurationError
 
 T = TypeVar("T")
 WORKER_BASE_BYTES = 256 * 1024 * 1024
-"""Memory of a worker besides its cache; more than was ever measured."""
+"""Memory of a worker without its cache; more than was ever measured."""
 
 
 class PlacedBackends(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a placement file: regions that replace those of the document."""
+    """The content of a placement file: regions that replace the document's regions."""
 
     regions: tuple[RegionConfig, ...] = ()
 
 
 class ParsedDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A valid document, what it was read from, and the place of each of its values."""
+    """Holds a valid document, its sources, and the source line of each value."""
 
     sources: tuple[DocumentSource, ...]
     document: Document
@@ -37,24 +37,24 @@ class ParsedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load_folder(folder: Path, *, placement: Path | None = None) -> Document:
-    """Return the document of `folder`, with the regions of the `placement` file if there is one.
+    """Return the document in `folder`, with the regions of the `placement` file if there is one.
 
     Raises:
-        ConfigurationError: the first thing that is wrong, with its file, line and field.
+        ConfigurationError: the first problem, with file, line and field.
     """
     return load_sources(read_folder(folder), placement=placement)
 
 
 def load_sources(sources: Sources, *, placement: Path | None = None) -> Document:
-    """Return the document that `sources` make together; see `parse_sources`."""
+    """Return the document from all `sources`; see `parse_sources`."""
     return parse_sources(sources, placement=placement).document
 
 
 def parse_sources(sources: Sources, *, placement: Path | None = None) -> ParsedDocument:
-    """Return the document that `sources` make together; a section may stand in one of them only.
+    """Return the document from all `sources`. Each section must be in one source only.
 
     Raises:
-        ConfigurationError: the first thing that is wrong, with its file, line and field.
+        ConfigurationError: the first problem, with file, line and field.
     """
     joined = _join(sources)
     if placement is not None:
@@ -75,59 +75,60 @@ def check_models(
     """Refuse a document that names a model which is neither `known` nor planned.
 
     Raises:
-        ConfigurationError: what `explain` says of the first, with its file, line and field.
+        ConfigurationError: the explanation for the first such model, with file, line and field.
     """
     for path, name in checks.unknown_models(parsed.document, known):
         raise parsed.tree.error(path, explain(name))
 
 
 def check_pools(parsed: ParsedDocument, served: Collection[str]) -> None:
-    """Refuse a document that assigns one of the `served` models to no pool.
+    """Refuse a document in which a `served` model has no pool.
 
     Raises:
-        ConfigurationError: it names the first.
+        ConfigurationError: names the first such model.
     """
     for name in unassigned_models(parsed.document, sorted(served)):
         raise parsed.tree.error(("regions",), explain_unassigned(name))
 
 
 def check_labels(parsed: ParsedDocument, known: Mapping[str, Collection[str]]) -> None:
-    """Refuse a moderation by labels that a model, whose labels are `known`, does not have.
+    """Refuse moderation labels that a model does not have. `known` maps models to their labels.
 
     Raises:
-        ConfigurationError: it names the first, and those that there are.
+        ConfigurationError: names the first such label, and the model's labels.
     """
     for path, detail in checks.unknown_labels(parsed.document, known):
         raise parsed.tree.error(path, detail)
 
 
 def check_memory(parsed: ParsedDocument, limit: int) -> None:
-    """Refuse a document whose cache, once full, would take a worker beyond `limit` bytes (0: none).
+    """Refuse a document whose full cache would exceed a worker's memory `limit` (bytes; 0: none).
 
     Raises:
-        ConfigurationError: it would, with the file, line and field.
+        ConfigurationError: the cache is too large; with file, line and field.
     """
     cache = parsed.document.cache
     if cache.memory_enabled and 0 < limit < cache.memory_bytes + WORKER_BASE_BYTES:
         raise parsed.tree.error(
             ("cache", "memory_bytes"),
-            "a worker whose cache is full would take more memory than"
-            f" `SLUICEGATE_MEMORY_LIMIT_BYTES` ({limit}) allows, and be replaced; make that"
-            f" {cache.memory_bytes + WORKER_BASE_BYTES} at least, or this less",
+            "a worker with a full cache would exceed `SLUICEGATE_MEMORY_LIMIT_BYTES`"
+            f" ({limit}) and be restarted; set that variable to at least"
+            f" {cache.memory_bytes + WORKER_BASE_BYTES}, or choose a smaller cache",
         )
 
 
 def digest(document: Document) -> str:
-    """Return 16 hex digits that are equal where documents mean the same.
+    """Return 16 hexadecimal digits that are equal for equivalent documents.
 
-    Fields with their defaults are left out: a field that a later version adds changes no digest.
+    Fields with their default are left out, so a field that a later version adds does not change the
+    digest.
     """
     encoded = msgspec.json.encode(without_defaults(document), order="sorted")
     return hashlib.blake2b(encoded, digest_size=8).hexdigest()
 
 
-def without_defaults(value: Any) -> Any:  # Any: whatever a document holds
-    """Return a value of a document as dicts and lists, without the fields that have defaults."""
+def without_defaults(value: Any) -> Any:  # Any: a value of any field
+    """Return a value of a document as dicts and lists, without fields that have their default."""
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
         pairs = ((field, getattr(value, field.name)) for field in fields)
@@ -159,7 +160,9 @@ def _join(sources: Sources) -> Tree:
         for section in parsed.values:
             if section in joined.values:
                 other = joined.places[section,].file
-                raise parsed.error((section,), f"the section stands in `{other}` too")
+                raise parsed.error(
+                    (section,), f"the section is also in `{other}`; keep one of them"
+                )
         joined.values.update(parsed.values)
         joined.places.update(parsed.places)
     return joined

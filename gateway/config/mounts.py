@@ -1,7 +1,7 @@
-"""Detects configuration files that are mounted one by one and were replaced outside the container.
+"""Detects configuration files that were replaced behind a container's mount of a single file.
 
-A mount of a single file keeps the inode that was there when the container started. `sed -i`, git
-and most editors write a new file in its place, which the container never sees.
+A mount of a single file keeps the inode from the start of the container. `sed -i`, git and most
+editors write a new file in its place, which the container never sees.
 """
 
 from pathlib import Path
@@ -13,22 +13,22 @@ _PLACE = 4
 
 
 def check_mounts(folder: Path) -> None:
-    """Refuse `folder` where one of its files was replaced behind its mount.
+    """Refuse `folder` if a file in it was replaced behind its mount.
 
     Raises:
-        ConfigurationError: one was replaced since it was mounted.
+        ConfigurationError: a file was replaced after it was mounted.
     """
     for path in mounted_files(folder):
         if not path.stat().st_nlink:
             raise ConfigurationError(
-                "the file was replaced where it is mounted from, and this container has the old"
-                " one; start the container anew, and mount the folder in place of the file",
+                "the file was replaced on the host, but this container still has the old file;"
+                " restart the container, and mount the folder in place of the file",
                 file=str(path),
             )
 
 
 def mounted_files(folder: Path, mounts: Path = _MOUNTS) -> list[Path]:
-    """Return the files directly in `folder` that are mount points; none where it cannot be told."""
+    """Return the files directly in `folder` that are mount points; empty if unknown."""
     try:
         lines = mounts.read_text().splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def mounted_files(folder: Path, mounts: Path = _MOUNTS) -> list[Path]:
 
 
 def _unescaped(place: str) -> str:
-    """Decode the octal escapes that the kernel writes for blanks and backslashes."""
+    """Decode the kernel's octal escapes of blanks and backslashes."""
     for octal, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
         place = place.replace(octal, character)
     return place

@@ -1,4 +1,4 @@
-"""Checks which models the pools of a document are assigned."""
+"""Checks the assignment of models to the pools of a document."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -11,13 +11,13 @@ _PATTERN = re.compile(r"[a-z0-9._*?\[\]!-]{1,64}")
 
 
 def pool_findings(document: Document) -> Iterator[ConfigFinding]:
-    """Yield patterns that no model can match, and models that would have no backend."""
+    """Yield patterns that no model name can match, and models without a backend."""
     for index, region in enumerate(document.regions):
         for number, pool in enumerate(region.pools):
             for place, pattern in enumerate(pool.models):
                 if not _PATTERN.fullmatch(pattern) or pattern == NO_MODEL:
                     path = ("regions", index, "pools", number, "models", place)
-                    detail = f"`{pattern}` is no name of a model, nor a pattern such as `toxic-*`"
+                    detail = f"`{pattern}` must be a model's name or a pattern such as `toxic-*`"
                     yield ConfigFinding(path, detail)
     wanted = [name for name, entry in document.models.items() if not entry.planned]
     for name in unassigned_models(document, wanted):
@@ -25,9 +25,9 @@ def pool_findings(document: Document) -> Iterator[ConfigFinding]:
 
 
 def unassigned_models(document: Document, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of `names` that would have no backend: every pool is assigned other models.
+    """Yield each of `names` that no backend would serve, because every pool has other models.
 
-    Models that the document turns off need none.
+    Models that the document disables need no backend.
     """
     pools = [pool.models for region in document.regions for pool in region.pools]
     if not pools or not all(pools):
@@ -40,8 +40,8 @@ def unassigned_models(document: Document, names: Iterable[str]) -> Iterator[str]
 
 
 def explain_unassigned(name: str) -> str:
-    """Return the message that refuses a document without a backend for a model."""
+    """Return the error message for a model without a backend."""
     return (
-        f"no backend would serve `{name}`: put it under `models` of a pool in `regions`, or set "
-        f"`enabled: false` under `models`, `{name}`"
+        f"no backend would serve `{name}`: add it to `models` of a pool in `regions`, or set "
+        f"`models.{name}.enabled` to `false`"
     )

@@ -1,4 +1,4 @@
-"""Converts plain values to the structs of the document; an error names the field."""
+"""Converts plain values to the document's structs, with errors that name the field."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class SchemaViolation(Exception):
-    """A value does not fit the document; `path` says which."""
+    """A value does not fit the document's schema; `path` locates it."""
 
     def __init__(self, path: Path, detail: str) -> None:
         super().__init__(detail)
@@ -21,14 +21,14 @@ class SchemaViolation(Exception):
 
 
 class ConfigFinding(NamedTuple):
-    """A value of the right type that the document may not have."""
+    """A problem of a value that has the right type."""
 
     path: Path
     detail: str
 
 
 def shape(values: object, kind: type[T]) -> T:
-    """Return `values` as a `kind`.
+    """Return `values` converted to `kind`.
 
     Raises:
         SchemaViolation: a value does not fit.
@@ -38,7 +38,7 @@ def shape(values: object, kind: type[T]) -> T:
 
 
 def _inspect(value: object, kind: Any, path: Path) -> None:
-    """Find the first violation in document order; msgspec's paths do not name keys of mappings."""
+    """Find the first violation in document order; msgspec's errors do not name mapping keys."""
     origin = get_origin(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _inspect_struct(value, kind, path)

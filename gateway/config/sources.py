@@ -11,29 +11,31 @@ MAX_SOURCE_BYTES = 4 * 1024 * 1024
 
 
 class DocumentSource(msgspec.Struct, frozen=True, kw_only=True):
-    """One YAML text; errors name it by `name`, which is its path where it came from a file."""
+    """Holds a YAML text. Errors name it by `name`, which is the path of a file."""
 
     name: str
     text: str
 
 
 Sources = Sequence[DocumentSource]
-"""The texts of one document, in the order of their names."""
+"""The texts of one document, ordered by name."""
 
 
 def read_folder(folder: Path) -> tuple[DocumentSource, ...]:
-    """Return every `*.yaml` of `folder`, ordered by name.
+    """Return every `*.yaml` file of `folder`, ordered by name.
 
     Raises:
-        ConfigurationError: there is no such folder, it holds no document, or a file is unreadable.
+        ConfigurationError: the folder does not exist or has no such file, or a file is unreadable.
     """
     if not folder.is_dir():
         raise ConfigurationError(
-            f"`{folder}` is not a folder; name one that holds `*.yaml` files", file=str(folder)
+            f"`{folder}` is not a folder; choose a folder with `*.yaml` files", file=str(folder)
         )
     paths = sorted(path for path in folder.glob("*.yaml") if path.is_file())
     if not paths:
-        raise ConfigurationError(f"`{folder}` holds no `*.yaml` file", file=str(folder))
+        raise ConfigurationError(
+            f"`{folder}` has no `*.yaml` file; add one, or choose another folder", file=str(folder)
+        )
     return tuple(read_source(path) for path in paths)
 
 
@@ -41,7 +43,7 @@ def read_source(path: Path) -> DocumentSource:
     """Return the text of one file.
 
     Raises:
-        ConfigurationError: it cannot be read, is not UTF-8 or is far too large.
+        ConfigurationError: the file is unreadable, not UTF-8 or too large.
     """
     name = str(path)
     try:

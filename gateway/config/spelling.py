@@ -1,24 +1,24 @@
-"""Finds the name that a misspelt one is most likely to mean."""
+"""Finds the known name that a misspelt name most likely means."""
 
 import difflib
 from collections.abc import Iterable
 from functools import lru_cache
 
-# Comparing two names is quadratic in their length. These bounds keep it below 20 ms for any names.
-_LONGEST = 64
-_MOST = 50
-_LEAST = 0.7
+# The time to compare two names is quadratic in their length. These limits keep it below 20 ms.
+_MAX_LENGTH = 64
+_MAX_NAMES = 50
+_MIN_SIMILARITY = 0.7
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """Return the one of `known` that is most similar to `name`; `None` if none is similar."""
-    if len(name) > _LONGEST:
+    """Return the name in `known` that is most similar to `name`; `None` if none is similar."""
+    if len(name) > _MAX_LENGTH:
         return None
-    names = [each for each in known if len(each) <= _LONGEST]
+    names = [each for each in known if len(each) <= _MAX_LENGTH]
     names.sort(key=lambda each: abs(len(each) - len(name)))
-    return _closest(name, tuple(names[:_MOST]))
+    return _closest(name, tuple(names[:_MAX_NAMES]))
 
 
-@lru_cache(maxsize=256)  # a client that misspells a name does so in each request
+@lru_cache(maxsize=256)  # a client misspells the same name in each request
 def _closest(name: str, names: tuple[str, ...]) -> str | None:
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=_LEAST)), None)
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=_MIN_SIMILARITY)), None)

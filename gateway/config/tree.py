@@ -1,4 +1,4 @@
-"""Parses YAML text into plain values and keeps the line of each."""
+"""Parses YAML text into plain values, and stores the source line of each value."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +10,11 @@ from gateway.config.sources import DocumentSource
 from gateway.errors import ConfigurationError
 
 Path = tuple[str | int, ...]
-"""Keys and list positions that lead to a value from the top of the document."""
+"""The keys and list indexes of a value, from the top of the document."""
 
 MAX_NODES = 200_000
 MAX_DEPTH = 100
-"""Nesting of lists and mappings; a document needs less than ten levels."""
+"""The most levels of nested lists and mappings. A document needs less than ten."""
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}"
     for name in ("null", "bool", "int", "float", "str", "timestamp", "seq", "map")
@@ -25,20 +25,20 @@ _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
-    """A line of a source, counted from 1."""
+    """Identifies a line of a source, counted from 1."""
 
     file: str
     line: int
 
 
 class Tree(msgspec.Struct, frozen=True, kw_only=True):
-    """Texts as plain values, and the place of each."""
+    """Holds a parsed document: plain values, and the source line of each."""
 
-    values: dict[str, Any]  # Any: what a YAML text may hold is not known before it is checked
+    values: dict[str, Any]  # Any: the types are checked later
     places: dict[Path, SourcePosition]
 
     def error(self, path: Path, detail: str) -> ConfigurationError:
-        """Return the error of the value at `path`, placed there or at the nearest value around."""
+        """Return an error with the line of the value at `path`, or of the value around it."""
         lengths = range(len(path), -1, -1)
         places = (self.places[path[:n]] for n in lengths if path[:n] in self.places)
         place = next(places, None)
@@ -51,7 +51,7 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def field_name(path: Path) -> str:
-    """Return `path` as operators write it, such as `regions[0].pools[1].name`."""
+    """Return `path` in the notation of operators, such as `regions[0].pools[1].name`."""
     name = ""
     for part in path:
         if isinstance(part, int):
@@ -62,10 +62,10 @@ def field_name(path: Path) -> str:
 
 
 def parse(source: DocumentSource) -> Tree:
-    """Return the values of `source`, whose top must be a mapping; an empty text is an empty one.
+    """Return the values of `source`, whose top level must be a mapping or empty.
 
     Raises:
-        ConfigurationError: the text is no YAML, or uses what a document may not.
+        ConfigurationError: the text is not valid YAML, or uses YAML features that are not allowed.
     """
     try:
         _check_depth(source)
@@ -86,11 +86,11 @@ def parse(source: DocumentSource) -> Tree:
 
 
 def _check_depth(source: DocumentSource) -> None:
-    """Refuse a text that is nested too deep: the composer, in C, overflows its stack and crashes.
+    """Refuse a text that is nested too deeply, because the C composer would overflow its stack.
 
     Raises:
-        ConfigurationError: it is.
-        yaml.YAMLError: it is no YAML.
+        ConfigurationError: the text is nested too deeply.
+        yaml.YAMLError: the text is not valid YAML.
     """
     depth = 0
     for event in yaml.parse(source.text, Loader=yaml.CSafeLoader):
@@ -105,7 +105,7 @@ def _check_depth(source: DocumentSource) -> None:
 
 
 class _Builder:
-    """Turns nodes into values; refuses duplicate keys, other tags and exploding aliases."""
+    """Converts nodes to values, and refuses duplicate keys, custom tags and exploding aliases."""
 
     def __init__(self, file: str) -> None:
         self.places: dict[Path, SourcePosition] = {}
@@ -121,7 +121,7 @@ class _Builder:
         if len(path) > MAX_DEPTH:
             raise self._error(node, (), _TOO_DEEP)
         if node.tag not in _PLAIN_TAGS:
-            raise self._error(node, path, f"the tag `{node.tag}` is not allowed here")
+            raise self._error(node, path, f"the tag `{node.tag}` is not allowed; use plain values")
         self.places.setdefault(path, SourcePosition(self._file, _line(node)))
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path)
@@ -139,22 +139,22 @@ class _Builder:
 
     def _scalar(self, node: yaml.ScalarNode, path: Path) -> Any:
         if node.tag == _TIMESTAMP_TAG:
-            return node.value  # dates travel as text, quoted or not
+            return node.value  # dates stay text, quoted or not
         try:
             return self._scalars.construct_object(node)
         except (yaml.YAMLError, ValueError) as error:
-            raise self._error(node, path, f"`{node.value}` cannot be read") from error
+            raise self._error(node, path, f"`{node.value}` is not a valid value") from error
 
     def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, yaml.Node]]:
         seen: set[str] = set()
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise self._error(key_node, path, "a key must be a word")
+                raise self._error(key_node, path, "a key must be a string")
             if key_node.tag == _MERGE_TAG:
                 raise self._error(
                     key_node, path, "merge keys (`<<`) are not supported; write the fields out"
                 )
-            key = key_node.value  # as written: `no` and `1` stay names
+            key = key_node.value  # the text as written, so that `no` and `1` stay names
             if key in seen:
                 raise self._error(key_node, (*path, key), "the field is given twice")
             seen.add(key)

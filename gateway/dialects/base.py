@@ -1,4 +1,4 @@
-"""Holds what the dialects share: tokens of an answer, and the parts of their OpenAPI operations."""
+"""Counts input tokens, checks text inputs and describes OpenAPI operations, for all dialects."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -15,15 +15,15 @@ _DEFAULT_ENTRY = ModelConfig()
 
 
 def input_tokens(answer: Answer) -> int:
-    """Return the tokens of all items of an answer, whether they were computed or cached."""
+    """Return the number of tokens of all items, whether computed or cached."""
     return sum([outcome.input_tokens for outcome in answer.outcomes])
 
 
 def texts_only(values: Iterable[object], field: str) -> list[str]:
-    """Return `values`, of which each must be a text.
+    """Return `values`, if it is a list of strings.
 
     Raises:
-        InvalidRequest: one is a token, or a list of them.
+        InvalidRequest: an element is a token id or a list of token ids.
     """
     texts = [value for value in values if isinstance(value, str)]
     if not isinstance(values, list) or len(texts) < len(values):
@@ -32,14 +32,14 @@ def texts_only(values: Iterable[object], field: str) -> list[str]:
 
 
 def takes_tokens(source: BodySource, model: str) -> bool:
-    """Tell whether a model is configured to take ids of its own vocabulary as texts."""
+    """Return whether `model` is configured to accept token ids instead of texts."""
     return source.document.models.get(model, _DEFAULT_ENTRY).token_ids
 
 
 def tokens_refused(field: str) -> InvalidRequest:
-    """Return the error of a body with tokens for a model that is not configured to take them."""
+    """Return the error for token ids that are sent to a model which accepts texts only."""
     return InvalidRequest(
-        f"`{field}` has tokens; send texts, which the model's own tokenizer reads."
+        f"`{field}` has token ids, which this model does not accept; send texts."
         " (In LangChain: `check_embedding_ctx_length=False`.)"
     )
 
@@ -48,7 +48,7 @@ def dialect_operation(
     route: InferenceRoute,
     *,
     dialect: str,
-    id: str,  # noqa: A002 - as the document calls it
+    id: str,  # noqa: A002 - the OpenAPI document's name
     summary: str,
     body: Any,
     example: Json,
@@ -56,9 +56,9 @@ def dialect_operation(
     answer_example: Json,
     path_example: Mapping[str, str] = MappingProxyType({}),
 ) -> Operation:
-    """Return what the OpenAPI document says of a dialect's inference route.
+    """Return the OpenAPI operation of a dialect's inference route.
 
-    `path_example` has the parameters of its path, as the example has them.
+    `path_example` maps each path parameter to its value in the example.
     """
     parameters = tuple(
         {

@@ -1,4 +1,4 @@
-"""Defines the bodies of the routes of files and batches, as OpenAI's API has them."""
+"""Defines the request and response bodies for files and batches, as in OpenAI's API."""
 
 from typing import Annotated, Literal
 
@@ -13,34 +13,34 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     """A file."""
 
     id: str
-    """What other requests name it by."""
+    """The id to use in other requests."""
     object: Literal["file"] = "file"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
     bytes: int
-    """Its size."""
+    """Size in bytes."""
     created_at: int
-    """Seconds since 1970, as all moments of files and batches."""
+    """The time of creation. All times of files and batches are seconds since 1970 (UTC)."""
     expires_at: int
-    """When it is removed."""
+    """The time at which the file is deleted."""
     filename: str
-    """The name that it was sent with."""
+    """The file name that the upload gave."""
     purpose: str
-    """`batch`, or `batch_output` for the results of one."""
+    """`batch` for an uploaded file, `batch_output` for results of a batch."""
     status: Literal["processed"] = "processed"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
 
 
 class FileList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of files."""
 
     object: Literal["list"] = "list"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
     data: list[FileView]
     """The files of the page."""
     first_id: str | None
-    """The id of the first one."""
+    """The id of the first element."""
     last_id: str | None
-    """What to send as `after` for the next page."""
+    """The id of the last element; send it as `after` to get the next page."""
     has_more: bool
     """Whether there is a next page."""
 
@@ -49,119 +49,120 @@ class DeletedFile(msgspec.Struct, frozen=True, kw_only=True):
     """The confirmation that a file was deleted."""
 
     id: str
-    """What it was named by."""
+    """The id of the deleted file."""
     object: Literal["file"] = "file"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
     deleted: bool = True
     """Is always true."""
 
 
 class ExpiryRule(msgspec.Struct, frozen=True, kw_only=True):
-    """When a file is removed."""
+    """The time at which a file is deleted."""
 
     anchor: Literal["created_at"]
-    """The moment from which the time runs."""
+    """The moment from which `seconds` are counted."""
     seconds: int
-    """From 3600 on."""
+    """At least 3600."""
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch to create."""
 
     input_file_id: _Name
-    """A file whose lines have `custom_id`, `method` (`POST`), `url` and `body`."""
+    """The id of a JSON Lines file. Each line has `custom_id`, `method` (`POST`), `url` and
+    `body`."""
     endpoint: _Name
-    """The inference route that all its lines are for."""
+    """The inference route of all lines."""
     completion_window: str
-    """`24h`."""
+    """The time for the batch; must be `24h`."""
     metadata: dict[str, str] | None = None
-    """The caller's own notes: up to 16 entries."""
+    """The caller's notes: up to 16 entries."""
     output_expires_after: ExpiryRule | None = None
-    """When the files with its results are removed."""
+    """The time at which the result files are deleted."""
 
 
 class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a batch is."""
+    """The progress of a batch."""
 
     total: int
-    """Lines of its input; 0 until that was read."""
+    """Lines of the input file; 0 until the file was read."""
     completed: int
-    """Lines that were answered, and are in the output file."""
+    """Lines that succeeded; their responses are in the output file."""
     failed: int
-    """Lines that were not, and are in the errors file."""
+    """Lines that failed; they are in the errors file."""
 
 
 class BatchErrorList(msgspec.Struct, frozen=True, kw_only=True):
     """Why a batch failed."""
 
     object: Literal["list"] = "list"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
     data: list[BatchFailure]
     """The reasons."""
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch and how far it is."""
+    """A batch and its progress."""
 
     id: str
-    """What other requests name it by."""
+    """The id to use in other requests."""
     object: Literal["batch"] = "batch"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
     endpoint: str
-    """The inference route that its lines are for."""
+    """The inference route of its lines."""
     errors: BatchErrorList | None
-    """Why it failed as a whole; lines that failed are in the errors file."""
+    """Why the whole batch failed; failed lines are in the errors file."""
     input_file_id: str
-    """The file with its lines."""
+    """The id of the input file."""
     completion_window: Literal["24h"] = "24h"
-    """The time it has."""
+    """The time for the batch."""
     status: BatchState
-    """What it is doing, or how it ended."""
+    """What the batch is doing, or how it ended."""
     output_file_id: str | None
-    """The file with the answers, in the order of the input."""
+    """The id of the output file, with the responses in the order of the input."""
     error_file_id: str | None
-    """The file with the lines that have none."""
+    """The id of the errors file, with the lines that failed."""
     created_at: int
     """When it was created."""
     in_progress_at: int | None
-    """When its first line was asked for."""
+    """When processing began."""
     expires_at: int
-    """When the lines that are left are given up."""
+    """When the batch expires: lines that have not run by then fail."""
     finalizing_at: int | None
-    """When its last line was answered."""
+    """When the last line ended."""
     completed_at: int | None
-    """When its files were there."""
+    """When the result files were ready."""
     failed_at: int | None
-    """When it failed as a whole."""
+    """When the whole batch failed."""
     expired_at: int | None
-    """When it ended with lines that had no time left."""
+    """When the batch ended because its time was over."""
     cancelling_at: int | None
-    """When its owner cancelled it."""
+    """When the cancellation was requested."""
     cancelled_at: int | None
-    """When it had ended for that reason."""
+    """When the cancellation was complete."""
     request_counts: RequestCounts
-    """How far it is."""
+    """The progress of the batch."""
     metadata: dict[str, str] | None
-    """The caller's own notes."""
+    """The caller's notes."""
 
 
 class BatchList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of batches, the newest first."""
 
     object: Literal["list"] = "list"
-    """For clients that look for it."""
+    """Always the same; some clients check it."""
     data: list[BatchView]
     """The batches of the page."""
     first_id: str | None
-    """The id of the first one."""
+    """The id of the first element."""
     last_id: str | None
-    """What to send as `after` for the next page."""
+    """The id of the last element; send it as `after` to get the next page."""
     has_more: bool
     """Whether there is a next page."""
 
 
 def file_view(file: StoredFile) -> FileView:
-    """Return a file as callers see it."""
+    """Return the API's view of `file`."""
     return FileView(
         id=file.id,
         bytes=file.size,
@@ -173,7 +174,7 @@ def file_view(file: StoredFile) -> FileView:
 
 
 def batch_view(batch: RequestBatch) -> BatchView:
-    """Return a batch as callers see it."""
+    """Return the API's view of `batch`."""
     return BatchView(
         id=batch.id,
         endpoint=batch.endpoint,

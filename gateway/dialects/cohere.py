@@ -1,4 +1,7 @@
-"""Answers Cohere's clients: embed, rerank, classify, tokens. Native routes list the models."""
+"""Implements Cohere's API: embed, rerank, classify, tokenize and detokenize.
+
+The native `GET /v1/models` lists the models for Cohere's clients, too.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -6,15 +9,14 @@ import msgspec
 from typing_extensions import override
 
 from backends.protocol import Task
-from gateway.api.answers import encode_answer
 from gateway.api.dialect import Dialect
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.native_routes import NativeRoute
 from gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
 from gateway.api.vectors import as_all
 from gateway.dialects.base import dialect_operation, input_tokens
 from gateway.dialects.cohere_errors import COHERE_ERRORS
+from gateway.dialects.cohere_route import SharedRoute
 from gateway.dialects.cohere_tokens import COHERE_TOKENS
 from gateway.dialects.stored_results import labels_in, ranking
 from gateway.errors import InvalidRequest
@@ -22,40 +24,41 @@ from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-# Cohere's own default, which clients send: as much as a model reads.
+# Cohere's default for `max_tokens_per_doc`, which its clients send.
 _WHOLE_DOCUMENT = 4096
 _encode = msgspec.json.encode
 
 
 class _CohereBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has the field that all bodies share."""
+    """Holds the field that all bodies share."""
 
     model: str
-    """The name of a model; `GET /v1/models` lists them."""
+    """The name of a model, as in `GET /v1/models`."""
 
 
 class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
-    """Turn texts into vectors, as Cohere's clients ask for them."""
+    """Turn texts into vectors, as in Cohere's API."""
 
     texts: list[str]
-    """The texts; images are refused."""
+    """The texts. Images are refused."""
     input_type: str | None = None
-    """Is ignored: models have no words that they put before a text."""
+    """Ignored: Sluicegate adds no prompt to texts."""
     embedding_types: Annotated[tuple[EmbeddingType, ...], msgspec.Meta(max_length=6)] = ("float",)
-    """What vectors are made of; the answer has each. `base64` is of little-endian float32."""
+    """The number types of vectors; the response has each of them. `base64` encodes little-endian
+    float32."""
     output_dimension: Positive | None = None
-    """Keeps the first so many numbers of a vector, which then has the length 1 again."""
+    """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     truncate: Literal["NONE", "END"] | None = None
-    """With `NONE`, a text that the model would read a part of is refused."""
+    """With `NONE`, a text that is longer than the model reads is refused."""
     priority: int | None = None
-    """Is ignored; the header `Sluicegate-Criticality` says it here."""
+    """Ignored; set the header `Sluicegate-Criticality` instead."""
 
     def items(self) -> list[Any]:
         """Return the texts."""
         return self.texts
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/embed` would make of it."""
+        """Return the request of the native route `POST /v1/embed`."""
         return EmbedBody(
             model=self.model,
             input=list(self.texts),
@@ -65,158 +68,154 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
 
 
 class CohereRerankBody(_CohereBody, frozen=True, kw_only=True):
-    """Order documents by how well they answer a query, as Cohere's clients ask for it."""
+    """Order documents by relevance to a query, as in Cohere's API."""
 
     query: str
-    """What the documents are compared with."""
+    """The query that documents are compared with."""
     documents: list[str]
-    """The texts to put in order."""
+    """The texts to order."""
     top_n: Positive | None = None
-    """How many documents to return, the best ones; all where it is left out."""
+    """Returns only this many documents with the highest scores; by default all."""
     max_tokens_per_doc: Annotated[int, msgspec.Meta(ge=_WHOLE_DOCUMENT)] | None = None
-    """Is ignored: a document is read up to the model's `max_tokens`, or whole by models that read
-    windows. Less than 4096 is refused."""
+    """Ignored: a model reads a document up to its `max_tokens`, or in full if it reads windows.
+    A value below 4096 is refused."""
     priority: int | None = None
-    """Is ignored; the header `Sluicegate-Criticality` says it here."""
+    """Ignored; set the header `Sluicegate-Criticality` instead."""
 
     def items(self) -> list[Any]:
         """Return the documents."""
         return self.documents
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/rerank` would make of it."""
+        """Return the request of the native route `POST /v1/rerank`."""
         return RerankBody(model=self.model, query=self.query, documents=self.documents).request()
 
 
 class CohereClassifyBody(_CohereBody, frozen=True, kw_only=True):
-    """Label texts with a trained classifier, as Cohere's clients ask for it."""
+    """Label texts with a trained classifier, as in Cohere's API."""
 
     inputs: list[str]
     """The texts."""
     examples: list[Any] = []
-    """Is refused unless it is empty: models are trained before."""
+    """Must be empty: the model is already trained."""
     truncate: Literal["NONE", "END"] | None = None
-    """With `NONE`, a text that the model would read a part of is refused."""
+    """With `NONE`, a text that is longer than the model reads is refused."""
 
     def items(self) -> list[Any]:
         """Return the texts."""
         return self.inputs
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/classify` would make of it."""
+        """Return the request of the native route `POST /v1/classify`."""
         if self.examples:
             raise InvalidRequest(
-                "`examples` are not learned from; leave them out and name a trained classifier, or"
-                " send their labels to `POST /v1/zero-shot`."
+                "`examples` is not supported, because models are already trained; leave it out, or"
+                " send your labels to `POST /v1/zero-shot`."
             )
         return ClassifyBody(
             model=self.model, input=list(self.inputs), truncate=self.truncate != "NONE"
         ).request()
 
 
-class _HasInputs(msgspec.Struct, frozen=True):
-    inputs: msgspec.Raw
-
-
 class CohereVersion(msgspec.Struct, frozen=True, kw_only=True):
     """The version of Cohere's API."""
 
     version: str = "2"
-    """Is always the same."""
+    """Always the same."""
 
 
 class CohereUnits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a request asked for in Cohere's units; `GET /v1/usage` says what is billed."""
+    """The request's size in Cohere's units; `GET /v1/usage` shows the billed usage."""
 
     input_tokens: int = 0
     """Tokens of all texts, computed or cached."""
     search_units: int = 0
-    """Requests, of `rerank`."""
+    """Requests of `rerank`."""
     classifications: int = 0
-    """Texts, of `classify`."""
+    """Texts of `classify`."""
 
 
 class CohereUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a request."""
+    """Metadata of the response."""
 
     api_version: CohereVersion = CohereVersion()
     """The version of Cohere's API."""
     billed_units: CohereUnits
-    """What it asked for."""
+    """The size of the request."""
 
 
 class CohereEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     """Vectors of all texts."""
 
     id: str
-    """Names the request that computed the answer or first read it from the cache."""
+    """The id of the request that computed this response or first read it from the cache."""
     response_type: Literal["embeddings_by_type"]
-    """Is always the same."""
+    """Always the same."""
     embeddings: dict[EmbeddingType, list[list[float] | str]]
-    """The vectors in the order of the texts, by what they are made of."""
+    """The vectors by number type, in the order of the texts."""
     texts: list[str]
     """The texts."""
     meta: CohereUsage
-    """What is known of the request."""
+    """Metadata of the response."""
 
 
 class CohereDocument(msgspec.Struct, frozen=True, kw_only=True):
-    """A document's place in the request, and its score."""
+    """A document's index in the request, and its score."""
 
     index: int
-    """Its place in `documents`, from 0."""
+    """Its index in `documents`, from 0."""
     relevance_score: float
-    """More is a better answer to the query."""
+    """The relevance to the query; higher is better."""
 
 
 class CohereRerankAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The documents, best first."""
+    """The documents, highest score first."""
 
     id: str
-    """Names the request that computed the answer or first read it from the cache."""
+    """The id of the request that computed this response or first read it from the cache."""
     results: list[CohereDocument]
-    """The best first."""
+    """The documents, highest score first."""
     meta: CohereUsage
-    """What is known of the request."""
+    """Metadata of the response."""
 
 
 class CohereScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How sure the model is of a label."""
+    """The score of a label."""
 
     confidence: float
-    """More is surer."""
+    """The score; higher is more likely."""
 
 
 class CohereClassifyResult(msgspec.Struct, frozen=True, kw_only=True):
     """The label of a text."""
 
     id: str
-    """Names the text among those of the request."""
+    """The index of the text in the request, from 0."""
     input: str
     """The text."""
     prediction: str
-    """The best label."""
+    """The label with the highest score."""
     predictions: list[str]
-    """The same."""
+    """The same, as a list."""
     confidence: float
-    """How sure the model is of it."""
+    """The score of this label."""
     confidences: list[float]
-    """The same."""
+    """The same, as a list."""
     labels: dict[str, CohereScore]
-    """How sure it is of each label."""
+    """The score of each label."""
     classification_type: Literal["single-label"] = "single-label"
-    """Is always the same."""
+    """Always the same."""
 
 
 class CohereClassifyAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The labels of all texts."""
 
     id: str
-    """Names the request that computed the answer or first read it from the cache."""
+    """The id of the request that computed this response or first read it from the cache."""
     classifications: list[CohereClassifyResult]
-    """One for each text, in their order."""
+    """One result for each text, in the order of the texts."""
     meta: CohereUsage
-    """What is known of the request."""
+    """Metadata of the response."""
 
 
 class CohereEmbedRoute(InferenceRoute):
@@ -225,7 +224,7 @@ class CohereEmbedRoute(InferenceRoute):
     path = "/v2/embed"
     task = Task.EMBED
     errors = COHERE_ERRORS
-    answer_growth = 2.0  # a caller may ask for vectors in all types at once
+    answer_growth = 2.0  # a request may ask for all vector types at once
     _decode = BodyDecoder(CohereEmbedBody)
 
     @override
@@ -280,42 +279,13 @@ class CohereRerankRoute(InferenceRoute):
         )
 
 
-class CohereClassifyRoute(NativeRoute):
-    """Answers `POST /v1/classify`, the native route; Cohere's clients send `inputs` to it.
+class CohereClassifyRoute(SharedRoute):
+    """Serves `POST /v1/classify`, for the native body and for Cohere's."""
 
-    No native body has that field.
-    """
-
-    answer_growth = 2.0  # the best label is listed besides the scores of all
-    _decode_inputs = BodyDecoder(_HasInputs)
-    _decode_cohere = BodyDecoder(CohereClassifyBody)
-
-    def __init__(self) -> None:
-        super().__init__(ClassifyBody)
+    answer_growth = 2.0  # the best label is repeated beside the scores of all labels
 
     @override
-    def decode(self, source: BodySource) -> Any:
-        try:
-            return self._decode(source.raw)
-        except msgspec.ValidationError:
-            try:
-                self._decode_inputs(source.raw)
-            except msgspec.ValidationError:
-                is_of_cohere = False
-            else:
-                is_of_cohere = True
-            if not is_of_cohere:
-                raise
-        return self._decode_cohere(source.raw)
-
-    @override
-    def is_spliced(self, body: Any) -> bool:
-        return not isinstance(body, CohereClassifyBody)
-
-    @override
-    def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        if not isinstance(body, CohereClassifyBody):
-            return Rendered(JSON, encode_answer(body, answer, usage))
+    def encode_cohere(self, body: Any, answer: Answer, request_id: RequestId) -> Rendered:
         found = [
             _classification(index, text, outcome.result)
             for index, (text, outcome) in enumerate(zip(body.inputs, answer.outcomes, strict=True))
@@ -343,13 +313,14 @@ def _classification(index: int, text: str, result: bytes) -> CohereClassifyResul
     )
 
 
-_EMBED, _RERANK, _CLASSIFY = CohereEmbedRoute(), CohereRerankRoute(), CohereClassifyRoute()
+_EMBED, _RERANK = CohereEmbedRoute(), CohereRerankRoute()
+_CLASSIFY = CohereClassifyRoute(ClassifyBody, CohereClassifyBody, mark="inputs")
 _ALSO_NATIVE = (_CLASSIFY, *COHERE_TOKENS)
 _META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 4}}
 _ID = "req_1f0c5a9e7d3b2c4800000000a7"
 COHERE = Dialect(
     name="cohere",
-    description="What Cohere's `ClientV2` asks for: point `base_url` here.",
+    description="The routes of Cohere's `ClientV2`: set its `base_url` to this gateway.",
     routes={
         _EMBED: dialect_operation(
             _EMBED,

@@ -1,4 +1,4 @@
-"""Writes errors as Cohere does: an object with a `message`."""
+"""Writes errors in Cohere's format: an object with a `message`."""
 
 import msgspec
 from typing_extensions import override
@@ -8,18 +8,18 @@ from gateway.errors import GatewayError
 
 
 class CohereError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as Cohere's clients read it."""
+    """An error in Cohere's format."""
 
     message: str
     """What was wrong, and what to do."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
     id: str
-    """Names the request, as `X-Request-Id` does."""
+    """The id of the request, as in `X-Request-Id`."""
 
 
 class CohereErrorFormat(ErrorFormat):
-    """Writes errors of Cohere's routes, whose clients know the statuses."""
+    """Writes errors of Cohere's routes, with their usual HTTP status."""
 
     media = "application/json"
     type = CohereError

@@ -1,4 +1,4 @@
-"""Answers Hugging Face's `InferenceClient`: a path for each model, which answers by its task."""
+"""Implements the routes of Hugging Face's `InferenceClient`, with one path for each model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,30 +24,30 @@ from gateway.http.body_decoding import BodyDecoder, convert_body
 from gateway.types import Answer, RequestId, Usage
 
 _decode = BodyDecoder(dict[str, Any])
-# What tells a task by itself, and the task of a text for models that have several.
-_BY_INPUTS = {
+# Fields that identify the task, and the task of a text for models with several tasks.
+_PIPELINE_BY_FIELD = {
     "source_sentence": "sentence-similarity",
     "query": "text-ranking",
     "text": "text-classification",
 }
 _BY_TASK = {PIPELINES[name][0]: name for name in reversed(PIPELINES)}
-_OF_TEXTS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
+_TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
 
 class HuggingFaceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask a model, as `InferenceClient` does; it is answered by the model's task."""
+    """Run a model's task, as `InferenceClient` does."""
 
     inputs: Any
-    """A text, or a list of texts; for `sentence-similarity` `{"source_sentence", "sentences"}`,
-    for `text-ranking` `{"query", "texts"}`."""
+    """A text, or a list of texts. For `sentence-similarity`: `{"source_sentence", "sentences"}`.
+    For `text-ranking`: `{"query", "texts"}`."""
     parameters: dict[str, Any] = {}
-    """What the task takes beside it; may stand beside `inputs`, too."""
+    """The task's parameters, which may also be fields beside `inputs`."""
     options: dict[str, Any] = {}
-    """Is ignored."""
+    """Ignored."""
 
 
 class HuggingFaceRoute(InferenceRoute):
-    """Answers `POST /models/{model}`."""
+    """Serves `POST /models/{model}`."""
 
     path = "/models/{model:path}"
     task = Task.CLASSIFY
@@ -61,14 +61,16 @@ class HuggingFaceRoute(InferenceRoute):
         model = self._model_name(source)
         served = source.served(model)
         if served is None:
-            return nobody(model)
+            return unserved_call(model)
         pipeline = self._pipeline(source, fields, served.info.tasks)
         return ModelCall(model, convert_body(fields, PIPELINES[pipeline][1]))
 
     def _model_name(self, source: BodySource) -> str:
-        """Return the name here of a model of the hub: without its owner, unless it is served so.
+        """Return the gateway's name of the model in the path.
 
-        A key for the routes of one model, which then is the owner, does not reach another by them.
+        A name on the hub is `owner/model`. The owner is dropped, unless a model is served under the
+        full name. The owner is also kept if the key may only use other routes: a key for
+        `/models/a` must not reach model `b` by `/models/a/b`.
         """
         given = source.parameters["model"]
         name = given.rpartition("/")[2]
@@ -82,15 +84,15 @@ class HuggingFaceRoute(InferenceRoute):
         return name if is_covered else given
 
     def _pipeline(self, source: BodySource, fields: dict[str, Any], tasks: list[Task]) -> str:
-        """Return the name of the task that is asked for."""
+        """Return the name of the requested task."""
         if "candidate_labels" in fields:
             return "zero-shot-classification"
         inputs = fields.get("inputs")
         if isinstance(inputs, dict):
-            for name, pipeline in _BY_INPUTS.items():
+            for name, pipeline in _PIPELINE_BY_FIELD.items():
                 if name in inputs:
                     return pipeline
-        return _BY_TASK[only_task(tasks, _OF_TEXTS)]
+        return _BY_TASK[single_task(tasks, _TEXT_TASKS)]
 
     @override
     def encode(
@@ -100,7 +102,7 @@ class HuggingFaceRoute(InferenceRoute):
 
 
 class HuggingFacePipelineRoute(HuggingFaceRoute):
-    """Answers `POST /models/{model}/pipeline/{pipeline}`, which names the task."""
+    """Serves `POST /models/{model}/pipeline/{pipeline}`, whose path names the task."""
 
     path = "/models/{model:path}/pipeline/{pipeline}"
 
@@ -109,18 +111,18 @@ class HuggingFacePipelineRoute(HuggingFaceRoute):
         pipeline = source.parameters["pipeline"]
         if pipeline not in PIPELINES:
             names = ", ".join(PIPELINES)
-            raise TaskNotSupported(f"The task `{pipeline}` is not answered; these are: {names}.")
+            raise TaskNotSupported(f"The task `{pipeline}` is not supported; use one of {names}.")
         return pipeline
 
 
 def given_fields(raw: bytes) -> dict[str, Any]:
-    """Return the fields of a body, those of `parameters` among them, that have a value.
+    """Return the fields of a body that have a value, including the fields of `parameters`.
 
-    Clients send `null` for what they leave out.
+    Fields with the value `null` are left out, because clients send `null` for omitted fields.
 
     Raises:
-        MsgspecError: it is no JSON object.
-        InvalidRequest: `parameters` is none, or has a field that stands beside it, too.
+        MsgspecError: the body is not a JSON object.
+        InvalidRequest: `parameters` is not an object, or a field is given twice.
     """
     fields = _decode(raw)
     fields.pop("options", None)
@@ -133,32 +135,35 @@ def given_fields(raw: bytes) -> dict[str, Any]:
     )
     if twice := beside.keys() & inside.keys():
         name = min(twice)
-        raise InvalidRequest(f"`{name}` is in `parameters` and beside it; send it in one place.")
+        raise InvalidRequest(f"`{name}` is given twice, in `parameters` and outside; send it once.")
     return beside | inside
 
 
-def nobody(model: str) -> ModelCall:
-    """Return a request to a model that is not served, which is refused as every other one."""
+def unserved_call(model: str) -> ModelCall:
+    """Return a call of a model that is not served, which the request path refuses later."""
     return ModelCall(model, FeatureExtractionInputs(inputs="-"))
 
 
-def only_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
-    """Return which of the `known` tasks a model answers.
+def single_task(tasks: list[Task], known: tuple[Task, ...]) -> Task:
+    """Return the only task of `known` that a model has.
 
     Raises:
-        TaskNotSupported: it answers none of them.
-        InvalidRequest: it answers several.
+        TaskNotSupported: the model has none of them.
+        InvalidRequest: the model has several of them.
     """
     found = [task for task in known if task in tasks]
     if len(found) == 1:
         return found[0]
     if found:
         names = ", ".join([_BY_TASK[task] for task in found])
-        raise InvalidRequest(f"The model answers {names}: name one, as `/pipeline/{{task}}`.")
+        raise InvalidRequest(
+            f"The model has the tasks {names}: add `/pipeline/{{task}}` to the path."
+        )
     if Task.ZERO_SHOT in tasks:
         raise InvalidRequest("The model needs `candidate_labels`.")
     raise TaskNotSupported(
-        f"The model answers {', '.join(tasks) or 'nothing'} and is asked otherwise: see GET /docs."
+        f"The model has the tasks {', '.join(tasks) or '(none)'}, which this route does not"
+        " support; see `GET /docs`."
     )
 
 
@@ -174,7 +179,7 @@ def _operation(
         route,
         dialect="hugging-face",
         id=name,
-        summary="Ask a model, as Hugging Face's clients do",
+        summary="Run a model, as Hugging Face's clients do",
         body=HuggingFaceBody,
         example=body,
         answer=list[Any],
@@ -185,8 +190,8 @@ def _operation(
 
 HUGGING_FACE = Dialect(
     name="hugging-face",
-    description="What Hugging Face's `InferenceClient` asks for: name a model by its URL here.",
-    # A path with a task is one of a model, too: the first that matches decides.
+    description="The routes of Hugging Face's `InferenceClient`: use a model's URL here.",
+    # The pattern of a model's path also matches a path with a task, so the latter comes first.
     routes={
         _PIPELINE: _operation(
             _PIPELINE,

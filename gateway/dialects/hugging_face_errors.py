@@ -1,4 +1,4 @@
-"""Writes errors as Hugging Face's products do: a string under `error`."""
+"""Writes errors in Hugging Face's format: a string under `error`."""
 
 import msgspec
 from typing_extensions import override
@@ -18,8 +18,8 @@ from gateway.errors import (
 
 _FAULT = 500
 _EMPTY = "empty_input"
-# What TEI answers in place of our status, and the type of its error.
-_OF_TEI: dict[type[GatewayError], tuple[int, str]] = {
+# TEI's status and error type for each error of the gateway.
+_TEI_ERRORS: dict[type[GatewayError], tuple[int, str]] = {
     InvalidRequest: (422, "Validation"),
     InvalidItem: (422, "Validation"),
     PayloadTooLarge: (413, "Validation"),
@@ -32,27 +32,27 @@ _OF_TEI: dict[type[GatewayError], tuple[int, str]] = {
 
 
 class HuggingFaceError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as `InferenceClient` reads it."""
+    """An error in the format of `InferenceClient`."""
 
     error: str
     """What was wrong, and what to do."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
 
 
 class TeiError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as TEI's clients read it."""
+    """An error in TEI's format."""
 
     error: str
     """What was wrong, and what to do."""
     error_type: str
-    """The kind of the error, in TEI's words."""
+    """TEI's type of the error."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
 
 
 class HuggingFaceErrorFormat(ErrorFormat):
-    """Writes errors of the routes that `InferenceClient` asks."""
+    """Writes errors of the routes for `InferenceClient`."""
 
     media = "application/json"
     type = HuggingFaceError
@@ -63,18 +63,18 @@ class HuggingFaceErrorFormat(ErrorFormat):
 
 
 class TeiErrorFormat(ErrorFormat):
-    """Writes errors of TEI's routes, with its statuses."""
+    """Writes errors of TEI's routes, with TEI's statuses."""
 
     media = "application/json"
     type = TeiError
 
     @override
     def status(self, error: GatewayError) -> int:
-        return _of_tei(error)[0]
+        return _tei_error(error)[0]
 
     @override
     def encode(self, error: GatewayError, request_id: str) -> bytes:
-        kind = _of_tei(error)[1]
+        kind = _tei_error(error)[1]
         written = TeiError(error=error.detail, error_type=kind, code=_code(error))
         return msgspec.json.encode(written)
 
@@ -87,8 +87,8 @@ def _code(error: GatewayError) -> str:
     return error.item_code if isinstance(error, InvalidItem) else error.code
 
 
-def _of_tei(error: GatewayError) -> tuple[int, str]:
+def _tei_error(error: GatewayError) -> tuple[int, str]:
     if isinstance(error, InvalidItem) and error.item_code == _EMPTY:
         return 400, "Empty"
     default = "Backend" if error.status >= _FAULT else "Validation"
-    return _OF_TEI.get(type(error), (error.status, default))
+    return _TEI_ERRORS.get(type(error), (error.status, default))

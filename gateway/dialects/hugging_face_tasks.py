@@ -1,6 +1,6 @@
-"""Defines what Hugging Face's clients ask of each task, as requests of the gateway.
+"""Converts the bodies of Hugging Face's tasks to native requests, and results back.
 
-A body of theirs has `inputs`, and beside it, or under `parameters`, what its task takes.
+A body has `inputs`. A task's parameters are fields beside `inputs`, or under `parameters`.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,23 +35,23 @@ _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
 
 class TaskInputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has what one task takes: `inputs` and parameters."""
+    """Holds the inputs and parameters of one task."""
 
     def items(self) -> list[Any]:
-        """Return the items; they are counted before the request is made."""
+        """Return the items, whose number is checked before the request is made."""
         raise NotImplementedError
 
     def native(self, model: str) -> Body:
-        """Return the body of the native route that says the same."""
+        """Return the equivalent body of the native route."""
         raise NotImplementedError
 
     def write(self, answer: Answer) -> bytes:
-        """Return the answer as JSON."""
+        """Return the response as JSON."""
         raise NotImplementedError
 
 
 class ModelCall(msgspec.Struct, frozen=True):
-    """Holds what is asked of a model that a path names."""
+    """Holds a model's name from the path, and the inputs of its task."""
 
     model: str
     inputs: TaskInputs
@@ -61,39 +61,42 @@ class ModelCall(msgspec.Struct, frozen=True):
         return self.inputs.items()
 
     def request(self, model: str) -> InferenceRequest:
-        """Return the request; the path may name the model with its owner."""
+        """Return the request for the model that the gateway serves.
+
+        `model` is not used, because the path may name the model together with its owner.
+        """
         return self.inputs.native(self.model).request(self.model)
 
 
 class TextPairItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has two texts that are read as one."""
+    """Holds a pair of texts that the model reads together."""
 
     text: str
-    """The first."""
+    """The first text."""
     text_pair: str
-    """The second."""
+    """The second text."""
 
 
 class SimilarityItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has a sentence, and others that are compared with it."""
+    """Holds a sentence, and the sentences to compare with it."""
 
     source_sentence: str
     """The sentence."""
     sentences: list[str]
-    """The others."""
+    """The other sentences."""
 
 
 class RankingItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has a query, and texts to put in order."""
+    """Holds a query, and the texts to order."""
 
     query: str
-    """What the texts are compared with."""
+    """The query that texts are compared with."""
     texts: list[str]
     """The texts."""
 
 
 class TextClassificationInputs(TaskInputs, frozen=True, kw_only=True):
-    """Asks a trained classifier for labels."""
+    """Holds texts to label with a trained classifier."""
 
     inputs: str | TextPairItem | list[str | TextPairItem]
     top_k: Positive | None = None
@@ -119,7 +122,7 @@ class TextClassificationInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class _Texts(TaskInputs, frozen=True, kw_only=True):
-    """Has a text, which is answered by itself, or a list of texts, by a list."""
+    """Holds a text or a list of texts. The response is a single result, or a list of results."""
 
     inputs: str | list[str]
 
@@ -134,11 +137,11 @@ class _Texts(TaskInputs, frozen=True, kw_only=True):
 
 
 class ZeroShotInputs(_Texts, frozen=True, kw_only=True):
-    """Asks for labels of the caller's own."""
+    """Holds texts to label with the caller's labels."""
 
     candidate_labels: list[str]
     multi_label: bool = False
-    # Transformers' own default, not ours.
+    # The default of the library `transformers`, which differs from the native route's default.
     hypothesis_template: str = "This example is {}."
 
     @override
@@ -157,7 +160,7 @@ class ZeroShotInputs(_Texts, frozen=True, kw_only=True):
 
 
 class TokenClassificationInputs(_Texts, frozen=True, kw_only=True):
-    """Asks for named entities."""
+    """Holds texts to search for named entities."""
 
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
 
@@ -185,20 +188,20 @@ class TokenClassificationInputs(_Texts, frozen=True, kw_only=True):
 
 
 class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
-    """Asks for vectors."""
+    """Holds texts to turn into vectors."""
 
     inputs: str | list[str | int | list[int]]
-    """A text, or a list of texts; tokens are refused."""
+    """A text, or a list of texts. Token ids are refused."""
     normalize: bool = True
-    """Whether vectors have the length 1."""
+    """Whether to scale vectors to length 1."""
     dimensions: Positive | None = None
-    """Keeps the first so many numbers of a vector, before it is normalized."""
+    """Shortens each vector to this many dimensions, before it is scaled."""
     truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     truncation_direction: _Direction = "right"
-    """Texts are cut at the end only."""
+    """Must be `right`: texts are truncated at the end."""
     encoding_format: Literal["float"] = "float"
-    """Vectors are lists of numbers."""
+    """Must be `float`: vectors are lists of numbers."""
 
     @override
     def items(self) -> list[Any]:
@@ -221,18 +224,18 @@ class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
-    """Asks how alike sentences are: the cosines of their vectors."""
+    """Holds sentences to compare by the cosine of their vectors."""
 
     inputs: SimilarityItem
     """The sentences."""
     truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     truncation_direction: _Direction = "right"
-    """Texts are cut at the end only."""
+    """Must be `right`: texts are truncated at the end."""
 
     @override
     def items(self) -> list[Any]:
-        # Nothing to compare with is no item.
+        # Without sentences to compare, the request has no item.
         sentences = self.inputs.sentences
         return [self.inputs.source_sentence, *sentences] if sentences else []
 
@@ -247,11 +250,11 @@ class SimilarityInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class TextRankingInputs(TaskInputs, frozen=True, kw_only=True):
-    """Asks for texts in the order in which they answer a query."""
+    """Holds texts to order by relevance to a query."""
 
     inputs: RankingItem
     truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     return_text: bool = False
 
     @override
@@ -279,7 +282,7 @@ PIPELINES: dict[str, tuple[Task, type[TaskInputs]]] = {
     "sentence-similarity": (Task.EMBED, SimilarityInputs),
     "text-ranking": (Task.RERANK, TextRankingInputs),
 }
-"""Hugging Face's names of tasks, and what is asked of each."""
+"""Hugging Face's task names, with the gateway's task and the type of the inputs."""
 
 
 def vectors_of(answer: Answer) -> bytes:
@@ -288,7 +291,7 @@ def vectors_of(answer: Answer) -> bytes:
 
 
 def ranked_texts(answer: Answer, texts: Sequence[str] | None) -> list[dict[str, object]]:
-    """Return places and scores, best first, and those of `texts` that have them."""
+    """Return index and score of each text, highest score first; with `texts`, also the text."""
     return [
         {"index": index, "score": score} | ({} if texts is None else {"text": texts[index]})
         for index, score in ranking(answer)

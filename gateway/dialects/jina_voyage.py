@@ -1,7 +1,8 @@
-"""Answers clients of Jina and of Voyage, whose embeddings and rankings differ by names only.
+"""Implements Jina's and Voyage's embeddings and reranking, which differ in field names only.
 
-Their paths are those of native routes, and nothing in a body says whose it is: here each has a path
-of its own before them. Both read an error's `detail`, which problem documents have.
+Both products use the paths of native routes, and their bodies do not identify the product. The
+gateway therefore serves each under a prefix: `/jina` and `/voyage`. Their clients read the `detail`
+of an error, which a problem document has.
 """
 
 from typing import Any, Literal
@@ -25,17 +26,17 @@ _encode = msgspec.json.encode
 
 
 class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has the field that all bodies share, and is answered by `write`."""
+    """Holds the field that all bodies share, and writes the response."""
 
     model: str
-    """The name of a model; `GET /v1/models` lists them."""
+    """The name of a model, as in `GET /v1/models`."""
 
     def items(self) -> list[Any]:
-        """Return the texts; they are counted before the request is made."""
+        """Return the texts, whose number is checked before the request is made."""
         raise NotImplementedError
 
     def write(self, answer: Answer) -> dict[str, Any]:
-        """Return the answer without model and usage."""
+        """Return the response without model and usage."""
         raise NotImplementedError
 
 
@@ -47,31 +48,31 @@ class JinaTextItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
-    """Turn texts into vectors, as Jina does."""
+    """Turn texts into vectors, as in Jina's API."""
 
     input: str | list[str | JinaTextItem]
-    """A text, or a list of texts; images are refused."""
+    """A text, or a list of texts. Images are refused."""
     task: str | None = None
-    """Is ignored: models have one way to read a text."""
+    """Ignored: Sluicegate adds no prompt to texts."""
     dimensions: Positive | None = None
-    """Keeps the first so many numbers of a vector."""
+    """Shortens each vector to this many dimensions."""
     normalized: bool = True
-    """Whether vectors have the length 1."""
+    """Whether to scale vectors to length 1."""
     embedding_type: Literal["float", "base64", "binary", "ubinary"] = "float"
-    """What vectors are made of; `base64` is of little-endian float32."""
+    """The number type of vectors; `base64` encodes little-endian float32."""
     truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     late_chunking: bool = False
-    """Is refused unless it is `false`: texts are read one by one."""
+    """Must be `false`: each text is encoded separately."""
 
     @override
     def items(self) -> list[Any]:
         return _texts(self.input if isinstance(self.input, list) else [self.input])
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/embed` would make of it."""
+        """Return the request of the native route `POST /v1/embed`."""
         if self.late_chunking:
-            raise InvalidRequest("`late_chunking` is not done; leave it out.")
+            raise InvalidRequest("`late_chunking` is not supported; leave it out.")
         return EmbedBody(
             model=self.model,
             input=self.items(),
@@ -87,27 +88,27 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
 
 
 class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
-    """Turn texts into vectors, as Voyage does."""
+    """Turn texts into vectors, as in Voyage's API."""
 
     input: str | list[str]
     """A text, or a list of texts."""
     input_type: Literal["query", "document"] | None = None
-    """Is ignored: models have one way to read a text."""
+    """Ignored: Sluicegate adds no prompt to texts."""
     truncation: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     output_dimension: Positive | None = None
-    """Keeps the first so many numbers of a vector, which then has the length 1 again."""
+    """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     output_dtype: Literal["float", "int8", "uint8", "binary", "ubinary"] | None = None
-    """The type of the numbers; `float` where it is left out."""
+    """The number type of vectors; by default `float`."""
     encoding_format: Literal["base64"] | None = None
-    """`base64`: the numbers as a string, which Voyage's own client asks for."""
+    """With `base64`, vectors are base64 strings, as Voyage's client expects."""
 
     @override
     def items(self) -> list[Any]:
         return self.input if isinstance(self.input, list) else [self.input]
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/embed` would make of it."""
+        """Return the request of the native route `POST /v1/embed`."""
         return EmbedBody(
             model=self.model,
             input=self.items(),
@@ -123,23 +124,23 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
 
 
 class JinaRerankBody(_NamedBody, frozen=True, kw_only=True):
-    """Order documents by how well they answer a query, as Jina does."""
+    """Order documents by relevance to a query, as in Jina's API."""
 
     query: str
-    """What the documents are compared with."""
+    """The query that documents are compared with."""
     documents: list[str | JinaTextItem]
-    """The texts to put in order."""
+    """The texts to order."""
     top_n: Positive | None = None
-    """How many documents to return, the best ones; all where it is left out."""
+    """Returns only this many documents with the highest scores; by default all."""
     return_documents: bool = True
-    """Whether results hold the documents, too."""
+    """Whether results include the documents."""
 
     @override
     def items(self) -> list[Any]:
         return _texts(self.documents)
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/rerank` would make of it."""
+        """Return the request of the native route `POST /v1/rerank`."""
         return RerankBody(model=self.model, query=self.query, documents=self.items()).request()
 
     @override
@@ -149,25 +150,25 @@ class JinaRerankBody(_NamedBody, frozen=True, kw_only=True):
 
 
 class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
-    """Order documents by how well they answer a query, as Voyage does."""
+    """Order documents by relevance to a query, as in Voyage's API."""
 
     query: str
-    """What the documents are compared with."""
+    """The query that documents are compared with."""
     documents: list[str]
-    """The texts to put in order."""
+    """The texts to order."""
     top_k: Positive | None = None
-    """How many documents to return, the best ones; all where it is left out."""
+    """Returns only this many documents with the highest scores; by default all."""
     return_documents: bool = False
-    """Whether results hold the documents, too."""
+    """Whether results include the documents."""
     truncation: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
 
     @override
     def items(self) -> list[Any]:
         return self.documents
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/rerank` would make of it."""
+        """Return the request of the native route `POST /v1/rerank`."""
         return RerankBody(
             model=self.model, query=self.query, documents=self.documents, truncate=self.truncation
         ).request()
@@ -179,7 +180,7 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
 
 
 class NamedRoute(InferenceRoute):
-    """Answers `POST` to one path of Jina's or Voyage's."""
+    """Serves `POST` on one path of Jina's or Voyage's API."""
 
     def __init__(self, path: str, task: Task, body: type[_NamedBody]) -> None:
         self.path = path
@@ -205,21 +206,21 @@ class NamedRoute(InferenceRoute):
 
 
 class NamedUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request, whether they were computed or cached."""
+    """Tokens of a request, whether computed or cached."""
 
     total_tokens: int
     """Tokens of all texts, as the model reads them."""
     prompt_tokens: int
-    """The same."""
+    """The same number."""
 
 
 class NamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Has what all answers share."""
+    """Holds the fields that all responses share."""
 
     object: Literal["list"]
-    """Is always the same."""
+    """Always the same."""
     model: str
-    """The model that answered."""
+    """The model that was used."""
     usage: NamedUsage
     """Tokens of the request."""
 
@@ -232,39 +233,39 @@ class NamedEmbeddings(NamedAnswer, frozen=True, kw_only=True):
 
 
 class JinaDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A document's place in the request, and its score."""
+    """A document's index in the request, and its score."""
 
     index: int
-    """Its place in `documents`, from 0."""
+    """Its index in `documents`, from 0."""
     relevance_score: float
-    """More is a better answer to the query."""
+    """The relevance to the query; higher is better."""
     document: JinaTextItem | None = None
-    """The document, with `return_documents`."""
+    """The document, if `return_documents` was set."""
 
 
 class JinaDocuments(NamedAnswer, frozen=True, kw_only=True):
-    """The documents, best first."""
+    """The documents, highest score first."""
 
     results: list[JinaDocument]
-    """The best first."""
+    """The documents, highest score first."""
 
 
 class VoyageDocument(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A document's place in the request, and its score."""
+    """A document's index in the request, and its score."""
 
     index: int
-    """Its place in `documents`, from 0."""
+    """Its index in `documents`, from 0."""
     relevance_score: float
-    """More is a better answer to the query."""
+    """The relevance to the query; higher is better."""
     document: str | None = None
-    """The document, with `return_documents`."""
+    """The document, if `return_documents` was set."""
 
 
 class VoyageDocuments(NamedAnswer, frozen=True, kw_only=True):
-    """The documents, best first."""
+    """The documents, highest score first."""
 
     data: list[VoyageDocument]
-    """The best first."""
+    """The documents, highest score first."""
 
 
 def _texts(values: list[Any]) -> list[Any]:
@@ -315,7 +316,7 @@ def _dialect(
     rerank_route = NamedRoute(f"/{name}/v1/rerank", Task.RERANK, rerank)
     return Dialect(
         name=name,
-        description=f"What {product}'s clients ask for: their base URL is `/{name}/v1` here.",
+        description=f"The routes of {product}'s clients: set their base URL to `/{name}/v1` here.",
         routes={
             embed_route: dialect_operation(
                 embed_route,

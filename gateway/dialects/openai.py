@@ -1,4 +1,7 @@
-"""Answers OpenAI's clients: embeddings and moderations. Native routes list the models."""
+"""Implements OpenAI's embeddings and moderations.
+
+The native `GET /v1/models` lists the models for OpenAI's clients, too.
+"""
 
 from typing import Any, Literal
 
@@ -29,19 +32,20 @@ _encode = msgspec.json.encode
 
 
 class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Turn texts into vectors, as OpenAI's clients ask for them."""
+    """Turn texts into vectors, as in OpenAI's API."""
 
     model: str
     """The name of a model that makes vectors."""
     input: str | list[str | TokenId | list[TokenId]]
-    """A text, or a list of texts. Tokens, or a list of lists of them, are taken by models that are
-    configured for it, as ids of the model's own vocabulary, which `POST /v1/tokenize` answers."""
+    """A text, or a list of texts. Models that are configured for it also accept token ids, or
+    lists of token ids, from `POST /v1/tokenize` of the same model."""
     encoding_format: Literal["float", "base64"] = "float"
-    """`base64`: the numbers as little-endian float32, which the clients ask for by default."""
+    """With `base64`, vectors are base64 strings of little-endian float32. OpenAI's clients use
+    it by default."""
     dimensions: Positive | None = None
-    """Keeps the first so many numbers of a vector, which then has the length 1 again."""
+    """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     user: str | None = None
-    """Is ignored."""
+    """Ignored."""
 
     def items(self) -> list[Any]:
         """Return the inputs."""
@@ -49,12 +53,12 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
         return texts_in_tokens(given, "input") if isinstance(given, list) else [given]
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that `POST /v1/embed` would make of it."""
+        """Return the request of the native route `POST /v1/embed`."""
         return EmbedBody(model=self.model, input=self.items(), dimensions=self.dimensions).request()
 
 
 class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Has texts only, as most bodies do."""
+    """Accepts texts only, like most requests. Decoding is faster than with token ids."""
 
     input: str | list[str]  # type: ignore[assignment]  # a part of it
 
@@ -67,31 +71,31 @@ class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True):
     """A vector."""
 
     object: Literal["embedding"]
-    """Is always the same."""
+    """Always the same."""
     index: int
-    """The place of its text in the input."""
+    """The index of its text in the input."""
     embedding: list[float] | str
-    """The numbers, or a string in base64."""
+    """The numbers, or a base64 string."""
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a request, whether they were computed or cached."""
+    """Tokens of a request, whether computed or cached."""
 
     prompt_tokens: int
     """Tokens of all texts, as the model reads them."""
     total_tokens: int
-    """The same."""
+    """The same number."""
 
 
 class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
     """Vectors of all texts."""
 
     object: Literal["list"]
-    """Is always the same."""
+    """Always the same."""
     data: list[OpenAIEmbedding]
     """A vector for each text, in the order of the input."""
     model: str
-    """The model that made them."""
+    """The model that was used."""
     usage: OpenAIUsage
     """Tokens of the request."""
 
@@ -135,7 +139,7 @@ class EmbeddingsRoute(InferenceRoute):
 _EMBEDDINGS, _MODERATIONS = EmbeddingsRoute(), ModerationsRoute()
 OPENAI = Dialect(
     name="openai",
-    description="What OpenAI's clients ask for: point `base_url` here, to `/v1`.",
+    description="The routes of OpenAI's clients: set `base_url` to `/v1` of this gateway.",
     routes={
         _EMBEDDINGS: dialect_operation(
             _EMBEDDINGS,
@@ -156,7 +160,7 @@ OPENAI = Dialect(
             _MODERATIONS,
             dialect="openai",
             id="openai_moderations",
-            summary="Find texts to be held back, as OpenAI does",
+            summary="Find texts to moderate, as OpenAI does",
             body=OpenAIModerationsBody,
             example={"model": "sentiment", "input": ["a gorgeous, witty movie"]},
             answer=OpenAIModerations,

@@ -1,4 +1,4 @@
-"""Serves the customers' routes of files and batches, in the form of OpenAI's API."""
+"""Serves customers' routes for files and batches, in the format of OpenAI's API."""
 
 import asyncio
 from collections.abc import Mapping
@@ -47,12 +47,12 @@ AnyRequest = Request[Any, Any, Any]
 Files = NamedDependency[SkipValidation[TenantFiles]]
 Batches = NamedDependency[SkipValidation[BatchAccess]]
 Endpoints = NamedDependency[SkipValidation[InferenceRoutes]]
-_MOST_FILES = 10_000
-_MOST_BATCHES = 100
+_MAX_FILES = 10_000
+_MAX_BATCHES = 100
 _NAME = "openai-batches"
 _operation = partial(Operation, tag=_NAME, kind=Kind.LIMITED, error_format=OPENAI_ERRORS)
 _ERRORS = (RateLimited, DependencyUnavailable)
-_AFTER = {"description": "The last id of the page before.", "example": "file-5f2c"}
+_AFTER = {"description": "The last id of the previous page.", "example": "file-5f2c"}
 _FILE = {"file_id": {"description": "The id of a file.", "example": "file-5f2c"}}
 _BATCH = {"batch_id": {"description": "The id of a batch.", "example": "batch_5f2c"}}
 _LINES = (
@@ -126,9 +126,12 @@ class FilesController(Controller):
                 errors=(*_ERRORS, NotFound),
                 about={
                     "after": _AFTER,
-                    "limit": {"description": "Files of a page.", "example": 20},
-                    "order": {"description": "By the time of creation.", "example": "desc"},
-                    "purpose": {"description": "Only files of it.", "example": "batch"},
+                    "limit": {"description": "The number of files on a page.", "example": 20},
+                    "order": {"description": "The order by creation time.", "example": "desc"},
+                    "purpose": {
+                        "description": "Returns only files with this purpose.",
+                        "example": "batch",
+                    },
                 },
             )
         },
@@ -138,11 +141,11 @@ class FilesController(Controller):
         request: AnyRequest,
         files: Files,
         after: FromQuery[str | None] = None,
-        limit: Annotated[int, QueryParameter(ge=1, le=_MOST_FILES)] = _MOST_FILES,
+        limit: Annotated[int, QueryParameter(ge=1, le=_MAX_FILES)] = _MAX_FILES,
         order: FromQuery[Literal["asc", "desc"]] = "desc",
         purpose: FromQuery[str | None] = None,
     ) -> FileList:
-        """Return the tenant's files, page by page."""
+        """Return a page of the tenant's files."""
         found = await files.page(
             _principal(request),
             limit=limit + 1,
@@ -167,7 +170,7 @@ class FilesController(Controller):
         },
     )
     async def get_file(self, file_id: FromPath[str], request: AnyRequest, files: Files) -> FileView:
-        """Return what is known of a file."""
+        """Return a file's metadata."""
         return file_view(await files.get(_principal(request), file_id))
 
     @delete(
@@ -211,13 +214,13 @@ class FilesController(Controller):
     async def get_file_content(
         self, file_id: FromPath[str], request: AnyRequest, files: Files
     ) -> Stream:
-        """Return a file as it was sent, or as a batch wrote it."""
+        """Return a file's content, as uploaded or as a batch wrote it."""
         content = await files.content(_principal(request), file_id)
         return Stream(content, media_type="application/octet-stream")
 
 
 class BatchesController(Controller):
-    """Runs many requests within a day, at a price of their own."""
+    """Runs batches: many requests within a day, at a separate price."""
 
     path = "/v1/batches"
     response_headers = _PRIVATE
@@ -266,7 +269,7 @@ class BatchesController(Controller):
                 errors=(*_ERRORS, NotFound),
                 about={
                     "after": _AFTER | {"example": "batch_5f2c"},
-                    "limit": {"description": "Batches of a page.", "example": 20},
+                    "limit": {"description": "The number of batches on a page.", "example": 20},
                 },
             )
         },
@@ -276,9 +279,9 @@ class BatchesController(Controller):
         request: AnyRequest,
         batches: Batches,
         after: FromQuery[str | None] = None,
-        limit: Annotated[int, QueryParameter(ge=1, le=_MOST_BATCHES)] = 20,
+        limit: Annotated[int, QueryParameter(ge=1, le=_MAX_BATCHES)] = 20,
     ) -> BatchList:
-        """Return the tenant's batches, page by page, the newest first."""
+        """Return a page of the tenant's batches, newest first."""
         found = await batches.page(_principal(request), limit=limit + 1, after=after)
         data = [batch_view(batch) for batch in found[:limit]]
         return BatchList(
@@ -299,7 +302,7 @@ class BatchesController(Controller):
     async def get_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """Return a batch and how far it is."""
+        """Return a batch and its progress."""
         return batch_view(await batches.get(_principal(request), batch_id))
 
     @post(
@@ -317,15 +320,15 @@ class BatchesController(Controller):
     async def cancel_batch(
         self, batch_id: FromPath[str], request: AnyRequest, batches: Batches
     ) -> BatchView:
-        """End a batch early; it is `cancelling` until its results so far are in its files."""
+        """Cancel a batch; it stays `cancelling` until its results so far are in files."""
         return batch_view(await batches.cancel(_principal(request), batch_id))
 
 
 def expiry_of(files: TenantFiles, fields: Mapping[str, str]) -> int | None:
-    """Return for how many seconds a form says that its file is to be kept.
+    """Return how many seconds a form asks to keep its file; `None` if it does not ask.
 
     Raises:
-        InvalidRequest: it says it in another form, or they are too few or too many.
+        InvalidRequest: the fields are malformed, or the time is too short or too long.
     """
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
         raise InvalidRequest("`expires_after[anchor]` must be `created_at`.")
@@ -346,7 +349,7 @@ def _principal(request: AnyRequest) -> Principal:
 
 OPENAI_BATCHES = Dialect(
     name=_NAME,
-    description="Files and batches, as OpenAI's clients ask for them.",
+    description="Files and batches for OpenAI's clients.",
     routes={},
     handlers=(FilesController, BatchesController),
     errors=OPENAI_ERRORS,

@@ -1,4 +1,4 @@
-"""Writes errors as OpenAI's clients read them: an object under `error`."""
+"""Writes errors in OpenAI's format: an object under `error`."""
 
 import re
 
@@ -19,7 +19,7 @@ from gateway.errors import (
 from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
-# How messages name the field that does not fit.
+# Finds the name of the invalid field in an error message.
 _FIELD = re.compile(
     r"at `\$\.([^`]+)`|field `([^`]+)`|the route: `([^`]+)`:|^`([a-z_]+)` (?:must|has|may)"
 )
@@ -42,29 +42,29 @@ class OpenAIErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     """What was wrong, and what to do."""
     type: str
-    """The kind of the error, in OpenAI's words."""
+    """OpenAI's type of the error."""
     param: str | None
-    """The field of the body that is to blame, where one is."""
+    """The invalid field of the body, if there is one."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
 
 
 class OpenAIError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as OpenAI's clients read it."""
+    """An error in OpenAI's format."""
 
     error: OpenAIErrorDetail
     """What went wrong."""
 
 
 class ProblemAndError(Problem, frozen=True, kw_only=True, omit_defaults=True):
-    """A problem document that OpenAI's clients can read, too."""
+    """A problem document that OpenAI's clients can read too."""
 
     error: OpenAIErrorDetail
     """What went wrong."""
 
 
 class OpenAIErrorFormat(ErrorFormat):
-    """Writes errors of OpenAI's own routes; an item that cannot be answered is a bad request."""
+    """Writes errors of OpenAI's routes, where an invalid item has status 400."""
 
     media = "application/json"
     type = OpenAIError
@@ -79,7 +79,7 @@ class OpenAIErrorFormat(ErrorFormat):
 
 
 class ProblemErrorFormat(ErrorFormat):
-    """Writes errors of native routes that OpenAI's clients use as well."""
+    """Writes errors of native routes that OpenAI's clients use too."""
 
     media = MEDIA_TYPE.decode()
     type = ProblemAndError
@@ -109,6 +109,6 @@ def _detail(error: GatewayError) -> OpenAIErrorDetail:
 
 
 def _field(error: GatewayError) -> str | None:
-    """Return the field of the body, or parameter of the query, that a message names as wrong."""
+    """Return the body field or query parameter that an error message names as invalid."""
     found = _FIELD.search(error.detail) if isinstance(error, InvalidRequest) else None
     return found and next(name for name in found.groups() if name)

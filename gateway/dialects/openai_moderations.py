@@ -1,4 +1,7 @@
-"""Answers OpenAI's `moderations` by a classifier whose labels the document puts into categories."""
+"""Implements OpenAI's `moderations` with a classifier.
+
+The configuration document maps the classifier's labels to categories.
+"""
 
 from typing import Any, Literal
 
@@ -19,49 +22,49 @@ from gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usag
 
 
 class OpenAITextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A text among parts of other kinds, which are refused."""
+    """A text. Input parts of other types are refused."""
 
     type: Literal["text"]
-    """Is always the same."""
+    """Always the same."""
     text: str
     """The text."""
 
 
 class OpenAIModerationsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask which texts are to be held back, and why."""
+    """Check texts for content to moderate."""
 
     input: str | list[str | OpenAITextPart]
     """A text, or a list of texts."""
     model: str = ""
-    """A model that is configured for it; may be left out where there is one only."""
+    """A model that is configured for moderation. May be omitted if only one is."""
 
 
 class OpenAIModeration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in a text."""
+    """The result for a text."""
 
     flagged: bool
-    """Whether one of the categories applies."""
+    """Whether any category applies."""
     categories: dict[str, bool]
-    """Which of the configured categories apply."""
+    """Whether each configured category applies."""
     category_scores: dict[str, float]
-    """How sure the model is of each."""
+    """The score of each category."""
     category_applied_input_types: dict[str, list[str]]
-    """Is `text` for each."""
+    """Always `text` for each category."""
 
 
 class OpenAIModerations(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found in each text."""
+    """The results for all texts."""
 
     id: str
-    """Names the request that computed the answer or first read it from the cache."""
+    """The id of the request that computed this response or first read it from the cache."""
     model: str
-    """The model that answered."""
+    """The model that was used."""
     results: list[OpenAIModeration]
     """A result for each text."""
 
 
 class _ModerationRequest(msgspec.Struct, frozen=True):
-    """Holds the texts, and the entry of the model that classifies them."""
+    """Holds the texts, and the configuration of the model that classifies them."""
 
     model: str
     texts: list[str]
@@ -75,7 +78,7 @@ class _ModerationRequest(msgspec.Struct, frozen=True):
 
 
 class ModerationsRoute(InferenceRoute):
-    """Answers `POST /v1/moderations`."""
+    """Serves `POST /v1/moderations`."""
 
     path = "/v1/moderations"
     task = Task.CLASSIFY
@@ -91,7 +94,7 @@ class ModerationsRoute(InferenceRoute):
         texts = [part if isinstance(part, str) else part.text for part in parts]
         name = body.model or _only_model(source.document)
         entry = source.document.models.get(name, ModelConfig())
-        # What is not refused now would be answered, with no category, once it is served.
+        # Without this check, a model that is served later would return results without categories.
         if not entry.moderation:
             raise _refusal(source, name)
         _check_labels(source.served(name), entry)
@@ -108,28 +111,28 @@ class ModerationsRoute(InferenceRoute):
 
 
 def _refusal(source: BodySource, name: str) -> GatewayError:
-    """Return why a model that is not configured does not answer, as other routes say it.
+    """Return the error for a model that is not configured for moderation.
 
     Raises:
-        PermissionDenied: the key may not know of it.
+        PermissionDenied: the key may not know the model.
     """
     if source.principal is not None:
         check_model(source.principal, name)
     if source.served(name) is None:
         return model_not_found(name, source.visible())
     return InvalidRequest(
-        f"`{name}` is not configured for moderation; name a model that is, or use"
+        f"The model `{name}` is not configured for moderation; choose a model that is, or use"
         " `POST /v1/classify`."
     )
 
 
 def _check_labels(model: ServedModel | None, entry: ModelConfig) -> None:
-    """Refuse to answer by labels that the model does not have: nothing would ever be flagged.
+    """Refuse a configuration with labels that the model does not have: they could never be flagged.
 
-    A document is checked when it is published, but for what is served later.
+    The document is checked when it is published, but the model may be served only later.
 
     Raises:
-        InvalidRequest: it names the first.
+        InvalidRequest: names the first such label.
     """
     if model is None:
         return
@@ -137,20 +140,22 @@ def _check_labels(model: ServedModel | None, entry: ModelConfig) -> None:
     for label in entry.moderation:
         if label not in labels:
             raise InvalidRequest(
-                f"`{name}` is configured for moderation by a label `{label}` that it does not have;"
-                f" an operator has to correct `models.{name}.moderation`."
+                f"The model `{name}` has no label `{label}`, which its configuration for moderation"
+                f" names; ask the operator to correct `models.{name}.moderation`."
             )
 
 
 def _only_model(document: Document) -> str:
     names = [name for name, entry in document.models.items() if entry.moderation]
     if len(names) != 1:
-        raise InvalidRequest(f"`model` is needed: {len(names)} are configured for moderation.")
+        raise InvalidRequest(
+            f"`model` is needed, because {len(names)} models are configured for moderation."
+        )
     return names[0]
 
 
 def _result(result: bytes, entry: ModelConfig) -> OpenAIModeration:
-    """Return what the labels of a text say by category, whose score is its highest label's."""
+    """Return the categories of a text; a category's score is the highest score of its labels."""
     scores = dict.fromkeys(entry.moderation.values(), 0.0)
     for found in labels_in(result):
         category = entry.moderation.get(found.label)

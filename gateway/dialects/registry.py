@@ -1,4 +1,4 @@
-"""Lists the dialects that are answered. A new one is one line."""
+"""Lists all dialects. To add a dialect, add a line."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Reads stored results, which dialects write in other words."""
+"""Decodes stored results, which dialects write in their own format."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -10,14 +10,14 @@ from gateway.types import Answer
 
 
 class StoredLabel(msgspec.Struct, frozen=True):
-    """Is a label of a stored result."""
+    """A label of a stored result."""
 
     label: str
     score: float
 
 
 class StoredEntity(msgspec.Struct, frozen=True):
-    """Is an entity of a stored result."""
+    """An entity of a stored result."""
 
     label: str
     score: float
@@ -27,7 +27,7 @@ class StoredEntity(msgspec.Struct, frozen=True):
 
 
 class StoredChoice(msgspec.Struct, frozen=True):
-    """Is a stored result of `choose`."""
+    """A stored result of `choose`."""
 
     choice: int
     scores: list[float]
@@ -46,7 +46,7 @@ class _Embedding(msgspec.Struct, frozen=True):
 
 
 class StoredTokens(NamedTuple):
-    """Holds the tokens of a stored result; one without a place in the text is special."""
+    """Holds the tokens of a stored result. A special token has no offset in the text."""
 
     ids: list[int]
     tokens: list[str]
@@ -81,54 +81,55 @@ _score = msgspec.json.Decoder(_Score).decode
 
 
 def labels_in(result: bytes) -> list[StoredLabel]:
-    """Return the labels of a result of `classify` or `zero-shot`, best first."""
+    """Return the labels of a `classify` or `zero-shot` result, highest score first."""
     return _labels(result).labels
 
 
 def entities_in(result: bytes) -> list[StoredEntity]:
-    """Return the entities of a result of `entities`, in the order of the text."""
+    """Return the entities of an `entities` result, in the order of the text."""
     return _entities(result).entities
 
 
 def tokens_in(result: bytes) -> StoredTokens:
-    """Return the tokens of a result of `tokenize`.
+    """Return the tokens of a `tokenize` result.
 
-    Each column is decoded alone: many tokens in one call would hold the GIL for long.
+    Each column is decoded separately, because decoding many tokens in one call holds the GIL for
+    long.
     """
     columns = _columns(result)
     return StoredTokens(_ids(columns.ids), _token_texts(columns.tokens), _places(columns.offsets))
 
 
 def text_in(result: bytes) -> str:
-    """Return the text of a result of `detokenize`."""
+    """Return the text of a `detokenize` result."""
     return _text(result).text
 
 
 def vector_in(result: bytes) -> list[float]:
-    """Return the numbers of a result of `embed`."""
+    """Return the numbers of an `embed` result."""
     return _embedding(result).embedding
 
 
 def choice_in(result: bytes) -> StoredChoice:
-    """Return the choice of a result of `choose`, and the scores of all options."""
+    """Return the choice of a `choose` result, and the scores of all options."""
     return _choice(result)
 
 
 def score_in(result: bytes) -> float:
-    """Return the score of a document's result of `rerank`."""
+    """Return the score of a document of a `rerank` result."""
     return _score(result).score
 
 
 def encoded_list(values: Iterable[Any]) -> bytes:
-    """Return values as a JSON list; each is encoded alone, and need not be kept.
+    """Return `values` as a JSON list. Each value is encoded separately.
 
-    Encoding a large answer in one call would hold the GIL, and so the event loop.
+    Encoding a large response in one call would hold the GIL, and so block the event loop.
     """
     return b"[%b]" % b",".join(map(_encode, values))
 
 
 def ranking(answer: Answer, most: int | None = None) -> list[tuple[int, float]]:
-    """Return the places and scores of `most` documents of a `rerank` answer, the best ones."""
+    """Return index and score of the `most` best documents of a `rerank` answer, best first."""
     scored = sorted(
         (-_score(outcome.result).score, index) for index, outcome in enumerate(answer.outcomes)
     )

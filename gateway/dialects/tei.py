@@ -1,6 +1,6 @@
-"""Answers the clients of TEI (text-embeddings-inference), which has one model: a path here has it.
+"""Implements the API of TEI (text-embeddings-inference).
 
-A client's base URL is `/tei/{model}`.
+A TEI server has one model, so the path names the model here. A client's base URL is `/tei/{model}`.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Render
 from gateway.api.openapi_parts import Operation
 from gateway.api.schemas import Body, ClassifyBody, EmbedBody, RerankBody, texts_in_tokens
 from gateway.dialects.base import dialect_operation, takes_tokens, texts_only
-from gateway.dialects.hugging_face import given_fields, only_task
+from gateway.dialects.hugging_face import given_fields, single_task
 from gateway.dialects.hugging_face_errors import TEI_ERRORS
 from gateway.dialects.hugging_face_tasks import (
     FeatureExtractionInputs,
@@ -34,19 +34,19 @@ from gateway.types import Answer, RequestId, Usage
 
 _encode = msgspec.json.encode
 _PAIR = 2
-# A token is an object with five fields, not a line in each of three lists.
+# TEI writes each token as an object with five fields, and the native route in three lists.
 _TOKEN_GROWTH = 2.5
 _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
 
 
 class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
-    """Turn texts into vectors, as TEI's clients ask for them."""
+    """Turn texts into vectors, as in TEI's API."""
 
     inputs: str | list[str | TokenId | list[TokenId]]
-    """A text, or a list of texts; or tokens, where the model is configured to take them."""
+    """A text, or a list of texts. Models that are configured for it also accept token ids."""
 
     def given(self) -> list[Any]:
-        """Return the inputs as they were sent, in a list."""
+        """Return the inputs, always as a list."""
         return self.inputs if isinstance(self.inputs, list) else [self.inputs]
 
     @override
@@ -71,20 +71,20 @@ class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
 
 
 class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
-    """Label texts with a trained classifier, as TEI's clients ask for it."""
+    """Label texts with a trained classifier, as in TEI's API."""
 
     inputs: str | list[str | list[str]]
-    """A text; two texts, which are a pair; or a list of lists of a text or a pair."""
+    """A text, a list of two texts (a pair), or a list of such lists of one text or a pair."""
     raw_scores: bool = False
-    """Whether scores are logits."""
+    """Whether to return logits as scores."""
     truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     truncation_direction: _Direction = "right"
-    """Texts are cut at the end only."""
+    """Must be `right`: texts are truncated at the end."""
 
     @property
     def is_batch(self) -> bool:
-        """Whether the answer is a list for each text."""
+        """Whether the response has a list for each text."""
         return isinstance(self.inputs, list) and not isinstance(next(iter(self.inputs), None), str)
 
     @override
@@ -109,20 +109,20 @@ class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
-    """Order texts by how well they answer a query, as TEI's clients ask for it."""
+    """Order texts by relevance to a query, as in TEI's API."""
 
     query: str
-    """What the texts are compared with."""
+    """The query that texts are compared with."""
     texts: list[str]
-    """The texts to put in order."""
+    """The texts to order."""
     raw_scores: bool = False
-    """Is refused unless it is `false`: scores are as the model's own function makes them."""
+    """Must be `false`: logits are not stored."""
     return_text: bool = False
-    """Whether results hold the texts, too."""
+    """Whether results include the texts."""
     truncate: bool = True
-    """With `false`, a text that the model would read a part of is refused."""
+    """With `false`, a text that is longer than the model reads is refused."""
     truncation_direction: _Direction = "right"
-    """Texts are cut at the end only."""
+    """Must be `right`: texts are truncated at the end."""
 
     @override
     def items(self) -> list[Any]:
@@ -131,7 +131,7 @@ class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
     @override
     def native(self, model: str) -> Body:
         if self.raw_scores:
-            raise InvalidRequest("`raw_scores` are not kept; leave it out.")
+            raise InvalidRequest("`raw_scores` is not supported for this task; leave it out.")
         return RerankBody(
             model=model, query=self.query, documents=self.texts, truncate=self.truncate
         )
@@ -142,7 +142,7 @@ class TeiRerankInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class TeiRoute(InferenceRoute):
-    """Answers `POST` to one of TEI's paths below that of a model."""
+    """Serves `POST` on one of TEI's paths, below the path of a model."""
 
     errors = TEI_ERRORS
 
@@ -157,7 +157,7 @@ class TeiRoute(InferenceRoute):
         super().__init__()
 
     def model_name(self, source: BodySource) -> str:
-        """Return the name of the model that is asked."""
+        """Return the name of the requested model."""
         return source.parameters["model"]
 
     @override
@@ -170,7 +170,7 @@ class TeiRoute(InferenceRoute):
         return ModelCall(model, inputs)
 
     def inputs(self, source: BodySource, fields: dict[str, Any]) -> type[TaskInputs]:
-        """Return the type of the body that has these fields."""
+        """Return the body type for these fields."""
         return self.body
 
     @override
@@ -181,9 +181,9 @@ class TeiRoute(InferenceRoute):
 
 
 class TeiHostRoute(TeiRoute):
-    """Answers one of TEI's paths for clients that keep only the host of their URL.
+    """Serves one of TEI's paths without a model, for clients that drop the path of their base URL.
 
-    The key must say which model is meant: of those that it is limited to, one answers the task.
+    The API key determines the model: exactly one of the key's models must have the task.
     """
 
     below = ""
@@ -196,14 +196,14 @@ class TeiHostRoute(TeiRoute):
         names = [one.info.name for one in served if one and self.task in one.info.tasks]
         if len(names) != 1:
             raise InvalidRequest(
-                f"The path names no model: ask `/tei/{{model}}{self.path}`, or use a key that is"
-                " limited to models of which one answers this."
+                f"The path names no model: use `/tei/{{model}}{self.path}`, or a key whose models"
+                " include exactly one with this task."
             )
         return names[0]
 
 
 class TeiModelRoute(TeiRoute):
-    """Answers `POST` to the path of a model itself, by its task."""
+    """Serves `POST` on the path of a model, which runs the model's task."""
 
     reads_models = True
 
@@ -213,11 +213,11 @@ class TeiModelRoute(TeiRoute):
             return TeiRerankInputs
         served = source.served(source.parameters["model"])
         tasks = [Task.EMBED] if served is None else served.info.tasks
-        return _BY_TASK[only_task(tasks, tuple(_BY_TASK))]
+        return _BY_TASK[single_task(tasks, tuple(_BY_TASK))]
 
 
 class TeiRefusedRoute(TeiRoute):
-    """Refuses what no backend can do, with what to do instead."""
+    """Refuses a TEI path that no backend supports, and says what to use instead."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(path, Task.EMBED, FeatureExtractionInputs)
@@ -231,7 +231,9 @@ class TeiRefusedRoute(TeiRoute):
 def _text_or_pair(texts: str | list[Any]) -> str | tuple[str, str]:
     is_list = not isinstance(texts, str) and 0 < len(texts) <= _PAIR
     if not (is_list and all(isinstance(text, str) for text in texts)):
-        raise InvalidRequest("`inputs` takes a text, or a pair, or a list of lists of these.")
+        raise InvalidRequest(
+            "`inputs` must be a text, a pair of texts, or a list of lists of one or two texts."
+        )
     return texts[0] if len(texts) < _PAIR else (texts[0], texts[1])
 
 
@@ -239,7 +241,7 @@ _BY_TASK: dict[Task, type[TaskInputs]] = {
     Task.CLASSIFY: TeiPredictInputs,
     Task.EMBED: TeiEmbedInputs,
 }
-_OF_HOST: tuple[tuple[str, Task, type[TaskInputs]], ...] = (
+_ROUTES_WITHOUT_MODEL: tuple[tuple[str, Task, type[TaskInputs]], ...] = (
     ("/embed", Task.EMBED, TeiEmbedInputs),
     ("/predict", Task.CLASSIFY, TeiPredictInputs),
     ("/rerank", Task.RERANK, TeiRerankInputs),
@@ -251,8 +253,8 @@ _COMPARED: Any = {"inputs": {"source_sentence": "a film", "sentences": ["a movie
 _IDS: Any = {"ids": [101, 1037, 6251, 102]}
 _TOKENS = [[{"id": 1037, "text": "a", "special": False, "start": 0, "stop": 1}]]
 _REFUSED = {
-    "/embed_all": "Vectors of single tokens are not served; `/embed` has one for each text.",
-    "/embed_sparse": "Sparse vectors are not served; `/embed` has dense ones.",
+    "/embed_all": "Vectors of single tokens are not supported; use `/embed` for vectors of texts.",
+    "/embed_sparse": "Sparse vectors are not supported; use `/embed` for dense vectors.",
 }
 
 
@@ -294,8 +296,8 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
     decode = TeiRoute("/decode", Task.DETOKENIZE, TeiDecodeInputs)
     yield decode, _operation(decode, "decode", "Turn tokens into texts", _IDS, ["a sentence"])
     model = TeiModelRoute("", Task.EMBED, TeiEmbedInputs)
-    yield model, _operation(model, "model", "Ask a model by its task", texts, [[0.0676]])
-    for path, task, inputs in _OF_HOST:
+    yield model, _operation(model, "model", "Run the model's task", texts, [[0.0676]])
+    for path, task, inputs in _ROUTES_WITHOUT_MODEL:
         yield TeiHostRoute(path, task, inputs), None
     for path, why in _REFUSED.items():
         yield TeiRefusedRoute(path, why), None
@@ -303,7 +305,7 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
 
 TEI = Dialect(
     name="tei",
-    description="What clients of TEI (text-embeddings-inference) ask for: a base URL for a model.",
+    description="The routes of TEI (text-embeddings-inference): the base URL is `/tei/{model}`.",
     routes=dict(_routes()),
     handlers=model_probes("/tei/{model:str}", "tei"),
     errors=TEI_ERRORS,

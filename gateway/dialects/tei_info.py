@@ -1,4 +1,4 @@
-"""Tells what a model is, and whether it is served, as TEI does of its one model."""
+"""Serves the routes that describe a model and its health, as TEI does for its one model."""
 
 from typing import Any
 
@@ -20,31 +20,31 @@ _ABOUT = {"model": {"description": "The name of a model.", "example": "minilm"}}
 
 
 class TeiInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as TEI describes its own."""
+    """A model in TEI's format."""
 
     model_id: str
     """The name of the model."""
     model_sha: str
-    """The digest of the files that shape its answers."""
+    """The digest of the files that determine the model's results."""
     model_dtype: str
     """The numeric precision it runs with, such as `fp32`."""
     model_type: dict[str, Any]
-    """`classifier` with its labels, `embedding` or `reranker`; empty for other models."""
+    """`classifier` with its labels, `embedding` or `reranker`; empty for models of other tasks."""
     max_input_length: int
-    """Tokens that it reads of a text."""
+    """The most tokens that the model reads of a text."""
     max_client_batch_size: int
-    """Items that a request may have."""
+    """The most items of a request."""
     auto_truncate: bool = True
-    """Texts are cut unless a request says otherwise."""
+    """Whether texts are truncated by default."""
 
 
 def model_probes(path: str, dialect: str) -> list[HTTPRouteHandler]:
-    """Return the routes below the path of a model that describe it: 404 where it is not served."""
+    """Return the routes below a model's path that describe the model."""
 
     async def describe(
         model: FromPath[str], request: AnyRequest, models: Models, runtimes: Runtimes
     ) -> TeiInfo:
-        """Return a model, 404 when there is none of that name."""
+        """Return a model; status 404 if there is no model with this name."""
         found = _served(model, request, models, runtimes).info
         return TeiInfo(
             model_id=found.name,
@@ -56,12 +56,12 @@ def model_probes(path: str, dialect: str) -> list[HTTPRouteHandler]:
         )
 
     return [
-        get(f"{path}/{name}", opt=_told(dialect, name, summary))(describe)
+        get(f"{path}/{name}", opt=_route_options(dialect, name, summary))(describe)
         for name, summary in (("info", "What a model is"), ("health", "Whether a model is served"))
     ]
 
 
-def _told(dialect: str, name: str, summary: str) -> dict[str, Operation]:
+def _route_options(dialect: str, name: str, summary: str) -> dict[str, Operation]:
     operation = Operation(
         id=f"{dialect.replace('-', '_')}_{name}",
         summary=summary,

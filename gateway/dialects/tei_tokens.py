@@ -1,4 +1,4 @@
-"""Defines what TEI's clients ask of a tokenizer: the tokens of texts, and the texts of tokens."""
+"""Defines TEI's bodies of `tokenize` and `decode`."""
 
 from itertools import accumulate, islice
 from typing import Any, Final
@@ -13,12 +13,12 @@ from gateway.dialects.stored_results import encoded_list, text_in, tokens_in
 from gateway.types import Answer
 
 _AT_ONCE: Final = 4096
-"""Tokens that are encoded in one call, which holds the GIL."""
+"""Tokens that are encoded in one call, because encoding holds the GIL."""
 _encode = msgspec.json.encode
 
 
 class TeiTokenResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as TEI shows it; `start` and `stop` count bytes of the text."""
+    """A token in TEI's format; `start` and `stop` are byte offsets in the text."""
 
     id: int
     text: str
@@ -28,14 +28,14 @@ class TeiTokenResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
-    """Show the tokens of texts, as TEI's clients ask for them."""
+    """Show the tokens of texts, as in TEI's API."""
 
     inputs: str | list[str]
     """A text, or a list of texts."""
     add_special_tokens: bool = True
-    """Whether tokens are shown that the tokenizer adds to every text."""
+    """Whether to include tokens that the tokenizer adds to each text."""
     prompt_name: None = None
-    """Is refused unless it is `null`: tokens are of the text alone."""
+    """Must be `null`: prompts are not supported."""
 
     @override
     def items(self) -> list[Any]:
@@ -58,12 +58,12 @@ class TeiTokenizeInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
-    """Turn tokens into texts, as TEI's clients ask for it."""
+    """Turn tokens into texts, as in TEI's API."""
 
     ids: list[TokenId | list[TokenId]]
-    """The tokens of a text, or a list of such lists."""
+    """The token ids of a text, or a list of such lists."""
     skip_special_tokens: bool = True
-    """Whether to leave out tokens that the tokenizer adds to every text."""
+    """Whether to omit tokens that the tokenizer adds to each text."""
 
     @override
     def items(self) -> list[Any]:
@@ -81,7 +81,10 @@ class TeiDecodeInputs(TaskInputs, frozen=True, kw_only=True):
 
 
 def _write_tokens(written: bytearray, text: str, result: bytes) -> None:
-    """Add the tokens of a text, as a JSON list and a comma; only some are objects at a time."""
+    """Append the tokens of a text to `written`, as a JSON list and a comma.
+
+    Only `_AT_ONCE` tokens are objects at a time.
+    """
     found = tokens_in(result)
     places = [*accumulate((len(character.encode()) for character in text), initial=0)]
     columns = zip(found.ids, found.tokens, found.offsets, strict=True)

@@ -1,4 +1,4 @@
-"""Receives files of `multipart/form-data` as they arrive, without holding them in memory."""
+"""Receives files of `multipart/form-data` as a stream, without keeping them in memory."""
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -14,15 +14,15 @@ from multipart import (  # type: ignore[import-untyped]
 from gateway.batches.tenant_files import PURPOSES, Upload
 from gateway.errors import InvalidRequest
 
-_MOST_PARTS: Final = 16
+_MAX_PARTS: Final = 16
 _LONGEST_FIELD: Final = 4096
 _LONGEST_NAME: Final = 255
 
 
 class MultipartReader:
-    """Receives one form; `fields` are its values by name, `upload` its file.
+    """Receives one form: `fields` holds its values by name, `upload` its file.
 
-    `check` raises for fields that do not fit, before the file is kept.
+    `check` raises an error for invalid fields, before the file is stored.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class MultipartReader:
         self._value = b""
 
     async def receive(self, content_type: str, chunks: AsyncIterator[bytes]) -> Upload:
-        """Return the upload, whose content is stored.
+        """Return the file's upload after its content was stored.
 
         Raises:
-            InvalidRequest: the body is no form with a file.
+            InvalidRequest: the body is not a form with a file.
         """
         kind, options = parse_options_header(content_type)
         boundary = options.get("boundary", "")
@@ -50,21 +50,21 @@ class MultipartReader:
             raise InvalidRequest("Send a form (`multipart/form-data`) with `purpose` and `file`.")
         async with AsyncExitStack() as stack:
             try:
-                with PushMultipartParser(boundary, max_segment_count=_MOST_PARTS) as parser:
+                with PushMultipartParser(boundary, max_segment_count=_MAX_PARTS) as parser:
                     async for chunk in chunks:
                         for part in parser.parse(chunk):
                             await self._take(part, stack)
             except MultipartError as error:
                 raise InvalidRequest(f"The form cannot be read: {error}.") from error
             if self.upload is None:
-                raise InvalidRequest("The form has no part `file` with a file name.")
+                raise InvalidRequest("The form has no part `file` with a file name; add it.")
             if self.fields.get("purpose") not in PURPOSES:
                 raise InvalidRequest("`purpose` must be `batch`.")
             self._check(self.fields)
         return self.upload
 
     async def _take(self, part: Any, stack: AsyncExitStack) -> None:
-        """Take what the parser found: a segment's head, bytes of it, or (`None`) its end."""
+        """Process the head of a segment, bytes of a segment, or `None` at its end."""
         if isinstance(part, MultipartSegment):
             self._segment, self._value = part, b""
             if part.filename is not None:
@@ -77,6 +77,9 @@ class MultipartReader:
         elif part:
             self._value += part
             if len(self._value) > _LONGEST_FIELD:
-                raise InvalidRequest(f"`{self._segment.name[:80]}` is too long.")
+                raise InvalidRequest(
+                    f"The form's value `{self._segment.name[:80]}` is too long; send at most"
+                    f" {_LONGEST_FIELD} bytes."
+                )
         elif self._segment.filename is None:
             self.fields[self._segment.name] = self._value.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Defines the interface by which the request path publishes usage events."""
+"""Defines the interface with which the request path publishes usage events."""
 
 from typing import Protocol
 
@@ -6,28 +6,28 @@ from gateway.types import RequestEvent
 
 
 class EventPublisher(Protocol):
-    """Records one event per answered request, in order, without waiting for a network."""
+    """Records an event for each answered request in order, without waiting for a network."""
 
     def publish(self, event: RequestEvent) -> None:
-        """Record `event`; after this returns, it survives the end of the process.
+        """Record `event`. After this returns, the event survives the end of the process.
 
         Raises:
-            EventLogUnavailable: the event is not recorded, so the answer must not be sent.
+            EventLogUnavailable: the event is not recorded, so the response must not be sent.
         """
         ...
 
     def reserve_bytes(self, size: int) -> None:
-        """Reserve room for an event of `size` bytes, for `publish_encoded`.
+        """Reserve space for an event of `size` bytes, which `publish_encoded` will record.
 
         Raises:
-            EventLogUnavailable: there is no room.
+            EventLogUnavailable: there is no space.
         """
         ...
 
     def release_bytes(self, size: int) -> None:
-        """Release the room reserved for an event of `size` bytes that will not come."""
+        """Release the space of an event of `size` bytes that will not be recorded."""
         ...
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Record an event in msgpack, in room that was reserved for exactly its size."""
+        """Record an event in msgpack, using space that was reserved for exactly its size."""
         ...

@@ -1,6 +1,6 @@
-"""Packs up to a thousand events of one log into a block: one entry of the stream `sg:events`.
+"""Packs up to a thousand events of one log into a block, which is an entry of `sg:events`.
 
-The payload is a msgpack list of the log's records, byte for byte: shipping decodes nothing.
+The payload is a msgpack list of the log's records. Shipping copies their bytes without decoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from gateway.types import RequestEvent
 
 STREAM: Final = "sg:events"
 SHIPPED: Final = "{sg:events}:shipped"
-"""A hash of the last sequence number in the stream, by log; in the slot of the stream."""
+"""A Redis hash with the last shipped sequence number of each log, in the stream's hash slot."""
 
 _packer = msgspec.msgpack.Encoder().encode
 
 
 class MalformedBlock(Exception):
-    """Reports an entry of the stream that is not a valid block."""
+    """A stream entry is not a valid block."""
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the events `first` to `last` of a log; `lost` tells that these cannot be read."""
+    """Holds the events `first` to `last` of a log. If `lost`, these events cannot be read."""
 
     log_id: str
     first: int
@@ -32,25 +32,25 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """The number of sequence numbers that it covers."""
+        """The number of its sequence numbers."""
         return self.last - self.first + 1
 
     def fields(self) -> list[bytes | str | int]:
-        """Return the fields of its stream entry: names and values alternate."""
+        """Return the fields of its stream entry, names and values alternating."""
         fields: list[bytes | str | int] = ["log", self.log_id, "first", self.first]
         fields += ["last", self.last, "payload", self.payload]
         return [*fields, "lost", 1] if self.lost else fields
 
 
 def pack(log_id: str, first: int, payloads: Sequence[bytes]) -> Block:
-    """Return the block of consecutive records that begin at `first`."""
+    """Return a block of consecutive records that begin at `first`."""
     last = first + len(payloads) - 1
     payload = _packer([msgspec.Raw(p) for p in payloads])
     return Block(log_id=log_id, first=first, last=last, payload=payload)
 
 
 def gap(log_id: str, first: int, last: int) -> Block:
-    """Return the block that reports `first` to `last` as lost."""
+    """Return a block that reports the events `first` to `last` as lost."""
     return Block(log_id=log_id, first=first, last=last, payload=b"", lost=True)
 
 
@@ -58,7 +58,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
     """Return the block of a stream entry, without decoding its payload.
 
     Raises:
-        MalformedBlock: the entry's fields are not those of a block.
+        MalformedBlock: the fields are not those of a block.
     """
     try:
         block = Block(
@@ -76,7 +76,7 @@ def from_fields(fields: Mapping[bytes, bytes]) -> Block:
 
 
 class PartialBlock(NamedTuple):
-    """Holds the readable events of a malformed block, their sequence numbers, and the rest."""
+    """Holds a malformed block's readable events, their sequence numbers, and its other records."""
 
     events: list[RequestEvent]
     numbers: list[int]
@@ -110,7 +110,8 @@ class Unpacker:
     def decode_partially(self, block: Block) -> PartialBlock:
         """Return the events of a malformed `block`, and the records that are not events.
 
-        Records beyond its last number are not: another block has events of those numbers.
+        Records beyond the block's last sequence number count as not events, because another block
+        has events with these numbers.
         """
         found = PartialBlock([], [], [])
         try:

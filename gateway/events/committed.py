@@ -1,4 +1,4 @@
-"""Stores beside a log's segments, the last mark up to which the ledger had the log."""
+"""Stores the last mark up to which the ledger had committed a log, beside its segments."""
 
 import contextlib
 import os
@@ -11,10 +11,10 @@ _MARK: Final = struct.Struct("<Q")
 
 
 class CommittedMark:
-    """Stores the last committed sequence number of the log in `directory`, as last seen.
+    """Stores the last known committed sequence number of the log in `directory`.
 
-    A ledger whose mark is lower was restored from a backup. If the file cannot be written, `value`
-    is kept in this process only.
+    A ledger with a lower mark was restored from a backup. If the file cannot be written, only this
+    process has `value`.
     """
 
     def __init__(self, directory: Path) -> None:

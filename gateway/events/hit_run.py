@@ -1,4 +1,4 @@
-"""Counts runs of equal hits, which are recorded as one event with consecutive ids."""
+"""Counts runs of equal hits, each recorded as one event with consecutive request ids."""
 
 from collections.abc import Iterator
 
@@ -7,13 +7,13 @@ from gateway.types import ID_DIGITS, RequestEvent
 
 
 class HitRun:
-    """Counts hits of one caller, route, task, model, arm and tier, with ids from `first` on.
+    """Counts hits of one caller, route, task, model, revision and tier, with ids from `first` on.
 
     `count` hits belong to the present event-loop iteration, which may have up to `max_count`.
-    `started` is the loop's time when the first of these hits began; `began` is the same moment on
-    a finer clock. Metrics have `route` and `source` as labels. `reserved_ids` is how many reserved
-    ids are left. When none is left, `gateway.api.request_events` reserves `ids_at_once` more, and
-    lets that number grow.
+    `started` is the loop's time when the first of these hits began; `began` is the same moment on a
+    finer clock. `route` and `source` are labels of metrics. `reserved_ids` counts the reserved ids
+    that are left. When none is left, `gateway.api.request_events` reserves `ids_at_once` more, and
+    increases this number.
     """
 
     __slots__ = (
@@ -26,7 +26,7 @@ class HitRun:
         self.route = route
         self.source = source
         self.pattern = event
-        """The event that all are like, but for id, time and duration."""
+        """The event of all these hits, except for id, time and duration."""
         self.model = event.model
         self.revision = event.revision
         self.arm = event.arms[0].arm if event.arms else ""
@@ -34,7 +34,7 @@ class HitRun:
         self.started = self.began = 0.0
 
     def add(self) -> int:
-        """Count one more hit, for which there is room; return the number of its id."""
+        """Count one more hit, for which there is space; return the number of its id."""
         number = self.first + self.count
         self.count += 1
         return number

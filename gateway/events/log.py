@@ -1,7 +1,7 @@
-"""Writes a worker's events to an append-only log, before their requests are answered.
+"""Writes a worker's events to an append-only log before their requests are answered.
 
-A write is a copy into a memory-mapped file: no system call, and `kill -9` loses nothing. A power
-cut, or a crash of the machine, loses what `LogSync` has not brought to the device yet.
+A write copies the event into a memory-mapped file. It makes no system call, and `kill -9` loses
+nothing. A power cut or machine crash loses events that `LogSync` has not yet synced to the disk.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from gateway.events import segment
 from gateway.events.syncing import LogSync, SyncStatistics
 from gateway.types import RequestEvent
 
-# A full disk, a quota, or the process's limit on file sizes.
+# Errors of a full disk, a disk quota, or the process's limit on file sizes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RETRY = 0.1
 _log = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 
 
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the events that a log has recorded and refused since it was opened.
+    """Counts recorded and refused events since the log was opened.
 
-    `unsynced` is for how many seconds its oldest event has waited for a sync.
+    `unsynced` is the number of seconds that the oldest event has waited for a sync.
     """
 
     published: int
@@ -48,12 +48,12 @@ class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLog:
-    """Implements `EventPublisher` over a new folder in `directory`: `name` and a random part.
+    """Implements `EventPublisher` with a new folder in `directory`: `name` and a random suffix.
 
-    Belongs to one thread. The shipper takes over the folder of a process that died; `close` marks
-    the log as finished. `allocate` reserves a file's blocks in advance, because on a full disk a
-    write to mapped memory kills the process. While the disk is full, events are refused.
-    `sync` writes them to the disk soon; without it, the kernel does at some time.
+    Belongs to one thread. If the process dies, the shipper takes over the folder; `close` marks the
+    log as finished. `allocate` reserves a file's blocks in advance, because on a full disk a write
+    to mapped memory kills the process. While the disk is full, events are refused. `sync` syncs
+    events to the disk soon; without it, the kernel decides when.
 
     Raises:
         EventLogUnavailable: the log cannot be created, for another reason than a full disk.
@@ -89,9 +89,9 @@ class EventLog:
         self._syncing = sync
         if sync is not None:
             sync.follow(lambda: self._sequence)
-        self._map = mmap.mmap(-1, 1)  # a segment without room
+        self._map = mmap.mmap(-1, 1)  # a segment without space
         self._position = segment_bytes
-        # A mark must always fit behind the last record and the reserved room.
+        # There must always be space for a mark after the last record and the reserved space.
         self._limit = segment_bytes - segment.MARK.size
         try:
             self._start_segment()
@@ -115,18 +115,18 @@ class EventLog:
         self._sequence = sequence
 
     def reserve_bytes(self, size: int) -> None:
-        """Reserve room for an event; see `EventPublisher`."""
+        """Reserve space for an event; see `EventPublisher`."""
         size += segment.RECORD.size
         if self._position + size > self._limit or size > segment.MAX_PAYLOAD_BYTES:
             self._make_room(size)
         self._limit -= size
 
     def release_bytes(self, size: int) -> None:
-        """Release reserved room; see `EventPublisher`."""
+        """Release reserved space; see `EventPublisher`."""
         self._limit += segment.RECORD.size + size
 
     def publish_encoded(self, payload: bytes) -> None:
-        """Record an event in reserved room; see `EventPublisher`."""
+        """Record an event in reserved space; see `EventPublisher`."""
         size = len(payload)
         begin = self._position
         end = begin + segment.RECORD.size + size
@@ -150,7 +150,7 @@ class EventLog:
         )
 
     def refusal_reason(self) -> str:
-        """Return why events are refused, empty if they are not; retries on a full disk."""
+        """Return why events are refused, or ""; tries a full disk again."""
         if self._reason and not self._closed and self._clock() >= self._retry_at:
             with contextlib.suppress(OSError):
                 self._start_segment()
@@ -164,7 +164,7 @@ class EventLog:
         if self._lock >= 0:
             if self._syncing is not None:
                 self._syncing.close()
-            self._mark(segment.FINISHED)  # the shipper may remove the log from now on
+            self._mark(segment.FINISHED)  # the shipper may delete the log from now on
             os.close(self._lock)
         self._map.close()
         self._limit = 0
@@ -179,7 +179,7 @@ class EventLog:
         """Start a new segment, and a new folder if there is none yet.
 
         Raises:
-            OSError: there is no room; nothing has changed.
+            OSError: there is no space; nothing has changed.
         """
         try:
             file, memory = self._open() if self._lock < 0 else self._segment(self._directory)
@@ -188,7 +188,7 @@ class EventLog:
             if not self._reason:
                 self._reason = error.strerror or type(error).__name__
                 _log.error(
-                    "events are refused: free space on the disk of the event log",
+                    "the event log is full and requests are refused; free space on its disk",
                     extra={"reason": error.strerror},
                 )
             raise
@@ -203,7 +203,7 @@ class EventLog:
         self._position = segment.HEADER.size
         if self._reason:
             self._reason = ""
-            _log.warning("events are recorded again")
+            _log.warning("the event log has space again; requests are no longer refused")
 
     def _open(self) -> tuple[int, mmap.mmap]:
         """Create the folder under a hidden name, so that no reader sees it without its lock."""
@@ -225,7 +225,7 @@ class EventLog:
         return first
 
     def _segment(self, directory: Path) -> tuple[int, mmap.mmap]:
-        """Create the next segment, with all its blocks reserved and its header written."""
+        """Create the next segment: reserve all its blocks and write its header."""
         number = self._segments
         path = directory / f".{segment.file_name(number)}"
         file = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -245,12 +245,12 @@ class EventLog:
         return file, memory
 
     def _make_room(self, size: int) -> int:
-        """Start a segment with room for `size` bytes; return the offset of their end."""
+        """Start a segment with space for `size` bytes; return the offset of their end."""
         end = segment.HEADER.size + size
         if self._closed:
             raise self._refusal("the event log is closed: the worker is shutting down")
         if end > self._limit or size > segment.MAX_PAYLOAD_BYTES:
-            raise self._refusal("an event is larger than the event log takes")
+            raise self._refusal("an event is too large for the event log")
         if self._reason and self._clock() < self._retry_at:
             raise self._refusal(_full(self._reason), retry_after=1.0)
         try:
@@ -268,4 +268,7 @@ class EventLog:
 
 
 def _full(reason: str | None) -> str:
-    return f"the event log cannot be written ({reason}): free space on its disk"
+    return (
+        f"the event log cannot be written ({reason}); retry later, and ask the operator to free"
+        " space on its disk"
+    )

@@ -1,4 +1,4 @@
-"""Reads an event log from its files while it is written, or after its writer has died."""
+"""Reads an event log from its files, while it is written or after its writer has died."""
 
 import fcntl
 import os
@@ -13,15 +13,15 @@ from gateway.events.segment import ScanEnd
 from gateway.events.syncing import boot_id, read_mark
 
 _CHUNK_BYTES: Final = 512 * 1024
-_MOST_COUNTED: Final = 100_000
+_MAX_COUNTED: Final = 100_000
 
 
 class UnreadableLog(Exception):
-    """Reports a log of another format, which another version must read."""
+    """A log has a format that this version cannot read."""
 
 
 class LogPosition(NamedTuple):
-    """Gives a position in a log: an offset in the file of a segment."""
+    """Identifies a position in a log: a segment and an offset in its file."""
 
     number: int
     offset: int
@@ -30,7 +30,7 @@ class LogPosition(NamedTuple):
 class RecordBatch(NamedTuple):
     """Holds records with consecutive sequence numbers from `first`; `end` is the next position.
 
-    `more` tells that something is written there already.
+    `more` says that something is already written there.
     """
 
     first: int
@@ -65,10 +65,10 @@ def _is_of_log(path: Path) -> bool:
 
 
 class LogReader:
-    """Reads batches of records from the log in `directory`, and deletes segments on request.
+    """Reads batches of records from the log in `directory`, and deletes segments.
 
     Raises:
-        UnreadableLog: the files are not of this format.
+        UnreadableLog: the files have another format.
     """
 
     def __init__(self, directory: Path, *, boot: Callable[[], str] = boot_id) -> None:
@@ -80,9 +80,9 @@ class LogReader:
         self._firsts: dict[int, int] = {}
         self._position = LogPosition(0, segment.HEADER.size)
         self.sequence = 0
-        """The last sequence number that was accepted, or sought to."""
+        """The last sequence number that was accepted or passed by `seek`."""
         self.ended = False
-        """True when no more records will come and all were accepted."""
+        """Whether all records were accepted and no more will be written."""
         self.seek(0)
 
     @property
@@ -91,10 +91,10 @@ class LogReader:
         return self._directory.name
 
     def read(self, limit: int) -> RecordBatch | None:
-        """Return the next records, at most `limit`; the same ones until they are accepted."""
-        if self.ended:  # like most logs that are only retained
+        """Return at most `limit` next records; the same records until they are accepted."""
+        if self.ended:  # most logs that are only retained have ended
             return None
-        # Checked first: a scan after the end of the writer finds every record there will be.
+        # Checked first, because a scan after the writer's end finds all records.
         is_writer_gone = self._writer_gone()
         while True:
             found = self._scan(limit)
@@ -116,31 +116,31 @@ class LogReader:
             self._position = LogPosition(following, segment.HEADER.size)
 
     def accept(self, batch: RecordBatch) -> None:
-        """Continue after `batch`."""
+        """Continue after `batch` at the next `read`."""
         self._position = batch.end
         self.sequence = batch.last
 
     def destroyed_up_to(self) -> int:
-        """Return the estimated number of the last record of an ended log; 0 if none was lost.
+        """Return the estimated number of the last record of an ended log; 0 if no record was lost.
 
-        After a crash of the machine, which destroys unsynced records, it is higher than the number
-        of the last record that was read.
+        A machine crash destroys unsynced records. The estimate is then higher than the number of
+        the last record that was read.
         """
         if not self.ended or self._is_finished:
             return 0
         mark = read_mark(self._directory)
         if mark is None or not mark.boot or mark.boot == self._boot():
-            return 0  # the machine has not restarted: the kernel has all records
+            return 0  # the machine has not restarted, so the kernel has all records
         return mark.expected
 
     def unread_bytes(self) -> int:
-        """Return the bytes of records after the position; of long backlogs about that."""
+        """Return the bytes of records after the position, approximately for long backlogs."""
         if self.ended:
             return 0
         self._list()
         first, offset = self._position
         later = sorted(n for n in self._firsts if n > first)
-        whole = sum(map(self._size_of, later[:-1]))  # a scan of each would take long
+        whole = sum(map(self._size_of, later[:-1]))  # scanning each segment would take too long
         last = [LogPosition(number, segment.HEADER.size) for number in later[-1:]]
         return whole + sum(map(self._bytes_after, [LogPosition(first, offset), *last]))
 
@@ -151,7 +151,7 @@ class LogReader:
             return 0
 
     def _bytes_after(self, position: LogPosition) -> int:
-        found = self._scan(_MOST_COUNTED, position).size
+        found = self._scan(_MAX_COUNTED, position).size
         if found < _CHUNK_BYTES // 2:
             return found
         return max(found, self._size_of(position.number) - position.offset)
@@ -167,9 +167,10 @@ class LogReader:
         self.ended = False
 
     def committed_segments(self, committed: int) -> list[int]:
-        """Return the segments that were read and hold no record after `committed`, in order."""
+        """Return the segments that were read and have no record after `committed`, in order."""
         self._list()
-        # The current segment may have been read to its end, before its mark was written.
+        # The current segment counts, too: the reader may have read all of it before its mark was
+        # written.
         numbers = sorted(n for n in self._firsts if n <= self._position.number)
         done = [n for n, m in pairwise(numbers) if self._firsts[m] <= committed + 1]
         if self.ended and self.sequence <= committed:
@@ -177,7 +178,7 @@ class LogReader:
         return done
 
     def path_of(self, number: int) -> Path:
-        """Return the file of a segment."""
+        """Return the path of a segment."""
         return self._directory / segment.file_name(number)
 
     def delete(self, number: int) -> None:
@@ -186,10 +187,10 @@ class LogReader:
         self._firsts.pop(number, None)
 
     def truncate(self) -> Path | None:
-        """Free the blocks reserved after the end of a log that has ended.
+        """Free the blocks that are reserved after the last record of an ended log.
 
         Returns:
-            The segment that was truncated.
+            The truncated segment, if there is one.
         """
         if not self.ended or self._truncated:
             return None
@@ -203,25 +204,25 @@ class LogReader:
 
     @property
     def is_empty(self) -> bool:
-        """True if no segment is left."""
+        """Whether no segment is left."""
         self._list()
         return not self._firsts
 
     def deleted_up_to(self) -> int:
-        """Return the sequence number up to which segments were deleted; 0 is nothing."""
+        """Return the sequence number up to which segments were deleted; 0 if none was."""
         self._list()
         number = min(self._firsts, default=0)
-        # A segment that a crash emptied was not deleted: its records are lost.
+        # A segment that a crash emptied was not deleted, and its records are lost.
         if not number or (self._directory / segment.file_name(number - 1)).exists():
             return 0
         return self._firsts[number] - 1
 
     def remove(self) -> None:
-        """Delete the log."""
+        """Delete the whole log."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _scan(self, limit: int, position: LogPosition | None = None) -> segment.Scan:
-        """Scan from the current position, or another; its mark is checked before more is read."""
+        """Scan from `position`, by default the current one, if anything is written there."""
         number, offset = position or self._position
         try:
             file = os.open(self._directory / segment.file_name(number), os.O_RDONLY)
@@ -240,7 +241,7 @@ class LogReader:
         return min((n for n in self._firsts if n > self._position.number), default=None)
 
     def _list(self) -> None:
-        """Read the first sequence number of each segment that was not listed before."""
+        """Read the first sequence number of each new segment."""
         try:
             paths = list(self._directory.iterdir())
         except FileNotFoundError:
@@ -267,7 +268,7 @@ class LogReader:
         return int(first)
 
     def _writer_gone(self) -> bool:
-        """Tell whether no process holds the log's lock; a writer that is gone never comes back."""
+        """Return whether no process holds the log's lock. A writer that is gone never returns."""
         if self._is_writer_gone:
             return True
         try:

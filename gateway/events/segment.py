@@ -1,14 +1,15 @@
 """Defines the format of an event log's files, which `log` writes and `reader` reads.
 
-A log is a folder of segments, `00000000.log` and on, each of a fixed size and filled with zeros:
+A log is a folder of segments `00000000.log`, `00000001.log` and so on. Each has a fixed size and is
+filled with zeros:
 
-    header  64 bytes: magic, version, segment number, sequence number of its first record, log id
+    header  64 bytes: magic, version, segment number, first sequence number, log id
     record  length, checksum, sequence number, then `length` bytes: a msgpack `RequestEvent`
     ...
     mark    in place of a length: the log continues in the next segment, or ends here
 
-A length of zero is the end of what was written. The checksum covers the whole record, so that a
-record that was unfinished when its process or machine died is detected.
+A length of zero means that nothing is written there yet. The checksum covers the whole record. It
+detects a record that was incomplete when its process or machine died.
 """
 
 import struct
@@ -31,22 +32,22 @@ SUFFIX: Final = ".log"
 
 
 class ScanEnd(Enum):
-    """Tells why a scan ended."""
+    """The reason why a scan ended."""
 
     LIMIT = auto()
-    """The limit was reached, or a sequence number is not consecutive."""
+    """The limit was reached, or the next sequence number is not consecutive."""
     CUT = auto()
     """The buffer ends within a record; the file may continue."""
     UNWRITTEN = auto()
-    """Zeros: nothing has been written here yet."""
+    """Zeros: nothing is written here yet."""
     TORN = auto()
-    """A record does not match its checksum: it is being written, or was never finished."""
+    """A record does not match its checksum, because it is being written or was never completed."""
     CONTINUED = auto()
     FINISHED = auto()
 
 
 class Scan(NamedTuple):
-    """Holds consecutive records: their first sequence number, payloads, and size in bytes."""
+    """Holds consecutive records: first sequence number, payloads, and their size in bytes."""
 
     first: int
     payloads: list[bytes]
@@ -55,12 +56,12 @@ class Scan(NamedTuple):
 
 
 def file_name(number: int) -> str:
-    """Return the file name of segment `number`; names sort as numbers."""
+    """Return the file name of segment `number`. Names sort like numbers."""
     return f"{number:08d}{SUFFIX}"
 
 
 def file_number(name: str) -> int | None:
-    """Return the number of the segment in file `name`; `None` for other files."""
+    """Return the segment number of a file name; `None` for other files."""
     stem = name.removesuffix(SUFFIX)
     return int(stem) if stem != name and stem.isdecimal() else None
 

@@ -1,9 +1,9 @@
-"""Syncs an event log to the disk in a thread, since a power cut loses unsynced records.
+"""Syncs an event log to the disk in a thread, because a power cut loses unsynced records.
 
-It also loses their number. So before each sync the thread estimates the last number that records
-may reach before the next sync, from the number of records since the last one, and writes it to
-`synced.mark`. A new boot id tells a crash of the machine from the end of a process: after a crash,
-the shipper reports the missing records up to that number as a gap.
+The number of lost records would also be unknown. Before each sync, the thread therefore estimates
+the last sequence number before the next sync, from the records since the last sync. It writes the
+estimate to `synced.mark`. A new boot id distinguishes a machine crash from the end of a process.
+After a crash, the shipper reports the missing records up to the estimate as a gap.
 """
 
 import contextlib
@@ -19,31 +19,31 @@ import msgspec
 
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-_MOST_FILES: Final = 64
-"""Segments that may wait for a sync; beyond that, the oldest are left to the kernel."""
+_MAX_FILES: Final = 64
+"""The most segments that wait for a sync. Older segments are left to the kernel."""
 _MARK_BYTES: Final = 128
 _LAST_SYNC: Final = 2.0
-"""Seconds for which the end of a process waits for the last sync."""
+"""Seconds for which a process that ends waits for the last sync."""
 _log = logging.getLogger(__name__)
 _encode: Final = msgspec.json.encode
 
 
 class SyncStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts failed syncs; `unsynced` is how many seconds the oldest record has waited for one."""
+    """Counts failed syncs; the oldest record has waited `unsynced` seconds for a sync."""
 
     failures: int = 0
     unsynced: float = 0.0
 
 
 class SyncedMark(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the last number that records of a log may have reached, and the boot of that time."""
+    """Holds the estimated last sequence number of a log, and the boot id at that time."""
 
     expected: int
     boot: str
 
 
 def boot_id() -> str:
-    """Return an id that changes with each start of the machine; empty if it is unknown."""
+    """Return an id that changes with each boot of the machine; empty if unknown."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -79,11 +79,12 @@ class LogSync:
         self._boot = boot_id() if boot is None else boot
         self._clock = clock
         self._files: dict[int, int] = {}
-        """Open segments, by their number: descriptors are used again. The present one is last."""
+        """Open segments by their number, because descriptors are reused. The current segment is
+        last."""
         self._added = 0
         self._directory: Path | None = None
         self._folders: tuple[Path, ...] = ()
-        """Folders with a new entry."""
+        """Folders with new entries."""
         self._mark = -1
         self._noted = -1
         self._synced = 0
@@ -95,23 +96,23 @@ class LogSync:
         self._thread = threading.Thread(target=self._run, name="event-log-sync", daemon=True)
 
     def follow(self, sequence: Callable[[], int]) -> None:
-        """Have `sequence` return the number of the last record."""
+        """Set the function that returns the number of the last record."""
         self._sequence = sequence
 
     def add(self, file: int, directory: Path) -> None:
-        """Sync the segment of a descriptor from now on; the descriptor is closed here."""
+        """Sync the segment `file` from now on. The descriptor is closed here."""
         with self._adding:
             self._added += 1
             self._files[self._added] = file
             self._directory = directory
             self._folders = (directory, directory.parent)
-            while len(self._files) > _MOST_FILES:
+            while len(self._files) > _MAX_FILES:
                 os.close(self._files.pop(min(self._files)))
         if not self._thread.is_alive() and not self._ending.is_set():
             self._thread.start()
 
     def close(self) -> None:
-        """Sync the rest and end the thread. If the disk hangs, the thread ends later."""
+        """Sync the remaining records and end the thread, later if the disk hangs."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_LAST_SYNC)
@@ -133,7 +134,7 @@ class LogSync:
             os.close(file)
 
     def run_once(self, *, is_last: bool = False) -> None:
-        """Sync the records since the last sync; never raises."""
+        """Sync the records since the last sync. Never raises."""
         sequence = self._sequence()
         came = sequence - self._synced
         expected = sequence if is_last else sequence + came
@@ -149,7 +150,7 @@ class LogSync:
         self._synced, self._noted, self._waits_since = sequence, expected, None
         if self._is_failing:
             self._is_failing = False
-            _log.warning("the event log is synced to the disk again")
+            _log.warning("the event log is being synced to the disk again")
 
     def _sync_all(self, expected: int) -> None:
         with self._adding:
@@ -158,7 +159,7 @@ class LogSync:
             return
         try:
             self._note(directory, expected)
-        finally:  # a full disk has room for records, which is reserved, but for no mark
+        finally:  # on a full disk, space is reserved for records but not for the mark
             for file in files.values():
                 self._sync(file)
         for folder in folders:
@@ -167,7 +168,7 @@ class LogSync:
             last = max(files)
             if last == self._added:
                 self._folders = ()
-            # What is written later is in the last one, or in segments that came meanwhile.
+            # Later records are in the last segment, or in segments that were added meanwhile.
             for number in self._files.keys() & files.keys() - {last}:
                 os.close(self._files.pop(number))
 
@@ -184,8 +185,7 @@ class LogSync:
         if not self._is_failing:
             self._is_failing = True
             _log.error(
-                "the event log is not synced: a power cut would lose the events since the last"
-                " sync; check the disk",
+                "the event log could not be synced; a power cut would lose events; check the disk",
                 extra={"reason": error.strerror},
             )
 

@@ -1,7 +1,7 @@
-"""Encodes events that differ from an earlier one only by id, time, duration and count.
+"""Encodes events that differ from an earlier event only in id, time, duration and count.
 
-A memory hit repeats an earlier one: the same tenant, key, model and usage. The event is encoded
-once; later only the fields that differ are packed.
+A memory hit repeats an earlier hit, with the same tenant, key, model and usage. The event is
+encoded once; after that, only the fields that differ are packed.
 """
 
 import struct
@@ -22,7 +22,7 @@ _encode = msgspec.msgpack.encode
 class EventTemplate:
     """Holds the encoding of `event`, without its id, time, duration and count.
 
-    Ids have up to 31 bytes. `size` is the size of a payload whose id is as long as the event's.
+    Ids have at most 31 bytes. `size` is the size of a payload with an id as long as the event's.
     """
 
     __slots__ = ("_after", "_end", "_middle", "_start", "size")
@@ -36,7 +36,7 @@ class EventTemplate:
         self.size = len(self.payload(event.id, 0, 0.0, 1))
 
     def payload(self, id_: RequestId, time: int, duration: float, count: int) -> bytes:
-        """Return the event as msgpack; `time` in nanoseconds, `duration` in seconds."""
+        """Return the event as msgpack; `time` is in nanoseconds, `duration` in seconds."""
         text = id_.encode()
         return b"%b%c%b%b%b%b%b%b%b" % (
             self._start,

@@ -10,27 +10,29 @@ from gateway.types import Rule
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Takes `amount` units of `rule` from the bucket of that name."""
+    """Charges `amount` units of `rule` to the bucket named `bucket`."""
 
     rule: Rule
     bucket: str
     amount: int
-    hold: bool = False
-    """The amount is an estimate, held until it is settled; see `Hold`."""
+    is_reserved: bool = False
+    """Whether the amount is an estimate, which is reserved until `UnitReservation.settle` is
+    called."""
 
 
-class Hold(Protocol):
-    """Holds units that were taken for work under way, until that has ended."""
+class UnitReservation(Protocol):
+    """Reserves units for admitted work until the work ends."""
 
     def settle(self, spent: int) -> None:
-        """Charge the `spent` units; the rest goes back."""
+        """Charge `spent` units and return the other reserved units to the bucket."""
         ...
 
 
 class PolicyState(msgspec.Struct, frozen=True, gc=False):
-    """Gives the units that remain of a rule's bucket, as far as this worker knows.
+    """Holds the remaining units of a rule's bucket, as far as this worker knows.
 
-    `reset` is the seconds until the bucket is full or, if the rule refused, until it would admit.
+    `reset` is the number of seconds until the bucket is full. If the rule refused the request,
+    `reset` is the number of seconds until the rule would admit it.
     """
 
     rule: Rule
@@ -39,10 +41,10 @@ class PolicyState(msgspec.Struct, frozen=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells whether all charges were taken. A refused decision took nothing.
+    """Says whether the limiter took all charges. A refused decision took no units.
 
-    `violated` is the rule with the longest wait. `retry_after` is infinite if waiting does not
-    help.
+    `violated` is the rule with the longest wait. `retry_after` is infinite if the request can never
+    be admitted.
     """
 
     allowed: bool
@@ -51,24 +53,24 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: float = 0.0
     shadowed: tuple[Rule, ...] = ()
     """Rules in shadow mode that would have refused."""
-    holds: tuple[Hold, ...] = ()
-    """The holds of the charges to be held, in their order."""
+    reservations: tuple[UnitReservation, ...] = ()
+    """The reservations for charges with `is_reserved`, in the order of the charges."""
 
     @property
     def impossible(self) -> bool:
-        """The request needs more than a bucket can hold: it must be made smaller."""
+        """Whether the request needs more units than its bucket can ever hold."""
         return self.retry_after == inf
 
 
 class LimiterStatistics(msgspec.Struct, kw_only=True):
-    """Counts decisions by how they were made, and the cost of leasing, since the start."""
+    """Counts a limiter's decisions and leases since it started."""
 
     admitted_by_lease: int = 0
     admitted_by_redis: int = 0
     admitted_by_share: int = 0
-    """By the local bucket, while Redis was down."""
+    """Admitted by local buckets while Redis was down."""
     local_decisions: int = 0
-    """Decisions of the local bucket, whatever they were."""
+    """Decisions by local buckets, whether they admitted or refused."""
     refused: int = 0
     shadowed: int = 0
     """Charges that rules in shadow mode would have refused."""
@@ -77,11 +79,11 @@ class LimiterStatistics(msgspec.Struct, kw_only=True):
     failures: int = 0
     leases: int = 0
     leased: int = 0
-    """Units on lease now."""
+    """Units that this worker leases now."""
     reserved: int = 0
-    """Units reserved now for work under way."""
+    """Units that are reserved now."""
     lapsed: int = 0
-    """Units of leases that expired before they were spent or given back."""
+    """Units whose lease expired before the worker spent or returned them."""
     breaker: str = "closed"
     breaker_opened: int = 0
 
@@ -90,27 +92,28 @@ class RepeatedCharge(Protocol):
     """Takes the same charges each time it is called."""
 
     def charge(self) -> bytes | None:
-        """Take all charges and return the header lines; `None` if it took nothing.
+        """Take all charges and return the header lines, or take nothing and return `None`.
 
-        `None` says that the limiter must decide, by `try_admit` or `admit`: also where a rule in
-        shadow mode would refuse, which is for their caller to count.
+        After `None`, the caller must call `try_admit` or `admit`. The result is also `None` if a
+        rule in shadow mode would refuse, because only those two methods report such rules.
         """
         ...
 
 
 class RateLimiter(Protocol):
-    """Takes charges from token buckets: all of them, or none.
+    """Takes charges from token buckets: either all charges of a request, or none.
 
-    In any `t` seconds a bucket admits at most its capacity and its refill in `t`. Nothing is
-    raised: without Redis a worker admits a configured fraction of each limit.
+    In any `t` seconds, a bucket admits at most its capacity plus its refill in `t` seconds. The
+    methods raise no errors: while Redis is down, each worker admits a configured fraction of each
+    limit.
     """
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from the units that this worker holds; `None` if Redis must decide."""
+        """Decide from the units that this worker leases; return `None` if Redis must decide."""
         ...
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, with a call to Redis if needed. May be cancelled; charges may be lost then."""
+        """Decide, and call Redis if needed. A cancelled call may lose the units that it took."""
         ...
 
     def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
@@ -123,24 +126,25 @@ class RateLimiter(Protocol):
 
 
 class RegionalLimits(Protocol):
-    """Says which part of a rule's limit this region may use, and records the demand for it."""
+    """Gives this region's share of each limit, and records the demand that sets the shares."""
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
-        """Return `rule` with this region's present part of the limit of `bucket`."""
+        """Return `rule` with its capacity reduced to this region's share of the limit."""
         ...
 
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
     ) -> None:
-        """Record that callers requested `units`, admitted or not; `level` is what is left since.
+        """Record that callers requested `units` units, whether they were admitted or not.
 
-        A quota's period `ends` in so many seconds.
+        `level` is the bucket's level after the request. `ends` is the number of seconds until a
+        quota's period ends.
         """
         ...
 
 
 class UndividedLimits:
-    """Implements `RegionalLimits` for a gateway without regions: every limit applies in full."""
+    """Implements `RegionalLimits` for a gateway without regions: each limit applies in full."""
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
         """Return `rule`."""

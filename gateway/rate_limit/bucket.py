@@ -1,4 +1,7 @@
-"""Computes levels of token buckets, as functions of values; the Lua script does the same."""
+"""Computes the levels of token buckets with pure functions.
+
+The Lua script in `gateway.rate_limit.script` makes the same computation in Redis.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -9,7 +12,7 @@ from typing_extensions import override
 from gateway.rate_limit.base import Charge, Decision, PolicyState
 from gateway.types import CONCURRENT, Rule
 
-# The rounding error of sums; far below one unit.
+# The largest rounding error of a sum of units.
 TOLERANCE = 1e-6
 _SOON = 1.0
 """Seconds to wait for units that come back when work ends."""
@@ -17,13 +20,15 @@ _MONTHS = 12
 
 
 class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
-    """Limits a region to its part of a rule: `capacity` units of `full_limit`."""
+    """Limits a region to its share of a rule: `capacity` units of `full_limit`."""
 
     full_limit: int
     unknown_level: int
-    """The level assumed of a bucket without a record: below `capacity` after a share has grown."""
+    """The level of a bucket that Redis does not know. It is below `capacity` after the share has
+    grown."""
     grown_for: float = inf
-    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`."""
+    """Seconds since the share grew. A bucket unused for longer holds at most `unknown_level`
+    units."""
 
     @property
     @override
@@ -39,22 +44,23 @@ def rate(rule: Rule) -> float:
 def refilled(
     level: float, elapsed: float, rule: Rule, fraction: float = 1.0, held: float = 0.0
 ) -> float:
-    """Return the level of a bucket, `fraction` of `rule`'s size, after `elapsed` seconds.
+    """Return the level of a bucket after it was refilled for `elapsed` seconds.
 
-    Units that are `held` count as being in the bucket. Where they exceed a limit that was lowered,
-    the excess need not be refilled first.
+    The bucket holds `fraction` of the units of `rule`. Reserved units (`held`) count as units in
+    the bucket. If a limit was lowered below the reserved units, the excess need not be refilled
+    first.
     """
     level += max(0.0, elapsed) * rate(rule) * fraction
     return min(max(capacity(rule, fraction) - held, min(level, 0.0)), level)
 
 
 def capacity(rule: Rule, fraction: float = 1.0) -> float:
-    """Return the capacity of a bucket of `fraction` of `rule`'s size: at least one unit."""
+    """Return `fraction` of the capacity of `rule`, but at least one unit."""
     return min(rule.capacity, max(1.0, rule.capacity * fraction))
 
 
 def policy(rule: Rule, level: float, *, ends: float = 0.0) -> PolicyState:
-    """Return the state of `rule` at `level`; its period ends in `ends` seconds."""
+    """Return the state of `rule` at `level`. `ends` is the seconds until a quota's period ends."""
     remaining = int(level + TOLERANCE) if level > 0 else 0
     reset = (rule.capacity - level) / rate(rule) if rule.window > 0 else ends
     return PolicyState(rule=rule, remaining=remaining, reset=max(0.0, reset))
@@ -67,9 +73,9 @@ def refusal(
     *,
     ends: Sequence[float] = (),
 ) -> Decision:
-    """Return the decision that refuses `charges`, one of which exceeds its bucket's level.
+    """Return the refusal of `charges`, of which at least one exceeds its bucket's level.
 
-    `ends` are the seconds until the periods of quotas end. Rules in shadow mode are left out.
+    `ends` holds the seconds until each quota's period ends. Rules in shadow mode are left out.
     """
     policies: list[PolicyState] = []
     longest, violated = 0.0, None
@@ -90,7 +96,7 @@ def refusal(
 
 
 def period_ends(now: float) -> tuple[float, float]:
-    """Return when the month of `now` ends and when the next does, in seconds since the epoch."""
+    """Return the ends of the month of `now` and of the next month, in seconds since the epoch."""
     today = datetime.fromtimestamp(now, UTC)
     months = today.year * _MONTHS + today.month
     first, second = (
@@ -102,7 +108,7 @@ def period_ends(now: float) -> tuple[float, float]:
 
 def _wait(charge: Charge, missing: float, fraction: float, ends: float) -> float:
     rule = charge.rule
-    if charge.amount > rule.capacity:  # more than this region's share, within the limit
+    if charge.amount > rule.capacity:  # more than this region's share, but within the full limit
         return rule.window or _SOON
     if rule.window > 0:
         return missing / (rate(rule) * fraction)

@@ -1,9 +1,10 @@
-"""Computes the charges of a request, and the buckets that they are taken from.
+"""Computes the charges of a request, and the buckets that they are charged to.
 
-A changed limit applies from the next request on. `RuntimeFollower` brings a worker the document,
-which has the limits of models and the defaults, and has `PrincipalsFollower` read those of tenants
-and keys. Charges have the rules of that moment. The limiter spends no lease that was requested
-under another rule (`Lease.is_under`): Redis decides, and moves the bucket's level by the change.
+A changed limit applies from the next request on. `RuntimeFollower` loads the document, which has
+the default limits and the limits of models. `PrincipalsFollower` then loads the limits of tenants
+and API keys. Charges use the rules at the moment of the request. A lease belongs to the rule under
+which it was requested (`Lease.is_under`). If the rule has changed, Redis decides, and adjusts the
+bucket's level by the change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,10 +28,11 @@ def charges_for(
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> tuple[Charge, ...]:
-    """Return the charges on `principal`'s tenant and key; defaults apply to those without rules.
+    """Return the charges to the tenant and the API key of `principal`.
 
-    Rules on rows and tokens are charged 0, so that answers show their state. Results are cached:
-    rules and principals cache their hashes, so a lookup costs less than building one charge.
+    The default rules apply to a tenant or a key without rules. Rules on rows and tokens are charged
+    0, so that response headers show their state. Results are cached: rules and principals cache
+    their hashes, so a lookup costs less than one new charge.
     """
     amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
@@ -42,7 +44,7 @@ def charges_for(
 
 
 class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the rules of the document that apply to work."""
+    """Holds the document's rules on computed work, for tenants, keys and a model."""
 
     tenant: tuple[Rule, ...] = ()
     key: tuple[Rule, ...] = ()
@@ -50,7 +52,7 @@ class WorkLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds the items, rows and tokens of work from above."""
+    """Holds upper bounds of the items, rows and tokens of a call to a backend."""
 
     items: int
     rows: int
@@ -60,21 +62,21 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 def work_charges_for(
     principal: Principal, limits: WorkLimits, *, model: str, most: Estimate
 ) -> tuple[tuple[Charge, ...], tuple[Charge, ...]]:
-    """Return the charges to hold for work about to begin: on the model, on the tenant and key.
+    """Return the charges to reserve before a call: on the model, and on the tenant and the key.
 
-    A model's own limits are over all tenants, and charge requests and items too.
+    A model's limits count the calls of all tenants. They also charge requests and items.
     """
     amounts = {"requests": 1, "items": most.items}
     work_amounts = {"rows": most.rows, "tokens": most.tokens, CONCURRENT: 1}
-    # Quoted tenants hold no slash, so no tenant has a bucket of this name.
+    # A quoted tenant has no slash, so no tenant has a bucket of this name.
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
     of_model = ((rule, bucket + rule.name) for rule in limits.model)
     of_principal = _rules(principal, model, limits.tenant, limits.key)
-    return _held(of_model, amounts | work_amounts), _held(of_principal, work_amounts)
+    return _reserved(of_model, amounts | work_amounts), _reserved(of_principal, work_amounts)
 
 
 def in_region(charges: Sequence[Charge], shares: RegionalLimits) -> list[Charge]:
-    """Return `charges` with their rules replaced by this region's parts, as `shares` say."""
+    """Return `charges` with each rule reduced to this region's share, as `shares` says."""
     rules = [shares.rule(charge.bucket, charge.rule) for charge in charges]
     return [
         charge if rule is charge.rule else replace(charge, rule=rule)
@@ -88,11 +90,11 @@ def _rules(
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> Iterator[tuple[Rule, str]]:
-    """Yield the rules that apply to a request for `model`, and their buckets.
+    """Yield each rule that applies to a request for `model`, and its bucket.
 
-    All buckets of a tenant carry the hash tag `{tenant}`, so that one script reaches them in a
-    cluster. A key's rule that is named like one of its tenant's is called `key_<name>`, since
-    names tell policies apart.
+    All buckets of a tenant have the hash tag `{tenant}`, so that one script can reach them in a
+    Redis cluster. Clients tell policies apart by name. If a tenant and its key have rules of the
+    same name, the key's rule is called `key_<name>`.
     """
     tenant_rules = principal.tenant_rules or default_tenant_rules
     # A quoted name can neither end the hash tag nor contain a separator.
@@ -108,9 +110,9 @@ def _rules(
             yield replace(rule, name=f"key_{rule.name}") if is_taken else rule, f"{key}:{rule.name}"
 
 
-def _held(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
+def _reserved(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:
     return tuple(
-        Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], hold=True)
+        Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit], is_reserved=True)
         for rule, bucket in rules
         if rule.unit in amounts
     )

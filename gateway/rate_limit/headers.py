@@ -1,8 +1,9 @@
-"""Writes the state of a caller's limits as the header fields that clients read.
+"""Writes the state of a caller's limits as HTTP header fields.
 
-`RateLimit` and `RateLimit-Policy` (IETF draft) list every policy. `x-ratelimit-*` show, for each
-unit, the policy with the least remaining; times are Go durations, as OpenAI's clients expect.
-`Retry-After` is at most 120 s, since clients give up on more; `x-ratelimit-reset-*` is exact.
+`RateLimit` and `RateLimit-Policy` (IETF draft) list every policy. `x-ratelimit-*` fields show, for
+each unit, the policy with the fewest remaining units. Their times are Go durations, as OpenAI's
+clients expect. `Retry-After` is at most 120 s because clients do not wait longer, while
+`x-ratelimit-reset-*` is exact.
 """
 
 from functools import lru_cache
@@ -13,16 +14,16 @@ from gateway.errors import MAX_RETRY_AFTER
 from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
-_MONTH = 30 * 86_400  # the draft requires seconds
+_MONTH = 30 * 86_400  # the draft requires a window in seconds
 MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
-"""Durations of less than a second as Go writes them, by their milliseconds."""
+"""Go's notation of durations below one second, indexed by milliseconds."""
 _FRACTIONS = (b"s", *[f".{number:03d}".rstrip("0").encode() + b"s" for number in range(1, 1000)])
-"""What follows whole seconds, by the milliseconds of a fraction."""
+"""The text after the whole seconds of a Go duration, indexed by the remaining milliseconds."""
 Headers = list[tuple[bytes, bytes]]
 
 
 def rate_limit_lines(decision: Decision) -> bytes:
-    """Return the header lines of an answer that `decision` admitted or refused."""
+    """Return the header lines of a response that `decision` admitted or refused."""
     policies = decision.policies
     template = lines_for(tuple([state.rule for state in policies])) if decision.allowed else b""
     if not template:
@@ -36,7 +37,7 @@ def rate_limit_lines(decision: Decision) -> bytes:
 
 
 def rate_limit_headers(decision: Decision) -> Headers:
-    """Return the header fields of an answer that `decision` admitted or refused."""
+    """Return the header fields of a response that `decision` admitted or refused."""
     policies = decision.policies
     headers: Headers = []
     if policies:
@@ -62,7 +63,7 @@ def rate_limit_headers(decision: Decision) -> Headers:
 
 
 def go_duration(seconds: float) -> bytes:
-    """Return `seconds` as Go writes them, rounded up to milliseconds: `250ms`, `6.4s`, `6m0s`."""
+    """Return `seconds` in Go's notation, rounded up to milliseconds: `250ms`, `6.4s`, `6m0s`."""
     milliseconds = ceil(seconds * 1000)
     if milliseconds < 1000:  # noqa: PLR2004 - a second
         return MILLISECONDS[milliseconds] if milliseconds > 0 else b"0s"
@@ -85,7 +86,7 @@ def _go_duration(milliseconds: int) -> bytes:
 
 
 def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
-    """Return, for each unit, the policy with the least remaining."""
+    """Return, for each unit, the policy with the fewest remaining units."""
     least: dict[str, PolicyState] = {}
     for state in policies:
         unit = state.rule.unit
@@ -97,10 +98,11 @@ def _tightest(policies: tuple[PolicyState, ...]) -> list[PolicyState]:
 
 @lru_cache(maxsize=4096)
 def lines_for(rules: tuple[Rule, ...]) -> bytes:
-    """Return a template of the header lines for `rules`; empty if two rules have the same unit.
+    """Return a `%` template of the header lines for `rules`; empty if two rules have the same unit.
 
-    Otherwise only numbers differ between answers. They are, for each rule, the remaining units and
-    the seconds until the reset; then, for each rule again, both, the time as a Go duration.
+    Its arguments are first, for each rule, the remaining units and the seconds until the reset.
+    Then follow, again for each rule, the remaining units and the time until the reset as a Go
+    duration.
     """
     if not rules or len({rule.unit for rule in rules}) < len(rules):
         return b""
@@ -120,7 +122,7 @@ def _policy_field(rules: tuple[Rule, ...]) -> bytes:
 
 
 def _window(rule: Rule) -> str:
-    """Return the window of a policy as a parameter; empty for `concurrent`, which has none."""
+    """Return the `w` parameter of a policy; empty for `concurrent`, which has no window."""
     if rule.period:
         return f";w={_MONTH}"
     return f";w={ceil(rule.window)}" if rule.window else ""

@@ -1,4 +1,4 @@
-"""Tracks the units of a bucket that a worker holds on lease, and sizes the next lease."""
+"""Tracks the units of a bucket that a worker leases, and decides how many to lease next."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,24 +9,34 @@ from gateway.rate_limit.bucket import policy, rate, refusal
 from gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
-"""Seconds a lease lasts in Redis. Units not spent, renewed or returned by then are lost."""
+"""Seconds that a lease lasts in Redis. Units that are not spent, renewed or returned by then are
+lost."""
 _USABLE = 1.8
-"""Seconds, from before the request for it, that a worker spends a lease: less than `LEASE`."""
+"""Seconds for which a worker spends a lease, from the moment when it sends the request to Redis.
+
+Less than `LEASE`, so that a worker stops before the lease ends in Redis.
+"""
 _HORIZON = 0.1
-"""Seconds of spending that a lease should cover; `_TRIPS` round trips if they take more."""
+"""Seconds of spending that a lease should cover, unless `_TRIPS` round trips to Redis take
+longer."""
 _TRIPS = 6.0
 _LARGEST_FRACTION = 0.02
 _SHORTEST = 0.001
 _LONGEST_REFUSAL = 0.1
-"""Seconds a refusal is repeated without a call to Redis: others may have returned units."""
+"""Seconds for which a worker repeats a refusal without a call to Redis.
+
+It is short because other workers may return units.
+"""
 
 
-# No struct: each hit writes to leases, which in a slotted class costs a quarter.
+# Not a `msgspec.Struct`: each hit writes to leases, and a slotted class makes writing a quarter
+# cheaper.
 @dataclass(slots=True, eq=False)
 class Lease:
-    """Holds units of one bucket, deducted in Redis, that may be spent here until `usable_until`.
+    """Holds units of one bucket that this worker may spend until `usable_until`.
 
-    `level` is the bucket's level in Redis at `at`; `spent` are the units spent here since then.
+    Redis has deducted these units from the bucket already. `level` is the bucket's level in Redis
+    at time `at`. `spent` counts the units that this worker has spent since `at`.
     """
 
     rule: Rule
@@ -37,64 +47,70 @@ class Lease:
     spent: int = 0
     used_at: float = -inf
     renew_below: int = 0
-    """Fewer units than this start a renewal; 0 while one is under way."""
+    """The worker renews the lease when fewer units are available; 0 while a renewal is under
+    way."""
     refused_amount: int = 0
     refused_until: float = -inf
     refill: float = 0.0
     """The refill rate of `rule`, in units a second."""
     reserved: int = 0
-    """Units held for work under way; like those available, they count as being in the bucket."""
+    """Units reserved for admitted work. Like `available` units, they count as units in the
+    bucket."""
     lapses: int = 0
-    """The number of times that reserved units expired in Redis before they were settled."""
+    """How many times reserved units expired in Redis before they were settled."""
     round_trip: float = 0.0
-    """Seconds that Redis took to grant the last units."""
+    """Seconds that Redis took for the last grant."""
     ends_at: float = inf
-    """When a quota's period ends."""
+    """The time when a quota's period ends."""
     overdrawn: int = 0
-    """Units spent before Redis answered; they are deducted from its next grant."""
+    """Units spent before Redis answered. The next grant is reduced by them."""
     requested_rule: Rule | None = None
-    """The rule of the charges that it was last requested for; `rule` is this region's part."""
+    """The rule of the charge for which this lease was last requested.
+
+    `rule` is this rule reduced to the region's share.
+    """
 
     def __post_init__(self) -> None:
         self.refill = rate(self.rule)
 
     def is_under(self, rule: Rule) -> bool:
-        """Tell whether it was leased under `rule`, not under one that was replaced since."""
+        """Return whether the lease was requested under `rule` and not an earlier version of it."""
         return self.requested_rule is rule or self.requested_rule == rule
 
     def set_rule(self, rule: Rule) -> None:
-        """Replace the rule: the configuration or the region's share may have changed."""
+        """Replace the rule, because the configuration or the region's share may have changed."""
         if rule is not self.rule:
             self.rule = rule
             self.refill = rate(rule)
 
     def usable(self, now: float) -> int:
-        """Return the units that may be spent."""
+        """Return the number of units that may be spent."""
         return self.available if self.usable_until > now else 0
 
     def is_idle(self, now: float, idle: float) -> bool:
-        """Tell whether units to give back were not spent for `idle` seconds.
+        """Return whether the lease has available units that were not spent for `idle` seconds.
 
-        Units of `concurrent` that nobody holds are idle at once: another worker may need them.
+        Available units of `concurrent` are idle at once, because another worker may need them.
         """
         is_unused = self.rule.unit == CONCURRENT or now - self.used_at >= idle
         return is_unused and self.usable(now) > 0
 
     def refuses(self, amount: int, now: float) -> bool:
-        """Tell whether Redis refused as much a moment ago and cannot have refilled it since."""
+        """Return whether Redis refused `amount` or less recently and cannot have refilled it."""
         if now >= self.refused_until or amount < self.refused_amount:
             return False
         return self.level_at(now) < amount
 
     def level_at(self, now: float) -> float:
-        """Estimate the units that can be spent: here, and in Redis if nobody took them."""
+        """Estimate the spendable units: leased units, and units in Redis if nobody took any."""
         level = self.level + (now - self.at) * self.refill
         return min(level, self.rule.capacity) + self.usable(now)
 
     def spend(self, amount: int, now: float) -> tuple[int, float]:
-        """Take `amount` of the available units; return what remains, and the seconds to the reset.
+        """Spend `amount` units; return the remaining units and the seconds until the reset.
 
-        Part of every answer from a lease, so it calls nothing if the bucket refills.
+        Every request that a lease admits runs this method. If the bucket refills, it calls no
+        function.
         """
         self.available = available = self.available - amount
         self.spent += amount
@@ -112,14 +128,14 @@ class Lease:
         return int(level) if level > 0.0 else 0, (capacity - level) / refill
 
     def state(self, now: float) -> PolicyState:
-        """Return the units that remain and the seconds until the reset, as far as known here."""
+        """Return the remaining units and the seconds until the reset, as far as known here."""
         level = min(self.level_at(now), self.rule.capacity)
         return policy(self.rule, level, ends=max(0.0, self.ends_at - now))
 
     def wanted(self, amount: int, now: float) -> int:
-        """Return the number of units to lease beside the `amount` taken now."""
+        """Return how many units to lease in addition to the `amount` that is taken now."""
         if self.rule.unit == CONCURRENT:
-            return 0  # a unit that waits here is kept from other workers
+            return 0  # other workers could not use a unit that waits here
         if self.at == -inf:
             expected = float(amount)
         else:
@@ -128,10 +144,10 @@ class Lease:
         return min(int(expected), int(self.rule.capacity * _LARGEST_FRACTION))
 
     def may_overdraw(self, amount: int, now: float) -> bool:
-        """Tell whether `amount` may be spent before Redis answers.
+        """Return whether this worker may spend `amount` units before Redis answers.
 
-        Overdrafts are a small fraction of the limit, like leases, and of buckets that were at least
-        half full: Redis will have as much.
+        An overdraft is a small fraction of the limit, and the bucket must have been at least half
+        full, so that Redis can still provide the units.
         """
         if self.rule.unit == CONCURRENT or self.at == -inf:
             return False
@@ -140,20 +156,20 @@ class Lease:
         return self.overdrawn + amount <= int(self.rule.capacity * _LARGEST_FRACTION)
 
     def overdraw(self, amount: int) -> None:
-        """Record that `amount` was spent before Redis answered."""
+        """Record that `amount` units were spent before Redis answered."""
         self.overdrawn += amount
         self.spent += amount
 
     def release(self, now: float) -> int:
-        """Stop spending; return the number of units to give back."""
+        """Stop spending, and return the number of units to give back to Redis."""
         units = self.usable(now)
         self.available = 0
         return units
 
     def keep_reserved(self, now: float) -> int:
-        """Return the units that are reserved.
+        """Return the number of reserved units.
 
-        Those that expired in Redis count as spent; they are reserved no more.
+        Reserved units that expired in Redis count as spent, and no longer as reserved.
         """
         if self.reserved and self.usable_until <= now and self.rule.unit != CONCURRENT:
             self.lapses += 1
@@ -161,7 +177,7 @@ class Lease:
         return self.reserved
 
     def record_level(self, *, level: float, amount: int, now: float, ends: float) -> None:
-        """Record the bucket's level in Redis, after `amount` was taken from it.
+        """Record the bucket's level in Redis after it took `amount` units.
 
         A quota's period ends in `ends` seconds.
         """
@@ -171,34 +187,34 @@ class Lease:
             self.used_at = now
 
     def add_grant(self, units: int, *, sent_at: float, now: float) -> None:
-        """Add `units` leased from Redis by a call sent at `sent_at`, less the overdraft."""
+        """Add `units` that Redis granted to a call sent at `sent_at`, less the overdraft."""
         repaid = min(self.overdrawn, units)
         self.overdrawn -= repaid
         self.available = self.usable(now) + units - repaid
         self.usable_until = max(self.usable_until, sent_at + _USABLE)
         self.round_trip = now - sent_at
-        # The units that are left must last until Redis has answered.
+        # The remaining units must last until Redis answers the renewal.
         self.renew_below = self.available // (4 if _TRIPS * self.round_trip < _HORIZON else 2)
 
     def record_refusal(self, amount: int, *, level: float, now: float) -> None:
-        """Record that Redis refused `amount`."""
+        """Record that Redis refused `amount` units."""
         wait = (amount - level) / self.refill if self.refill else _LONGEST_REFUSAL
         self.refused_amount = amount
         self.refused_until = now + min(wait, _LONGEST_REFUSAL)
 
 
 class Leases(dict[str, Lease]):
-    """Maps buckets to the leases of a worker."""
+    """Maps the name of a bucket to this worker's lease."""
 
     def of(self, charge: Charge) -> Lease:
-        """Return the lease on the bucket of `charge`; a new one holds nothing."""
+        """Return the lease on the bucket of `charge`, or a new lease without units."""
         lease = self.get(charge.bucket)
         if lease is None:
             lease = self[charge.bucket] = Lease(charge.rule)
         return lease
 
     def must_refuse(self, charges: Sequence[Charge], now: float) -> bool:
-        """Tell whether one of `charges` exceeds its limit, or Redis would refuse it again."""
+        """Return whether a charge exceeds its whole limit, or Redis would refuse it again."""
         for charge in charges:
             if charge.rule.shadow:
                 continue
@@ -210,7 +226,7 @@ class Leases(dict[str, Lease]):
         return False
 
     def refusal(self, charges: Sequence[Charge], now: float) -> Decision:
-        """Return the refusal of `charges`, with the levels that their leases estimate."""
+        """Return the refusal of `charges`, with the levels that the leases estimate."""
         levels, ends = [], []
         for charge in charges:
             lease = self.get(charge.bucket)
@@ -219,7 +235,7 @@ class Leases(dict[str, Lease]):
         return refusal(charges, levels, ends=ends)
 
     def may_overdraw(self, charges: Sequence[Charge], now: float) -> bool:
-        """Tell whether all of `charges` may be spent before Redis answers."""
+        """Return whether all `charges` may be spent before Redis answers."""
         return all(
             (lease := self.of(charge)).is_under(charge.rule)
             and lease.may_overdraw(charge.amount, now)
@@ -232,8 +248,8 @@ class Leases(dict[str, Lease]):
             self.of(charge).overdraw(charge.amount)
 
 
-class LeaseHold:
-    """Reserves units of a lease for work; implements `gateway.rate_limit.base.Hold`."""
+class LeaseReservation:
+    """Reserves units of a lease for admitted work; implements `UnitReservation`."""
 
     __slots__ = ("_amount", "_lapses", "_lease", "_now", "_on_settled")
 
@@ -253,13 +269,13 @@ class LeaseHold:
         self._on_settled = on_settled
 
     def settle(self, spent: int) -> None:
-        """Keep the `spent` units; the rest may be spent by others, or goes back."""
+        """Charge `spent` units; the other reserved units become available, or go back to Redis."""
         lease, amount = self._lease, self._amount
         self._amount = 0
         if lease.lapses != self._lapses or not amount:
             return
         lease.reserved -= amount
         if lease.usable_until > self._now():
-            # Units beyond the estimate are taken from the lease.
+            # If the work spent more than the estimate, the difference is taken from the lease.
             lease.available = max(0, lease.available + amount - spent)
         self._on_settled(lease)

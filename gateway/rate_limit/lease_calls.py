@@ -1,4 +1,4 @@
-"""Keeps one call for leases in flight per tenant, and counts the callers that wait for it."""
+"""Allows one call for leases in flight per tenant, and counts the units that callers wait for."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,17 @@ from collections.abc import Iterator, Sequence
 from gateway.rate_limit.base import Charge, Decision
 
 _OVERDRAFT_WAIT = 0.05
-"""Seconds that callers wait who may overdraw their leases."""
+"""Seconds that a caller waits if it may overdraw its leases."""
 _OVERDRAFT_WAIT_WHILE_LATE = 0.008
-"""The same while Redis is late; a miss waits twice, and may take 20 ms more."""
+"""Seconds that such a caller waits while Redis is late.
+
+A cache miss waits twice, and should lose at most 20 ms in total.
+"""
 _ON_TIME = 0.02
-"""Seconds within which an answer shows that Redis is no longer late."""
+"""A response of Redis within this many seconds shows that Redis is no longer late."""
 PATIENCE = 0.1
-"""Seconds that callers wait for Redis at least; else `_TIMES` its worst recent answer."""
+"""Seconds that other callers wait at least. They wait four times the slowest recent response if
+that is longer."""
 _TIMES = 4
 _DECAY = 0.97
 _INITIAL_WORST = 0.5
@@ -22,34 +26,34 @@ _GRACE = 0.01
 
 
 LeaseCall = asyncio.Future[Decision | None]
-"""The decision of a call in flight, `None` if the call fails."""
+"""The decision of a call in flight; `None` if the call fails."""
 
 
 class LeaseCalls(dict[str, LeaseCall]):
-    """Maps tenants to their call in flight."""
+    """Maps each tenant to its call in flight."""
 
     def __init__(self, *, patience: float = PATIENCE) -> None:
         super().__init__()
         self._patience = patience
         self._began: dict[str, float] = {}
         self._late: set[str] = set()
-        # Seconds of the slowest recent answer; long until the first ones have come.
+        # Seconds of the slowest recent response. Long at first, until Redis has responded.
         self._worst = _INITIAL_WORST
         self._is_redis_late = False
 
     def begin(self, tenant: str, now: float) -> LeaseCall:
-        """Add a call of `tenant`, which has none in flight."""
+        """Add a call for `tenant`, which must have no call in flight."""
         call = self[tenant] = asyncio.get_running_loop().create_future()
         self._began[tenant] = now
         return call
 
     def record_answer(self, duration: float) -> None:
-        """Record that Redis answered after `duration` seconds."""
+        """Record that Redis responded after `duration` seconds."""
         self._worst = max(duration, self._worst * _DECAY)
         self._is_redis_late = duration > _ON_TIME
 
     def end(self, tenant: str, decision: Decision | None) -> None:
-        """Set the result of the call of `tenant`."""
+        """Set the result of the call for `tenant`."""
         del self._began[tenant]
         self._late.discard(tenant)
         call = self.pop(tenant)
@@ -57,7 +61,7 @@ class LeaseCalls(dict[str, LeaseCall]):
             call.set_result(decision)
 
     async def is_late(self, tenant: str, now: float, *, can_overdraw: bool) -> bool:
-        """Wait for the call of `tenant`; return whether it takes too long."""
+        """Wait for the call for `tenant`; return whether it takes too long."""
         call = self[tenant]
         if can_overdraw:
             wait = _OVERDRAFT_WAIT_WHILE_LATE if self._is_redis_late else _OVERDRAFT_WAIT
@@ -66,7 +70,8 @@ class LeaseCalls(dict[str, LeaseCall]):
         await asyncio.wait((call,), timeout=max(0.0, self._began[tenant] + wait - now))
         was_late = self._is_redis_late if can_overdraw else tenant in self._late
         if not call.done() and not was_late:
-            # A worker whose own loop was delayed first reads what has arrived.
+            # If this worker's event loop was delayed, the response may have arrived but not been
+            # read.
             await asyncio.wait((call,), timeout=_GRACE)
         if call.done():
             return False
@@ -77,7 +82,7 @@ class LeaseCalls(dict[str, LeaseCall]):
 
 
 class AwaitedUnits(Counter[str]):
-    """Counts the units that callers wait for, by bucket."""
+    """Counts, for each bucket, the units that callers wait for."""
 
     @contextlib.contextmanager
     def counting(self, charges: Sequence[Charge]) -> Iterator[None]:
@@ -93,13 +98,13 @@ class AwaitedUnits(Counter[str]):
                     del self[charge.bucket]
 
 
-def give_back_holds(call: LeaseCall) -> None:
-    """Give back what the call holds for a caller that has left."""
+def give_back_reservations(call: LeaseCall) -> None:
+    """Give back the units that `call` reserved for a caller that no longer waits."""
     decision = call.result()
-    for hold in decision.holds if decision is not None else ():
-        hold.settle(0)
+    for reservation in decision.reservations if decision is not None else ():
+        reservation.settle(0)
 
 
 def tenant_of(bucket: str) -> str:
-    """Return the prefix of a bucket's name that all buckets of its tenant have."""
+    """Return the prefix that the names of all buckets of a tenant share."""
     return bucket[: bucket.index("}") + 1]

@@ -1,4 +1,4 @@
-"""Limits rates in one process, while Redis is down."""
+"""Limits rates in one process while Redis is down."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -19,26 +19,26 @@ from gateway.rate_limit.bucket import (
 from gateway.types import Rule
 
 _FIRST_SWEEP = 4096
-_LEAST_FRACTION = 1e-6
+_MIN_FRACTION = 1e-6
 
 
 class _Bucket(msgspec.Struct, gc=False):
-    """Holds the level of a bucket as of `since`, by the rule of that time."""
+    """Holds the level that a bucket had at `since`, and the rule that applied then."""
 
     level: float
     since: float
     full_at: float
     rule: Rule
     beyond: float = 0.0
-    """Units used in excess of a limit that was lowered since."""
+    """Units used in excess of the limit, after the limit was lowered."""
     held: int = 0
     period_end: float = inf
 
 
 class MemoryRateLimiter:
-    """Decides without Redis. Buckets are `fraction` of their rules' sizes.
+    """Decides without Redis, with buckets of `fraction` of each rule's capacity.
 
-    `wall` is the time since the epoch, for the periods of quotas.
+    `wall` returns the time since the epoch, which determines the periods of quotas.
     """
 
     def __init__(
@@ -56,15 +56,18 @@ class MemoryRateLimiter:
 
     @property
     def fraction(self) -> float:
-        """The size of buckets relative to their rules; existing ones change when next used."""
+        """The size of buckets relative to their rules.
+
+        A bucket adopts a new fraction when it is next used.
+        """
         return self._fraction
 
     @fraction.setter
     def fraction(self, fraction: float) -> None:
-        self._fraction = max(fraction, _LEAST_FRACTION)
+        self._fraction = max(fraction, _MIN_FRACTION)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide at once; never `None`."""
+        """Decide at once; never return `None`."""
         now = self._monotonic()
         buckets = [self._bucket(charge, now) for charge in charges]
         over = [
@@ -76,19 +79,21 @@ class MemoryRateLimiter:
             levels = [bucket.level for bucket in buckets]
             ends = [self._ends(bucket) for bucket in buckets]
             return refusal(charges, levels, self._fraction, ends=ends)
-        policies, holds = [], []
+        policies, reservations = [], []
         for charge, bucket in zip(charges, buckets, strict=True):
             if charge not in over:
                 self._take(charge, bucket, now)
-            if charge.hold:
-                holds.append(_BucketHold(bucket, 0 if charge in over else charge.amount))
+            if charge.is_reserved:
+                reservations.append(
+                    _BucketReservation(bucket, 0 if charge in over else charge.amount)
+                )
             if not charge.rule.shadow:
                 policies.append(policy(charge.rule, bucket.level, ends=self._ends(bucket)))
         return Decision(
             allowed=True,
             policies=tuple(policies),
             shadowed=tuple([charge.rule for charge in over]),
-            holds=tuple(holds),
+            reservations=tuple(reservations),
         )
 
     def _take(self, charge: Charge, bucket: _Bucket, now: float) -> None:
@@ -123,7 +128,7 @@ class MemoryRateLimiter:
         return bucket
 
     def _resize(self, bucket: _Bucket, rule: Rule) -> None:
-        """Move the level by the change of the limit, so that used units stay used."""
+        """Change the level by as much as the limit, so that used units stay used."""
         difference = (rule.limit - bucket.rule.limit) * self._fraction
         moved = bucket.level + difference - bucket.beyond
         bucket.level = min(max(moved, min(bucket.level, 0.0)), capacity(rule, self._fraction))
@@ -134,7 +139,7 @@ class MemoryRateLimiter:
         bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
 
     def _drop_full(self, now: float) -> None:
-        """Drop the buckets that are full by now: a new one would be the same."""
+        """Drop the buckets that are full by now, because a new bucket is full too."""
         if len(self._buckets) < self._sweep_at:
             return
         kept = {
@@ -146,8 +151,8 @@ class MemoryRateLimiter:
         self._sweep_at = max(_FIRST_SWEEP, 2 * len(kept))
 
 
-class _BucketHold:
-    """Holds units of a bucket for work; implements `gateway.rate_limit.base.Hold`."""
+class _BucketReservation:
+    """Reserves units of a bucket for admitted work; implements `UnitReservation`."""
 
     __slots__ = ("_amount", "_bucket")
 
@@ -157,13 +162,13 @@ class _BucketHold:
         self._amount = amount
 
     def settle(self, spent: int) -> None:
-        """Charge the `spent` units; the rest goes back."""
+        """Charge `spent` units and return the other reserved units to the bucket."""
         amount, self._amount = self._amount, 0
         if not amount:
             return
         bucket, unused = self._bucket, amount - spent
         bucket.held -= amount
-        # Units that were not used after all reduce the excess over a lowered limit.
+        # Unused units first reduce the excess over a lowered limit.
         repaid = min(bucket.beyond, max(0, unused))
         bucket.beyond -= repaid
         bucket.level += unused - repaid

@@ -1,4 +1,4 @@
-"""Limits rates over Redis, and decides most calls from small leases without a round trip."""
+"""Limits rates across workers with Redis; small leases save most round trips."""
 
 import asyncio
 import time
@@ -22,13 +22,13 @@ from gateway.rate_limit.base import (
 from gateway.rate_limit.bucket import TOLERANCE, refusal
 from gateway.rate_limit.charges import in_region
 from gateway.rate_limit.headers import lines_for
-from gateway.rate_limit.lease import Lease, LeaseHold, Leases
+from gateway.rate_limit.lease import Lease, LeaseReservation, Leases
 from gateway.rate_limit.lease_calls import (
     PATIENCE,
     AwaitedUnits,
     LeaseCall,
     LeaseCalls,
-    give_back_holds,
+    give_back_reservations,
     tenant_of,
 )
 from gateway.rate_limit.memory import MemoryRateLimiter
@@ -55,15 +55,17 @@ _DRAIN = 2.0
 
 
 class RedisRateLimiter:
-    """Implements `RateLimiter` for a fleet; `holder` names this worker among all that use Redis.
+    """Implements `RateLimiter` for all workers that share a Redis.
 
-    Entering starts a task that gives idle leases back; leaving gives back the rest. `redis` stays
-    open. One call per tenant is in flight; callers that come meanwhile wait for its result. While
-    Redis is down or silent the lease is spent, then `local_share` of each limit (or one unit).
+    `holder` identifies this worker. While it is entered, a task gives idle leases back; leaving
+    gives back all leases and keeps `redis` open. Each tenant has at most one call in flight; other
+    callers wait for its result. While Redis is down or does not respond, the worker first spends
+    its leases and then admits `local_share` of each limit, at least one unit.
 
-    `wall` is the time since the epoch; the server decides which month it is. `shares` give this
-    region's part of each limit; by default all of it. A caller near a limit waits for Redis for
-    `patience` seconds, or four times as long as its slowest recent answer took.
+    `wall` returns the time since the epoch, but Redis decides which month it is. `shares` gives
+    this region's share of each limit; the default is the full limit. A caller near a limit waits
+    for Redis for `patience` seconds, or four times the duration of the slowest recent response if
+    that is longer.
     """
 
     def __init__(
@@ -83,10 +85,10 @@ class RedisRateLimiter:
         self._holder = holder
         self._monotonic = monotonic
         self._wall = wall
-        # A slow Redis is not down: while it answers at all, its decisions apply.
+        # A slow Redis is not down: its decisions apply as long as it responds at all.
         self._breaker = breaker or CircuitBreaker(slow=inf)
         self.local = MemoryRateLimiter(monotonic=monotonic, fraction=local_share, wall=wall)
-        """Decides while Redis is down; its fraction may be changed."""
+        """The limiter for the time while Redis is down. Its fraction may be changed."""
         self._leases = Leases()
         self._calls = LeaseCalls(patience=patience)
         self._awaited = AwaitedUnits()
@@ -103,7 +105,7 @@ class RedisRateLimiter:
         await self._tasks.__aexit__(None, None, None)
 
     def try_admit(self, charges: Sequence[Charge]) -> Decision | None:
-        """Decide from leases, or from a recent refusal by Redis."""
+        """Decide from leases, or repeat a recent refusal by Redis."""
         return self._admit_leased(charges) or self._refusal(charges, self._monotonic())
 
     def repeated_charge(self, charges: Sequence[Charge]) -> RepeatedCharge:
@@ -116,7 +118,7 @@ class RedisRateLimiter:
         if len(leases) < len(charges):
             return DelegatedCharge(charges, try_admit=self._admit_leased)
         for charge, lease in zip(charges, leases, strict=True):
-            # The rule may have changed since; a `LeasedCharge` keeps the header lines of one.
+            # A `LeasedCharge` formats header lines for one rule, so the current rule is set first.
             lease.set_rule(self._shares.rule(charge.bucket, charge.rule))
         shown = tuple([lease.rule for lease in leases if not lease.rule.shadow])
         lines = lines_for(shown)
@@ -132,11 +134,12 @@ class RedisRateLimiter:
         )
 
     async def admit(self, charges: Sequence[Charge]) -> Decision:
-        """Decide, with a call to Redis if the leases do not suffice."""
+        """Decide, and call Redis if the leases do not suffice."""
         while (decision := self.try_admit(charges)) is None:
             tenant = tenant_of(charges[0].bucket)
             call = self._calls.get(tenant)
-            # Nobody waits for the call that probes whether Redis is back.
+            # While the breaker is not closed, the call in flight only probes Redis. Nobody waits
+            # for it.
             is_trusted = call is not None and self._breaker.state is BreakerState.CLOSED
             if not is_trusted and not self._breaker.allows(self._monotonic()):
                 return self._admit_locally(charges)
@@ -149,9 +152,9 @@ class RedisRateLimiter:
         return decision
 
     async def _call_now(self, tenant: str, charges: Sequence[Charge]) -> Decision | None:
-        """Request `charges` and leases; the same call gives back the old leases.
+        """Request `charges` and new leases; the same call gives the old leases back.
 
-        Holds that are granted to a caller that has left are given back, too.
+        If the caller no longer waits, the units that the call reserves for it are given back, too.
         """
         now = self._monotonic()
         requests = [
@@ -159,15 +162,16 @@ class RedisRateLimiter:
             for c in charges
         ]
         call = self._take(tenant, requests)
-        # Redis takes the charges itself; holds are given back, so the overdraft repeats them.
-        overdraft = charges if charges[0].hold else ()
+        # Redis itself takes the charges of this call. But if it reserves them, the units are
+        # returned by `give_back_reservations`, so the overdraft must deduct them.
+        overdraft = charges if charges[0].is_reserved else ()
         decision = None
         try:
             decision = await self._in_time(tenant, charges, call, overdraft=overdraft)
         finally:
-            # Also if the call ended in the same loop iteration in which this was cancelled.
+            # This may be cancelled in the same event-loop iteration in which the call ends.
             if decision is None or not call.done():
-                call.add_done_callback(give_back_holds)
+                call.add_done_callback(give_back_reservations)
         return decision
 
     async def _in_time(
@@ -178,25 +182,26 @@ class RedisRateLimiter:
         *,
         overdraft: Sequence[Charge],
     ) -> Decision | None:
-        """Return the result of `call`, or the local decision if that takes too long.
+        """Return the result of `call`, or the local decision if the call takes too long.
 
-        Callers far from every limit wait only a moment. The `overdraft` is then deducted from the
+        A caller far from every limit waits only a moment. The `overdraft` is then deducted from the
         next grant.
         """
         can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
         is_late = await self._calls.is_late(tenant, now, can_overdraw=can_overdraw)
         if is_late and can_overdraw:
             can_overdraw = self._leases.may_overdraw(charges, now := self._monotonic())
-            # Other callers have used up the overdraft meanwhile.
+            # Other callers may have used up the overdraft in the meantime.
             is_late = can_overdraw or await self._calls.is_late(tenant, now, can_overdraw=False)
         if is_late and (decision := self._decide_locally(charges)).allowed:
             self._leases.overdraw(overdraft)
             return decision
-        await asyncio.wait((call,))  # others wait for it too: cancellation does not reach it
+        # other callers wait for it too, so a cancellation must not reach it
+        await asyncio.wait((call,))
         return call.result()
 
     async def give_back(self, *, idle: float) -> None:
-        """Give back units that were not spent for `idle` seconds or are about to expire."""
+        """Give back units that were idle for `idle` seconds, or whose lease is about to expire."""
         now = self._monotonic()
         returns: dict[str, list[tuple[str, Lease]]] = {}
         for bucket, lease in list(self._leases.items()):
@@ -224,7 +229,7 @@ class RedisRateLimiter:
         )
 
     def _admit_leased(self, charges: Sequence[Charge]) -> Decision | None:
-        """Admit `charges` if their leases suffice; else take nothing and return `None`."""
+        """Admit `charges` if their leases suffice; otherwise take nothing and return `None`."""
         now = self._monotonic()
         leases = []
         over: tuple[Charge, ...] = ()
@@ -243,7 +248,7 @@ class RedisRateLimiter:
     def _admit_from_leases(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge], now: float
     ) -> Decision:
-        """Take `charges` from their leases; those `over` exceed rules in shadow mode."""
+        """Take `charges` from their leases, except charges `over` a limit in shadow mode."""
         is_low = False
         policies = []
         for charge, lease in zip(charges, leases, strict=True):
@@ -262,11 +267,11 @@ class RedisRateLimiter:
             allowed=True,
             policies=tuple(policies),
             shadowed=tuple([charge.rule for charge in over]) if over else (),
-            holds=self._holds(charges, leases, over),
+            reservations=self._reserve(charges, leases, over),
         )
 
     def _refusal(self, charges: Sequence[Charge], now: float) -> Decision | None:
-        """Refuse what exceeds a limit, and what Redis would refuse again; else return `None`."""
+        """Refuse charges above their limit or refused by Redis a moment ago; else return `None`."""
         if not self._leases.must_refuse(charges, now):
             return None
         charges = in_region(charges, self._shares)
@@ -275,13 +280,13 @@ class RedisRateLimiter:
             self._shares.record_demand(charge.bucket, charge.rule, charge.amount)
         return self._leases.refusal(charges, now)
 
-    def _holds(
+    def _reserve(
         self, charges: Sequence[Charge], leases: Sequence[Lease], over: Sequence[Charge] = ()
-    ) -> tuple[LeaseHold, ...]:
-        if not charges or not charges[0].hold:  # all charges of a call are held, or none
+    ) -> tuple[LeaseReservation, ...]:
+        if not charges or not charges[0].is_reserved:  # a call reserves all its charges or none
             return ()
         return tuple(
-            LeaseHold(
+            LeaseReservation(
                 lease,
                 0 if charge in over else charge.amount,
                 now=self._monotonic,
@@ -291,7 +296,7 @@ class RedisRateLimiter:
         )
 
     def _on_settled(self, bucket: str, lease: Lease) -> None:
-        """Give a unit of `concurrent` back at once: another worker may need it."""
+        """Give a unit of `concurrent` back at once, because another worker may need it."""
         tenant = tenant_of(bucket)
         if lease.rule.unit != CONCURRENT or tenant in self._calls or self._closing.is_set():
             return  # the next call or the next sweep gives it back
@@ -309,7 +314,7 @@ class RedisRateLimiter:
         return decision
 
     def _renew(self, charges: Sequence[Charge], leases: Iterable[Lease], now: float) -> None:
-        """Request more units before the lease is used up; it can be spent meanwhile."""
+        """Request more units while the lease can still be spent."""
         tenant = tenant_of(charges[0].bucket)
         if tenant in self._calls or self._breaker.state is not BreakerState.CLOSED:
             return
@@ -317,7 +322,7 @@ class RedisRateLimiter:
         _ = self._take(tenant, [renewal(charge, lease, now) for charge, lease in pairs])
 
     def _take(self, tenant: str, requests: list[BucketRequest]) -> LeaseCall:
-        """Run the script; the future is settled with its decision, `None` where it failed."""
+        """Run the script; return a future of its decision, which is `None` if the script fails."""
         for request in requests:
             request.lease.set_rule(self._shares.rule(request.charge.bucket, request.charge.rule))
         call = self._calls.begin(tenant, self._monotonic())
@@ -339,7 +344,7 @@ class RedisRateLimiter:
         except _FAILURES as error:
             self._counts.failures += 1
             self._counts.lapsed += sum(request.back for request in requests)
-            # Each caller that finds Redis silent waits for a time-out.
+            # A timeout is certain evidence: every further call would wait for a timeout, too.
             is_silent = isinstance(error, TimeoutError | RedisTimeout)
             self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
         finally:
@@ -364,7 +369,7 @@ class RedisRateLimiter:
                 over.append(request.charge)
             if units < 0 or (not allowed and amount > level + TOLERANCE):
                 lease.record_refusal(amount, level=level, now=now)
-            # Also if nothing was granted: this extends the lease of the kept units.
+            # Needed even without a grant: it extends the lease of the units that were kept.
             lease.add_grant(max(0, int(units)), sent_at=sent_at, now=now)
         if not allowed:
             self._counts.refused += 1
@@ -377,7 +382,7 @@ class RedisRateLimiter:
             allowed=True,
             policies=tuple(shown),
             shadowed=tuple(charge.rule for charge in over),
-            holds=self._holds(charges, [request.lease for request in requests], over),
+            reservations=self._reserve(charges, [request.lease for request in requests], over),
         )
 
     def _expire(self, bucket: str, lease: Lease, now: float) -> None:
@@ -387,7 +392,7 @@ class RedisRateLimiter:
             del self._leases[bucket]
 
     async def _sweep(self) -> None:
-        """Give idle leases back until closing, then all of them."""
+        """Give idle leases back until this limiter closes, and then all leases."""
         while not self._closing.is_set():
             try:
                 await asyncio.wait_for(self._closing.wait(), _SWEEP)

@@ -5,7 +5,7 @@ from gateway.rate_limit.base import Decision
 
 
 def beyond_limit(decision: Decision) -> RateLimited:
-    """Return the error of a request that `decision` refused."""
+    """Return the error for a request that `decision` refused."""
     rule = decision.violated
     name = rule.name if rule is not None else "unknown"
     unit = rule.unit if rule is not None else "requests"
@@ -16,9 +16,10 @@ def beyond_limit(decision: Decision) -> RateLimited:
         )
     if rule is not None and rule.period:
         return RateLimited(
-            f"The {rule.period}'s {rule.limit} {unit} of `{name}` are used up; they begin"
-            f" anew with the next {rule.period}."
+            f"The quota `{name}` of {rule.limit} {unit} is used up for this {rule.period};"
+            f" wait for the next {rule.period}, or ask for a larger quota."
         )
     return RateLimited(
-        f"The limit `{name}` of {unit} is used up; wait as `Retry-After` says, or send fewer."
+        f"The limit `{name}` of {unit} is used up; retry after the time in `Retry-After`,"
+        f" or send fewer {unit}."
     )

@@ -1,4 +1,4 @@
-"""Takes charges that are the same for many requests, with little work for each."""
+"""Takes equal charges of many requests at little cost for each request."""
 
 from collections.abc import Callable, Sequence
 from math import ceil
@@ -9,22 +9,25 @@ from gateway.rate_limit.headers import MILLISECONDS, go_duration, rate_limit_lin
 from gateway.rate_limit.lease import Lease
 from gateway.types import CONCURRENT
 
-_MOST = 4096
+_MAX_KNOWN = 4096
 _SECOND = 1000
 """In milliseconds."""
 _UNKNOWN: tuple[Sequence[Charge], None] = ((), None)
 
 
 def is_plain(charge: Charge) -> bool:
-    """Tell whether a `LeasedCharge` can take `charge`: units of a bucket that refills."""
+    """Return whether a `LeasedCharge` can take `charge`: units of a bucket that refills."""
     rule = charge.rule
-    return bool(charge.amount and rate(rule)) and not (charge.hold or rule.unit == CONCURRENT)
+    return bool(charge.amount and rate(rule)) and not (
+        charge.is_reserved or rule.unit == CONCURRENT
+    )
 
 
 class DelegatedCharge:
-    """Implements `RepeatedCharge` by `try_admit`, which should count no refusals.
+    """Implements `RepeatedCharge` with `try_admit`, which must not count refusals.
 
-    Whoever decides after it counts them. With a rule in shadow mode it takes nothing.
+    The caller decides again after a refusal, and that decision is counted. If a rule is in shadow
+    mode, `charge` takes nothing.
     """
 
     def __init__(
@@ -44,12 +47,11 @@ class DelegatedCharge:
 
 
 class LeasedCharge:
-    """Implements `RepeatedCharge` over leases, at a fraction of the cost of `try_admit`.
+    """Implements `RepeatedCharge` with leases, at a fraction of the cost of `try_admit`.
 
-    It counts in `counts`, and calls `renew` where the leases are low. `lines` are the header lines,
-    to be filled with the state of each lease; rules in shadow mode are not shown. A lease that its
-    limiter has dropped holds nothing and is granted nothing, so this object then returns `None` for
-    ever.
+    It counts admissions in `counts`, and calls `renew` when a lease is low. `lines` is the template
+    of the header lines, without rules in shadow mode. When the limiter drops a lease, the lease
+    stays empty, so `charge` returns `None` from then on.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class LeasedCharge:
         self._amounts = [(lease, charge.amount) for lease, charge in pairs]
         self._hidden = [(lease, charge.amount) for lease, charge in pairs if charge.rule.shadow]
         shown = [(lease, charge.amount) for lease, charge in pairs if not charge.rule.shadow]
-        # Each lease with the index of its numbers in `values`, which is filled anew each time.
+        # Each lease with the index of its values in `_values`, which every charge overwrites.
         self._shown = [(lease, amount, 2 * index) for index, (lease, amount) in enumerate(shown)]
         self._values: list[bytes | int] = [0] * (4 * len(shown))
         self._lines = lines
@@ -80,13 +82,14 @@ class LeasedCharge:
         """Take the charges, and return the header lines; see `RepeatedCharge`."""
         now = self._monotonic()
         for lease, amount in self._amounts:
-            # The bucket may have become one that does not refill.
+            # A new rule may have a bucket that does not refill.
             if lease.available < amount or lease.usable_until <= now or not lease.refill:
                 return None
         is_low = self._spend_hidden(now) if self._hidden else False
         values, half = self._values, len(self._values) // 2
         for lease, amount, at in self._shown:
-            # As `Lease.spend` does for buckets that refill, without a call for each.
+            # The code of `Lease.spend` for buckets that refill, inlined to save a call for each
+            # lease.
             lease.available = available = lease.available - amount
             lease.spent += amount
             lease.used_at = now
@@ -102,7 +105,7 @@ class LeasedCharge:
                 continue
             values[at] = values[half + at] = int(level) if level > 0.0 else 0
             reset = (capacity - level) / refill
-            # As `go_duration`, which would be another call.
+            # The code of `go_duration`, inlined to save a call.
             milliseconds = ceil(reset * 1000)
             values[at + 1] = -(-milliseconds // _SECOND)
             values[half + at + 1] = (
@@ -114,7 +117,7 @@ class LeasedCharge:
         return self._lines % tuple(values)
 
     def _spend_hidden(self, now: float) -> bool:
-        """Take the charges that are not shown; return whether one of their leases is low."""
+        """Take the charges under rules in shadow mode; return whether one of the leases is low."""
         is_low = False
         for lease, amount in self._hidden:
             lease.spend(amount, now)
@@ -125,17 +128,17 @@ class LeasedCharge:
 class RepeatedCharges:
     """Keeps a `RepeatedCharge` for each tuple of charges that was admitted twice.
 
-    Tuples are told apart by identity: `charges_for` returns the same one for equal requests. To be
-    cleared when a rule may have changed, as another lease may then apply.
+    The identity of a tuple is its key, because `charges_for` returns the same tuple for equal
+    requests. Call `clear` when a rule may have changed, because another lease may then apply.
     """
 
     def __init__(self, make: Callable[[Sequence[Charge]], RepeatedCharge]) -> None:
         self._make = make
-        # With the tuple itself, so that nothing else gets its id.
+        # Values hold the tuple, so that no other tuple can get its id.
         self._known: dict[int, tuple[Sequence[Charge], RepeatedCharge | None]] = {}
 
     def charge(self, charges: Sequence[Charge]) -> bytes | None:
-        """Take `charges`, and return the header lines; `None` where the limiter must decide."""
+        """Take `charges` and return the header lines, or `None` if the limiter must decide."""
         _, repeated = self._known.get(id(charges), _UNKNOWN)
         if repeated is None:
             return None
@@ -145,10 +148,10 @@ class RepeatedCharges:
         return lines
 
     def add(self, charges: Sequence[Charge]) -> None:
-        """Note that the limiter has admitted `charges`."""
-        # Not made at once: with very many callers few of them are met again in time.
+        """Record that the limiter has admitted `charges`."""
+        # Not made on the first admission: with very many callers, few tuples come again soon.
         is_repeated = id(charges) in self._known
-        if len(self._known) >= _MOST and not is_repeated:
+        if len(self._known) >= _MAX_KNOWN and not is_repeated:
             self._known.clear()
         self._known[id(charges)] = (charges, self._make(charges) if is_repeated else None)
 

@@ -1,37 +1,49 @@
 """Defines the Lua script that charges buckets in Redis and leases their units to workers.
 
-A bucket is a hash: `l` is its level, `t` the server's time of that level, `e` the end of a quota's
-period, `c` the capacity at that time, `f` the units used in excess of a capacity that was lowered,
-as `<units>:<refill rate>:<time>`, and `h:<holder>` the units that a worker holds, as
-`<units>:<end>`: on lease, or reserved for work in flight. Held units count as being in the bucket
-until they are reported as spent: level and holds together never exceed the capacity. Otherwise a
-full bucket and a full lease would admit twice the limit at once.
+A bucket is a hash with these fields:
 
-A rule's `refill` gives the kind of its bucket: the seconds in which it fills; `<time>:<time>`, the
-ends of this period and the next, for a quota; `0` if units come back only from their holders, with
-the last of whose holds the bucket ends.
+- `l`: its level.
+- `t`: the server's time of that level.
+- `e`: the end of a quota's period.
+- `c`: the capacity at that time.
+- `f`: the units used in excess of a lowered capacity, as `<units>:<refill rate>:<time>`.
+- `h:<holder>`: the units that a worker holds, leased or reserved, as `<units>:<end>`.
 
-After a change of a limit, used units stay used: the level moves by as much as the capacity, but not
-below zero. The excess (`f`) is deducted if the limit is raised again: workers that learn of changes
-at different times must not add units by alternating between two limits.
+Held units count as units in the bucket until the worker reports that they are spent. The level and
+the held units together never exceed the capacity. Otherwise a full bucket and a full lease would
+admit twice the limit at once.
 
-A region's part of a limit changes, too. Until the change is noticed, the bucket refills to the
-smaller part, and a larger capacity adds no units: all regions together stay within the limit. Units
-of a quota that are granted to a region are added to its level.
+A rule's `refill` argument determines the kind of its bucket:
 
-Keys: the buckets. Arguments: the holder; the seconds of a hold; then ten for each bucket:
-  capacity, refill;
-  `amount`: the units to take now;
-  `want`: the units to lease beside these;
-  `kept`, `back`: the units that the holder keeps, and gives back, of those it holds;
-  1 if the amount is held, 0 if it is spent;
-  1 if the rule is in shadow mode: it refuses nothing, and is not charged what it would refuse;
-  the level of a region's bucket without a record, -1 if the capacity is no region's part;
-  the seconds since the part grew: a bucket unused for longer holds at most that level, as the part
-  may have been smaller while other regions had the rest.
+- seconds: the time in which the bucket fills.
+- `<time>:<time>`: a quota, with the end of this period and of the next one.
+- `0`: only holders return units. The bucket expires with the last held units.
 
-Returns 1 or 0 (allowed), then for each bucket: the units leased, -1 if a rule in shadow mode would
-have refused; the level; the seconds until a quota's period ends.
+When a limit changes, used units stay used. The level changes by as much as the capacity, but not
+below zero. The excess (`f`) is deducted if the limit is raised again: workers learn of a change at
+different times, and must not add units by alternating between two limits.
+
+A region's share of a limit changes, too. Until a worker applies the change, the bucket refills only
+to the smaller share. A larger capacity adds no units, so all regions together stay within the
+limit. When a region is granted units of a quota, its level rises by the grant.
+
+Keys: the buckets. Arguments: the holder, the seconds that held units last, and ten for each bucket:
+
+- capacity
+- refill
+- `amount`: the units to take now
+- `want`: the units to lease in addition
+- `kept`: the held units that the holder keeps
+- `back`: the held units that the holder gives back
+- 1 if the amount is reserved, 0 if it is spent
+- 1 if the rule is in shadow mode: it never refuses, and skips a charge that exceeds its level
+- the level of a region's bucket that Redis does not know; -1 if the limit is not divided by region
+- the seconds since the share grew: a bucket unused for longer holds at most the level above, since
+  other regions may have used the difference meanwhile
+
+Returns 1 if the charges are allowed, else 0. Then follow three values for each bucket: the leased
+units, or -1 if a rule in shadow mode would have refused; the level; and the seconds until the
+quota's period ends.
 """
 
 from collections.abc import Sequence
@@ -89,7 +101,7 @@ local function read(key, b)
   end
 end
 
--- The smaller of two capacities applies to the time until now.
+-- For the time until now, the smaller of the old and new capacity applies.
 local function change(b)
   if b.was == b.capacity then return end
   if not b.regional then
@@ -103,13 +115,14 @@ local function change(b)
   end
 end
 
--- Bound the level by the room beside the holds. An excess over a lowered limit needs no refill.
+-- Bound the level by the capacity that is left beside held units. A level above a lowered limit may
+-- stay.
 local function within(b, level, room)
   if not b.regional then room = math.max(room, math.min(level, 0)) end
   return math.min(level, room)
 end
 
--- Refill beside the holds of the time that passed; beside fewer since the last of them ended.
+-- Refill up to the capacity beside held units. After the last hold ended, fewer units were held.
 local function refill(b)
   local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
   b.level = within(b, unbounded, b.least - b.held)
@@ -119,7 +132,7 @@ local function refill(b)
   end
 end
 
--- After the refill: used units stay used; units given back were not used.
+-- Change the level with the capacity, so that used units stay used. Returned units were not used.
 local function resize(b)
   if b.regional or b.was == b.capacity then return end
   b.level = within(b, b.level + b.back, b.was - b.others - b.kept)
@@ -133,7 +146,7 @@ end
 local function begin_period(b)
   local begins = now >= b.period_end
   if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
-  -- A grant to a region is for one period. A worker whose clock is off has the wrong one.
+  -- A grant is for one period. A worker with a wrong clock may bring the grant of another period.
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
   if not begins then return end
   b.level, b.was, b.least, b.held = b.capacity - b.running, b.capacity, b.capacity, b.running
@@ -173,7 +186,7 @@ for i, key in ipairs(KEYS) do
     refill(b)
     resize(b)
   end
-  -- Units given back reduce the excess over a lowered limit.
+  -- Returned units first reduce the excess over a lowered limit.
   local unused = math.min(b.back, b.beyond)
   b.beyond = b.beyond - unused
   local level = b.level + b.back - unused
@@ -221,7 +234,7 @@ for i, key in ipairs(KEYS) do
   fields[#fields + 1] = 'c'
   fields[#fields + 1] = string.format('%.17g', b.capacity)
   redis.call('HSET', key, unpack(fields))
-  -- By then the bucket is full and every hold has ended, like a new one.
+  -- By then the bucket is full and nothing is held, so it equals a new bucket.
   redis.call('PEXPIRE', key, math.ceil(b.lasts * 1000))
   answer[#answer + 1] = granted
   answer[#answer + 1] = string.format('%.6f', b.level)
@@ -232,7 +245,7 @@ return answer
 
 
 class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
-    """Holds the arguments of one bucket in a call of the script."""
+    """Holds the arguments for one bucket in a call of the script."""
 
     charge: Charge
     lease: Lease
@@ -242,7 +255,10 @@ class BucketRequest(msgspec.Struct, kw_only=True, gc=False):
 
 
 def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> BucketRequest:
-    """Return the request that takes `charge`, replaces `lease` and leases `waiting` units more."""
+    """Return a request that takes `charge`, gives `lease` back, and leases anew.
+
+    The new lease has `waiting` units for callers that wait.
+    """
     lease.requested_rule = charge.rule
     want = waiting + lease.wanted(charge.amount, now) + lease.overdrawn
     kept = lease.keep_reserved(now)
@@ -250,7 +266,7 @@ def full_request(charge: Charge, lease: Lease, *, waiting: int, now: float) -> B
 
 
 def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
-    """Return the request that takes nothing, and extends `lease` by the units it will need."""
+    """Return a request that takes nothing and extends `lease` by the units that it will need."""
     lease.renew_below = 0
     usable = lease.usable(now)
     kept = usable + lease.keep_reserved(now)
@@ -260,7 +276,7 @@ def renewal(charge: Charge, lease: Lease, now: float) -> BucketRequest:
 
 
 def returning(bucket: str, lease: Lease, now: float) -> BucketRequest:
-    """Return the request that takes nothing, and gives back the unreserved units of `lease`."""
+    """Return a request that takes nothing and gives back the unreserved units of `lease`."""
     nothing = Charge(rule=lease.rule, bucket=bucket, amount=0)
     return BucketRequest(
         charge=nothing, lease=lease, kept=lease.keep_reserved(now), back=lease.release(now)
@@ -270,13 +286,13 @@ def returning(bucket: str, lease: Lease, now: float) -> BucketRequest:
 def script_arguments(
     requests: Sequence[BucketRequest], *, holder: str, wall: float
 ) -> list[str | int | float]:
-    """Return the arguments of a call; `wall` is in seconds since the epoch."""
+    """Return the script's arguments; `wall` is in seconds since the epoch."""
     arguments: list[str | int | float] = [holder, LEASE]
     for request in requests:
         rule = request.lease.rule
         arguments += [rule.capacity, _refill(rule, wall), request.charge.amount]
         arguments += [request.want, request.kept, request.back]
-        arguments += [int(request.charge.hold), int(rule.shadow)]
+        arguments += [int(request.charge.is_reserved), int(rule.shadow)]
         if isinstance(rule, RegionalRule):
             arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER)]
         else:
@@ -285,7 +301,7 @@ def script_arguments(
 
 
 def _refill(rule: Rule, wall: float) -> str:
-    """Return the argument `refill`; see the script."""
+    """Return the script's argument `refill`."""
     if rule.period:
         this_end, next_end = period_ends(wall)
         return f"{this_end:.0f}:{next_end:.0f}"

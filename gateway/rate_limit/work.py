@@ -1,8 +1,8 @@
-"""Reserves the units of work before it starts, and settles them when it has ended.
+"""Reserves units before a call to a backend, and settles them when the call has ended.
 
-Rows and tokens are not known in advance, so their upper bound is held: a row has at most two tokens
-more than bytes, and at most as many as the model reads. Cache hits and collapsed items are charged
-nothing here.
+The rows and tokens of a call are not known in advance, so their upper bound is reserved. A row has
+at most two tokens more than bytes, and at most as many tokens as the model reads. Cache hits and
+coalesced items are charged nothing here.
 """
 
 from collections.abc import Sequence
@@ -11,67 +11,67 @@ import msgspec
 
 from backends.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
 from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
-from gateway.rate_limit.base import Charge, Decision, Hold, RateLimiter
+from gateway.rate_limit.base import Charge, Decision, RateLimiter, UnitReservation
 from gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
 from gateway.types import CONCURRENT, ItemFailure, Principal
 
 _SPECIAL_TOKENS = 2
-_MOST_TOKENS = 1 << 20  # of a row, if the model declares no maximum
+_MAX_TOKENS = 1 << 20  # of a row, if the model declares no maximum
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 _choose = msgspec.msgpack.Decoder(ChooseItem)
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells whether work may begin (`refusal` is `None`), and holds its units."""
+    """Says whether a call may begin (`refusal` is `None`), and holds its reserved units."""
 
     refusal: ItemFailure | None = None
     charges: tuple[Charge, ...] = ()
-    holds: tuple[Hold, ...] = ()
+    reservations: tuple[UnitReservation, ...] = ()
     items: int = 0
 
     def settle(self, *, rows: int, tokens: int) -> None:
-        """Charge what the work took; the rest goes back."""
+        """Charge the computed `rows` and `tokens`, and return the other reserved units."""
         spent = {"requests": 1, "items": self.items, "rows": rows, "tokens": tokens, CONCURRENT: 0}
-        for charge, hold in zip(self.charges, self.holds, strict=True):
-            hold.settle(spent[charge.rule.unit])
+        for charge, reservation in zip(self.charges, self.reservations, strict=True):
+            reservation.settle(spent[charge.rule.unit])
 
 
 async def reserve(
     limiter: RateLimiter, limits: WorkLimits, principal: Principal, *, model: str, most: Estimate
 ) -> Reservation:
-    """Hold at most what work for `model` may take.
+    """Reserve the upper bounds `most` for a call to `model`.
 
-    The model's own limits come first, then the tenant's and the key's. If these refuse, the units
-    of the model go back.
+    The model's limits are charged first, then the limits of the tenant and the key. If the latter
+    refuse, the model's units are returned.
     """
-    held: tuple[Hold, ...] = ()
+    reservations: tuple[UnitReservation, ...] = ()
     both = work_charges_for(principal, limits, model=model, most=most)
     for charges in filter(None, both):
         try:
             decision = await limiter.admit(charges)
-        except BaseException:  # also cancellation: held units must go back
-            for hold in held:
-                hold.settle(0)
+        except BaseException:  # also a cancellation: reserved units must be returned
+            for reservation in reservations:
+                reservation.settle(0)
             raise
         if not decision.allowed:
-            for hold in held:
-                hold.settle(0)
+            for reservation in reservations:
+                reservation.settle(0)
             return Reservation(refusal=_refusal(decision))
-        held += decision.holds
-    return Reservation(charges=both[0] + both[1], holds=held, items=most.items)
+        reservations += decision.reservations
+    return Reservation(charges=both[0] + both[1], reservations=reservations, items=most.items)
 
 
 def estimate(
     task: Task, parameters: bytes, items: Sequence[bytes], *, longest_row: int
 ) -> Estimate:
-    """Return the upper bound of `items`, for a model that reads `longest_row` tokens of a row.
+    """Return upper bounds for `items`, for a model that reads `longest_row` tokens of a row.
 
-    A row holds at most one item and the parameters.
+    A row contains at most one item and the parameters.
     """
     parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
     rows = [_rows(task, parameters, item) for item in items]
     tokens = sum(
-        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MOST_TOKENS)
+        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MAX_TOKENS)
         for item, number in zip(items, rows, strict=True)
     )
     return Estimate(items=len(items), rows=sum(rows), tokens=tokens)
@@ -92,9 +92,11 @@ def _refusal(decision: Decision) -> ItemFailure:
     if decision.impossible:
         detail = (
             f"The limit `{rule.name}` never allows more than {rule.limit} {rule.unit} at once, and"
-            " the request may take more; send less in one request."
+            " this request may need more; send fewer or shorter items in one request."
         )
         return ItemFailure.of(PayloadTooLarge(detail))
-    detail = f"The limit `{rule.name}` of {rule.unit} is used up; wait as `Retry-After` says."
+    detail = (
+        f"The limit `{rule.name}` of {rule.unit} is used up; retry after the time in `Retry-After`."
+    )
     retry_after = min(decision.retry_after, MAX_RETRY_AFTER)
     return ItemFailure.of(RateLimited(detail, retry_after=retry_after))

@@ -1,10 +1,10 @@
-"""Implements a circuit breaker for calls to Redis; does no I/O itself."""
+"""Implements a circuit breaker for calls to Redis, without I/O."""
 
 from enum import StrEnum
 
 
 class BreakerState(StrEnum):
-    """Lists the states: closed allows calls, open refuses them, half-open allows one probe."""
+    """The states: closed allows calls, open refuses them, half-open allows one probe."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -12,10 +12,11 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Opens after `failures` failed calls in a row; a call slower than `slow` seconds is a failure.
+    """Opens after `failures` consecutive failures. A call slower than `slow` seconds is a failure.
 
-    After `open_for` seconds one call is allowed as a probe: its success closes the breaker, its
-    failure keeps it open for another `open_for` seconds. The caller passes `now`.
+    After `open_for` seconds, one call is allowed as a probe. If it succeeds, the breaker closes. If
+    it fails, the breaker stays open for another `open_for` seconds. The caller passes the time
+    `now`.
     """
 
     def __init__(self, *, failures: int = 5, slow: float = 0.05, open_for: float = 1.0) -> None:
@@ -25,23 +26,23 @@ class CircuitBreaker:
         self._bad_in_a_row = 0
         self._opened_at = 0.0
         self.state = BreakerState.CLOSED
-        """The state as of the last call."""
+        """The state after the last call."""
         self.opened = 0
-        """Counts transitions to open."""
+        """How often the breaker opened."""
 
     def allows(self, now: float) -> bool:
-        """Return whether to call at `now`; half-open, true for the first caller only."""
+        """Return whether a call is allowed at `now`; if half-open, only for the first caller."""
         if self.state is BreakerState.CLOSED:
             return True
         if now - self._opened_at < self._open_for:
             return False
-        # A probe without an outcome must not keep the breaker half-open for ever.
+        # A probe without an outcome must not keep the breaker half-open forever.
         self._opened_at = now
         self.state = BreakerState.HALF_OPEN
         return True
 
     def succeeded(self, *, now: float, duration: float) -> None:
-        """Record a call that was answered after `duration` seconds."""
+        """Record a call that succeeded after `duration` seconds."""
         if duration > self._slow:
             self.failed(now=now)
             return

@@ -1,4 +1,4 @@
-"""Makes redis-py clients that fail within a timeout instead of stalling a request."""
+"""Creates redis-py clients that fail within a timeout, so that they never stall a request."""
 
 import asyncio
 from typing import Any
@@ -29,20 +29,21 @@ from gateway.sockets.connecting import Connector
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
 
 _CONNECT_TIMEOUT = 2.0
-"""Waiting longer for a lost packet only delays the next attempt: the kernel's retransmissions back
-off."""
+"""The longest wait for a connection, in seconds. After a lost packet, the kernel's
+retransmissions back off, so a longer wait only delays the next attempt."""
 _LOST_ROLE = (ReadOnlyError, MovedError, ClusterDownError)
 _LOST_ROLE_WORDS = ("READONLY", "NOREPLICAS")
-"""The same without an exception of their own; in the error of a script they may come late."""
+"""Words in errors of servers that lost their role, if the error has no class or comes from a
+script."""
 
 
 class _LossDetectingConnection(AbstractConnection):
     """Distinguishes a lost connection from a reply that has not arrived yet.
 
-    One to a server that lost its role is lost, too: what is sent next is for another server.
+    A connection to a server that lost its role counts as lost, because another server has the keys.
     When TCP keep-alive fails, the error is `ETIMEDOUT`, which is Python's `TimeoutError`. redis-py
-    takes that for a read timeout: it returns `None` at once, now and on every later read. The pool
-    calls `can_read`, and replaces connections for which it raises.
+    mistakes it for a read timeout and returns `None` at once, on every read. The pool calls
+    `can_read` and replaces a connection for which it raises.
     """
 
     @override
@@ -70,16 +71,16 @@ class _LossDetectingConnection(AbstractConnection):
 
 
 def _is_lost_role(error: ResponseError) -> bool:
-    """Whether a server that does not, or not surely, have the keys replied with `error`."""
+    """Return whether `error` comes from a server that may no longer have the keys."""
     text = str(error)
     return isinstance(error, _LOST_ROLE) or any(word in text for word in _LOST_ROLE_WORDS)
 
 
 class _KeepaliveConnection(_LossDetectingConnection):
-    """Sets `keepalive` on TCP connections, and discards unsent commands when one is closed.
+    """Sets `keepalive` on TCP connections, and discards unsent commands when a connection closes.
 
-    Connects to what `locator` locates at that moment, with `connector`: redis-py would wait at each
-    address of a name in turn.
+    It connects with `connector` to the server that `locator` returns at that moment. redis-py
+    itself would wait for each address of a name in turn.
     """
 
     host: str
@@ -96,12 +97,13 @@ class _KeepaliveConnection(_LossDetectingConnection):
     @override
     def _raise_loss(self) -> None:
         super()._raise_loss()
-        # A server that hangs closes nothing: each connection left to it would cost a timeout.
+        # A server that hangs closes no connection, and each connection left to it would cost a
+        # timeout.
         if self._locator.latest not in (None, (self.host, self.port)):
             raise RedisConnectionError("another server has the keys now")
 
     def _connection_arguments(self) -> dict[str, Any]:
-        # That of the TCP or TLS class, whose `host` and `port` take the place of a socket.
+        # The arguments of the TCP or TLS class, with a connected socket in place of host and port.
         arguments = dict(super()._connection_arguments())  # type: ignore[misc]
         del arguments["host"], arguments["port"]
         if "ssl" in arguments:
@@ -116,7 +118,8 @@ class _KeepaliveConnection(_LossDetectingConnection):
             self._socket = await self._connector.connect(
                 self.host, self.port, connect_timeout=bound
             )
-        # The abstract method is empty; that of the TCP class comes before it.
+        # The abstract method is empty, but the TCP class comes before it in the method resolution
+        # order.
         await super()._connect()  # type: ignore[safe-super,no-untyped-call]
         if self._writer is not None:
             self._keepalive.apply(self._writer.transport)
@@ -152,13 +155,12 @@ def connect(
 ) -> Redis:
     """Return a client of the Redis at `url`: one server, or the primary that Sentinels name.
 
-    Of a cluster it is the node that owns the slot of `key`; other keys are not reached.
-
-    Waiting for a free connection and each read may take `timeout` seconds, connecting 2. Nothing is
-    retried: redis-py would repeat a command ten times, and a script that takes tokens or appends
-    events must not run twice. A connection whose server lost its role is closed; the next one goes
-    to the server that has the keys then. Never cancel an await of this client: run the command in a
-    task that is not cancelled, and wait for that task.
+    In a cluster, it is the node that owns the slot of `key`; other keys cannot be reached. Waiting
+    for a free connection and each read may take `timeout` seconds, connecting 2. Nothing is
+    retried: redis-py would repeat a command ten times, but a script that takes tokens or appends
+    events must not run twice. If a server lost its role, its connection is closed, and the next one
+    goes to the server that has the keys then. Never cancel an await of this client. Run the command
+    in a task that is not cancelled, and wait for the task.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.
@@ -192,5 +194,7 @@ def _locator(servers: Servers, key: str, *, timeout: float, keepalive: TcpKeepal
     if servers.kind == "sentinel":
         return sentinel_locator(servers, timeout=timeout, keepalive=keepalive)
     if not key:
-        raise ConfigurationError("this Redis cannot be a cluster")
+        raise ConfigurationError(
+            "this Redis cannot be a cluster; use a single server or `redis-sentinel://`"
+        )
     return slot_locator(servers, key, timeout=timeout, keepalive=keepalive)

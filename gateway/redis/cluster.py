@@ -1,4 +1,4 @@
-"""Sends commands to a Redis Cluster, each to the node that owns its key."""
+"""Sends each command to the node of a Redis Cluster that owns its key."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,8 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 _REFRESH_INTERVAL = 1.0
 """Seconds between two reads of the slot map."""
 _FAILURES = 3
-"""Failures in a row that open a node's breaker: fewer than open the breaker of the whole tier."""
+"""Consecutive failures that open a node's breaker; fewer than open the breaker of the whole
+tier."""
 _SLOTS = 16_384
 
 
@@ -28,11 +29,11 @@ class _Node:
 
 
 class ClusterClient:
-    """Runs commands on a cluster; the first key of a command, or of a script, selects the node.
+    """Runs commands on a cluster. The first key of a command or script selects the node.
 
-    `MGET` is split, since its keys may be in several slots: each node gets a `GET` for each of its
-    keys, in one pipeline. A node that fails loses its own keys only; where every node fails, so
-    does the call. A call slower than `slow` seconds counts as a failure.
+    The keys of `MGET` may be in several slots, so each node gets a pipeline of `GET` commands for
+    its keys. If a node fails, only its keys fail. If all nodes fail, the call fails. A call slower
+    than `slow` seconds counts as a failure.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class ClusterClient:
         self._is_stale = True
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the reply to each command; an error of one command is its reply.
+        """Return the reply to each command. The reply of a failed command is its error.
 
         Raises:
-            OSError: no node could be reached.
+            OSError: no node can be reached.
         """
         if self._is_stale:
             await self._refresh_owners()
@@ -69,7 +70,7 @@ class ClusterClient:
     def execute_nowait(
         self, commands: Sequence[Command], on_done: Callable[[Replies], object]
     ) -> bool:
-        """Return `False`: commands for several nodes need a task."""
+        """Return `False`, because commands for several nodes need a task."""
         return False
 
     async def aclose(self) -> None:
@@ -78,7 +79,7 @@ class ClusterClient:
             await node.client.aclose()
 
     async def _execute_by_node(self, commands: Sequence[Command]) -> list[Any]:
-        """Return the reply to each command of one key, or the error of its node."""
+        """Return the reply to each single-key command, or the error of its node."""
         indexes_by_node: dict[_Node, list[int]] = {}
         for index, command in enumerate(commands):
             slot = key_slot(_bytes(command[at])) if len(command) > (at := _key_at(command)) else 0
@@ -120,7 +121,7 @@ class ClusterClient:
         return replies
 
     async def _refresh_owners(self) -> None:
-        """Read the slot map, at most once a second while there is one."""
+        """Read the slot map, at most once a second if there is one."""
         async with self._refreshing:
             now = asyncio.get_running_loop().time()
             if not self._is_stale or (self._owners and now < self._refresh_at):
@@ -158,7 +159,7 @@ class ClusterClient:
 
 
 class SlotRange(NamedTuple):
-    """Names a slot range, both ends included, and its owner; no host means the replying node."""
+    """Holds a slot range (inclusive) and its owner. An empty host means the node that replied."""
 
     first: int
     last: int
@@ -185,12 +186,12 @@ def _split_command(command: Command) -> list[Command]:
 
 
 def _key_at(command: Command) -> int:
-    """Return the index of a command's first key; a script's follow the number of keys."""
+    """Return the index of a command's first key; in a script, it follows the number of keys."""
     return 3 if command[0] in (b"EVAL", b"EVALSHA") else 1
 
 
 def _value(reply: object) -> object:
-    """Return the value of a reply to `GET`, `None` where it is an error."""
+    """Return the value of a reply to `GET`; `None` if it is an error."""
     return None if isinstance(reply, Exception) else reply
 
 

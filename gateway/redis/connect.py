@@ -1,4 +1,4 @@
-"""Opens connections to the Redis of a URL: one server, a Sentinel primary or a cluster."""
+"""Opens a client for a Redis URL: one server, a Sentinel primary or a cluster."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class PipelinedClient(Protocol):
-    """Runs commands; raises `OSError` when Redis is unreachable, and returns error replies."""
+    """Runs commands. Raises `OSError` if Redis is unreachable, and returns error replies."""
 
     async def execute(self, commands: Sequence[Command]) -> list[Any]:
         """Return the reply to each command."""
@@ -22,7 +22,7 @@ class PipelinedClient(Protocol):
     ) -> bool:
         """Send commands, and call `on_done` with the replies in a later event-loop iteration.
 
-        Return `False`, and send nothing, where only `execute` can send them.
+        Return `False` and send nothing if only `execute` can send the commands.
         """
         ...
 
@@ -34,9 +34,9 @@ class PipelinedClient(Protocol):
 def open_client(
     url: str, *, timeout: float, slow: float, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE
 ) -> PipelinedClient:
-    """Return a client of the Redis at `url`; everything may take `timeout` seconds.
+    """Return a client of the Redis at `url`. Each call may take `timeout` seconds.
 
-    For a cluster, calls slower than `slow` seconds count towards opening a node's breaker.
+    In a cluster, calls slower than `slow` seconds count as failures for a node's breaker.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

@@ -1,4 +1,4 @@
-"""Monitors whether the Redis of the result cache is reachable, for the worker's readiness."""
+"""Monitors whether the cache Redis is reachable, for the worker's readiness."""
 
 import asyncio
 from typing import Self
@@ -11,16 +11,18 @@ _PING_TIMEOUT = 0.5
 
 
 class RedisHealthMonitor:
-    """Pings Redis every `interval` seconds while entered; closes `client` at its exit.
+    """Pings Redis every `interval` seconds while entered, and closes `client` when left.
 
-    Cache lookups cannot tell: there may be none, and a failed one looks like a miss.
+    Cache lookups are no evidence: there may be none, and a failed lookup looks like a miss.
     """
 
     def __init__(self, client: PipelinedClient, *, interval: float = _INTERVAL) -> None:
         self._client = client
-        self._pinging = PeriodicTask(self._ping, interval=interval, failure="Redis was not pinged")
+        self._pinging = PeriodicTask(
+            self._ping, interval=interval, failure="the ping of Redis failed"
+        )
         self.is_reachable = True
-        """Whether Redis answered the last ping."""
+        """Whether Redis responded to the last ping."""
 
     async def __aenter__(self) -> Self:
         await self._pinging.__aenter__()
@@ -36,7 +38,7 @@ class RedisHealthMonitor:
 
 
 async def responds_to_ping(client: PipelinedClient) -> bool:
-    """Return whether Redis answers a ping in time; of a cluster, one of its nodes."""
+    """Return whether Redis responds to a ping in time; in a cluster, any of its nodes."""
     try:
         async with asyncio.timeout(_PING_TIMEOUT):
             (reply,) = await client.execute([(b"PING",)])

@@ -1,4 +1,4 @@
-"""Locates the server to connect to: at an address, by Sentinel, or by the slot of a key."""
+"""Locates the server to connect to: at a fixed address, through Sentinel, or by a key's slot."""
 
 import ssl
 from collections.abc import Callable, Sequence
@@ -16,20 +16,20 @@ Address = tuple[str, int]
 
 
 class Locator(Protocol):
-    """Locates a server before each connection to it.
+    """Locates a server before each connection.
 
-    `latest` is the address that was located last: a connection to another one is to be replaced.
+    `latest` is the address that was located last. A connection to another address must be replaced.
     """
 
     latest: Address | None
 
     async def locate(self) -> Address:
-        """Return host and port; raises `OSError` where no server names them."""
+        """Return host and port; raise `OSError` if no server knows the address."""
         ...
 
 
 class FixedLocator:
-    """Locates a server that has one address."""
+    """Locates a server with a fixed address."""
 
     def __init__(self, host: str, port: int) -> None:
         self.latest: Address | None = None
@@ -41,10 +41,10 @@ class FixedLocator:
 
 
 class QueryingLocator:
-    """Queries the servers at `urls` in turn, beginning with the one that answered last.
+    """Queries the servers at `urls` in turn, starting with the one that responded last.
 
-    Each query has a connection of its own: one that was kept since the last failover may be dead.
-    `parse` returns the address in a reply of the server at a URL, `None` where there is none.
+    Each query opens a new connection, because an older one may be dead since the last failover.
+    `parse` extracts the address from the reply of the server at a URL, or returns `None`.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class QueryingLocator:
         self._urls = list(urls)
         self._command = command
         self._parse = parse
-        # All have `timeout` together: a server that hangs must leave time for the next. One context
-        # for all queries: to make one reads the system's certificates, for 10 ms and more.
+        # The queries share `timeout`, so that time is left if one server hangs. They share a TLS
+        # context, because creating one reads the system's certificates, which takes at least 10 ms.
         self._open = partial(
             StandaloneClient,
             timeout=timeout / (len(self._urls) + 1),
@@ -72,10 +72,10 @@ class QueryingLocator:
         self._failure = failure
 
     async def locate(self) -> Address:
-        """Return the address that the first server with a valid reply names.
+        """Return the address in the first valid reply.
 
         Raises:
-            OSError: none does.
+            OSError: no server sent a valid reply.
         """
         for url in list(self._urls):
             address = self._parse(await self._query(url), url)

@@ -1,4 +1,4 @@
-"""Runs Lua scripts in the state Redis, in a cluster on the node of their keys."""
+"""Runs Lua scripts in the state Redis; in a cluster, on the node that owns their keys."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _Values = Sequence[str | bytes | int | float]
 
 
 class Script(Protocol):
-    """Runs a script once; raises `RedisError` or `OSError` where that is not sure."""
+    """Runs a script once. Raises `RedisError` or `OSError` if it is unknown whether it ran."""
 
     async def __call__(self, keys: Sequence[str], args: _Values) -> Any:
         """Return the script's reply."""
@@ -25,7 +25,7 @@ class Script(Protocol):
 
 
 class ScriptClient(Protocol):
-    """Runs scripts whose keys are in one slot, as redis-py's `Redis` does."""
+    """Runs scripts whose keys are in one slot, like redis-py's `Redis`."""
 
     def register_script(self, script: str) -> Script:
         """Return an object that runs `script`."""
@@ -39,7 +39,9 @@ class ScriptClient(Protocol):
 def open_scripts(
     url: str, *, state: Redis, timeout: float, keepalive: TcpKeepalive
 ) -> ScriptClient:
-    """Return a client for scripts of any slot: `state`, a client of `url`, unless it is a cluster.
+    """Return a client for scripts of any slot.
+
+    It is `state`, the client of `url`, unless `url` is a cluster.
 
     Raises:
         ConfigurationError: the URL names several servers and is invalid.

@@ -1,9 +1,10 @@
 """Parses Redis URLs that name several servers.
 
-`redis-sentinel://[user:password@]host:port,host:port/database?primary=name`
-`redis-cluster://[user:password@]host:port,host:port`
-The schemes `rediss-sentinel` and `rediss-cluster` use TLS. User and password are those of the
-data servers; Sentinels are queried without.
+- `redis-sentinel://[user:password@]host:port,host:port/database?primary=name`
+- `redis-cluster://[user:password@]host:port,host:port`
+
+The schemes `rediss-sentinel` and `rediss-cluster` use TLS. User and password are for the data
+servers. Sentinels are queried without credentials.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ _PORTS = {"sentinel": 26_379, "cluster": 6_379}
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the parts of a URL; `kind` is `sentinel` or `cluster`, `base` `redis` or `rediss`."""
+    """Holds a parsed URL; `kind` is `sentinel` or `cluster`, `base` is `redis` or `rediss`."""
 
     kind: str
     base: str
@@ -31,12 +32,12 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def urls(self) -> Sequence[str]:
-        """The URL of each server named, as a data server."""
+        """The URL of each server in the list, as a data server."""
         return [self.url_of(host, port) for host, port in self.addresses]
 
     @property
     def sentinel_urls(self) -> Sequence[str]:
-        """The URL of each server named, as a Sentinel."""
+        """The URL of each server in the list, as a Sentinel."""
         return [f"{self.base}://{_in_url(host)}:{port}" for host, port in self.addresses]
 
     def url_of(self, host: str, port: int) -> str:
@@ -44,12 +45,12 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.base}://{self.credentials}{_in_url(host)}:{port}/{self.database}"
 
     def host_of(self, url: str) -> str:
-        """Return the host in a URL that `url_of` made."""
+        """Return the host in a URL from `url_of`."""
         return urlsplit(url).hostname or ""
 
 
 def read_servers(url: str) -> Servers | None:
-    """Return the parts of a URL that names several servers, `None` for other URLs.
+    """Return the parsed URL if it names several servers, else `None`.
 
     Raises:
         ConfigurationError: it names no servers, no primary, or a database of a cluster.
@@ -58,7 +59,7 @@ def read_servers(url: str) -> Servers | None:
     base, _, kind = scheme.lower().partition("-")
     if base not in ("redis", "rediss") or kind not in _PORTS:
         return None
-    # An address of IPv6 beside others is no host of a URL: `urlsplit` may refuse it.
+    # `urlsplit` may refuse a list with IPv6 addresses, so the list is cut out first.
     rest = rest.removeprefix("//")
     servers = _AFTER_SERVERS.split(rest, maxsplit=1)[0]
     parts = urlsplit("//host" + rest.removeprefix(servers))
@@ -66,11 +67,13 @@ def read_servers(url: str) -> Servers | None:
     primary = parse_qs(parts.query).get("primary", [""])[0]
     if kind == "sentinel" and not primary:
         raise ConfigurationError(
-            "a `redis-sentinel` URL must say what Sentinel calls the primary, as `?primary=name`"
+            "a `redis-sentinel` URL must name the primary: append `?primary=name`"
         )
     database = parts.path.strip("/") or "0"
     if kind == "cluster" and database != "0":
-        raise ConfigurationError(f"a cluster of Redis has database 0 only, not `{database}`")
+        raise ConfigurationError(
+            f"a Redis Cluster only has database 0, not `{database}`; leave it out"
+        )
     return Servers(
         kind=kind,
         base=base,
@@ -91,5 +94,5 @@ def _address(text: str, default: int) -> tuple[str, int]:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname or "", parts.port or default
     if not host:
-        raise ConfigurationError(f"`{text}` in the URL of Redis must be `host:port`")
+        raise ConfigurationError(f"`{text}` in the Redis URL must be `host:port`")
     return host, port

@@ -1,4 +1,4 @@
-"""Reports demand to the store of shares, and applies the shares that it answers."""
+"""Reports demand to the store of shares, and applies the shares that the store returns."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from gateway.tasks import PeriodicTask
 
 
 class LimitsOfRegion(NamedTuple):
-    """Holds a worker's limits, the follower that updates them while entered, and statistics."""
+    """Holds a region's limits, the follower that updates them, and their statistics."""
 
     shares: RegionalLimits
     follower: AbstractAsyncContextManager[object]
@@ -27,11 +27,14 @@ class LimitsOfRegion(NamedTuple):
 
 _log = logging.getLogger(__name__)
 _SHORTEST_PAUSE = 0.1
-"""Seconds between two reports at least."""
+"""Minimum seconds between two reports."""
 
 
 class ShareStore(Protocol):
-    """Stores shares. Calls block; they raise `DependencyUnavailable` when the store is down."""
+    """Stores regions' shares of limits.
+
+    Methods block. They raise `DependencyUnavailable` if the store is down.
+    """
 
     def report(self, report: ShareReport, *, lease: float, longest: float) -> BucketShares:
         """Record a worker's demand, and return the shares of its region."""
@@ -43,9 +46,9 @@ class ShareStore(Protocol):
 
 
 class SharesFollower:
-    """Reports demand and applies shares each `poll` seconds, and soon after a quota runs low.
+    """Reports demand and applies shares every `poll` seconds, and soon after a quota runs low.
 
-    While the store is down, the last shares are valid until their lease expires.
+    While the store is down, the last shares stay valid until their lease expires.
     """
 
     def __init__(
@@ -63,7 +66,9 @@ class SharesFollower:
         self._monotonic = monotonic
         self._reached = True
         self._polling = PeriodicTask(
-            self._step, interval=poll, failure="shares of limits were not applied"
+            self._step,
+            interval=poll,
+            failure="the region's shares of limits could not be updated; trying again",
         )
         shares.on_quota_low = self._polling.wake
 
@@ -74,11 +79,11 @@ class SharesFollower:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._polling.__aexit__(*exc_info)
-        with contextlib.suppress(DependencyUnavailable):  # its lease ends by itself
+        with contextlib.suppress(DependencyUnavailable):  # the worker's lease expires by itself
             await asyncio.to_thread(self._store.leave, self._shares.region, self._shares.worker)
 
     async def refresh(self) -> None:
-        """Report demand, and apply the shares that are answered."""
+        """Report demand, and apply the returned shares."""
         document = self._document()
         sent_at = self._monotonic()
         try:
@@ -90,7 +95,10 @@ class SharesFollower:
             )
         except DependencyUnavailable as error:
             if self._reached:
-                _log.warning("shares of limits are not renewed", extra={"reason": error.detail})
+                _log.warning(
+                    "the ledger is unreachable; the region's shares of limits are not renewed",
+                    extra={"reason": error.detail},
+                )
             self._reached = False
         else:
             self._reached = True

@@ -20,20 +20,21 @@ from gateway.regional_limits.values import (
 )
 from gateway.types import CONCURRENT, Rule
 
-_MOST_REPORTED = 500
+_MAX_REPORTED = 500
 _LOW = 2
-"""A quota is low when less is left than the last grant divided by this."""
+"""A quota is low when less than the last grant divided by this number is left."""
 _EMPTY = 5.0
-"""Seconds until a quota of which the store had nothing left is requested again."""
+"""Seconds until a quota is requested again after the store had no units left."""
 _DAY = 86_400.0
-"""Ends of periods that differ by more seconds are not of the same month."""
+"""Two ends of periods that differ by more seconds belong to different months."""
 _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
 class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the regions, and gives this one's share of buckets without a share of their own.
+    """Counts the regions, and gives this region's share of buckets without a share of their own.
 
-    `lease` are the seconds until its shares expire: 0 is a region that is cut off from the store.
+    `lease` is the number of seconds until the shares expire. 0 means that the region cannot reach
+    the store.
     """
 
     regions: int
@@ -42,25 +43,25 @@ class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _QuotaState(msgspec.Struct):
-    """Tracks the units of a quota that the region was granted, and the units it lacks."""
+    """Tracks the units of a quota that were granted to the region, and the units that it needs."""
 
     limit: int
     period: int
     granted: int = 0
     last_grant: int = 0
     minimum: int = 1
-    """Units that the next grant must have at least."""
+    """The minimum units of the next grant."""
     is_low: bool = True
     retry_at: float = -inf
-    """When to request again, after the store had nothing left."""
+    """When to request units again, after the store had none left."""
 
 
 class DividedLimits:
     """Implements `RegionalLimits` for one of several regions. Belongs to the event loop.
 
-    A share is valid until the lease that came with it expires. After that it is at most `alone()`,
-    until the store answers again. Grants of quotas do not expire; a region refuses what exceeds
-    them.
+    A share is valid until its lease expires. After that, the share is at most `alone()` until the
+    store responds again. Grants of quotas do not expire; the region refuses requests beyond its
+    grants.
     """
 
     def __init__(
@@ -80,39 +81,41 @@ class DividedLimits:
         self.on_quota_low: Callable[[], None] = lambda: None
         """Called when more of a quota is needed before the next poll."""
         self._rest = _NOTHING
-        """The share of every bucket that has none of its own."""
+        """The share of each bucket without a share of its own."""
         self._shares: dict[str, BucketShare] = {}
         self._quotas: dict[str, _QuotaState] = {}
         self._demand: dict[str, BucketDemand] = {}
         self._until = -inf
         self._regions = 0
         self._seen = 0
-        """The store's time of the shares applied last: it answers what changed since."""
+        """The store's time of the last applied shares. The store returns changes since this
+        time."""
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
-        """Return the region's part of `rule`."""
+        """Return `rule` reduced to the region's share."""
         if rule.period:
             granted = self._quota(bucket, rule).granted
             return _regional(rule, granted, granted)
         share = self._shares.get(bucket, self._rest)
         used, now = share.used, self._monotonic()
         if now >= self._until:
-            # It is 0 until the store has answered once.
+            # `used` is 0 until the store has responded once.
             used = min(used or 1.0, self._alone())
         grown = now - share.raised
         start = min(used, share.before + grown * used / (rule.window or 1.0))
-        # A rounding error must not turn a whole number into the one below.
+        # Without the added 1e-6, a rounding error could turn a whole number into the one below.
         capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
         return _regional(rule, capacity, level, grown=grown)
 
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
     ) -> None:
-        """Add to the next report; request more of a quota that is low."""
+        """Add demand to the next report, and request more units of a quota that is low."""
         if rule.period:
             quota = self._quota(bucket, rule)
             if ends < inf and abs(self._wall() + ends - quota.period) > _DAY:
-                return  # a grant for this month does not apply to the other one
+                # the demand is for another month, to which this month's grant does not apply
+                return
             lacks = units if level < units else 0
             is_low = level < max(1, lacks, quota.last_grant // _LOW)
             if is_low and self._monotonic() >= quota.retry_at:
@@ -126,18 +129,18 @@ class DividedLimits:
         demand.units += units
 
     def statistics(self) -> SharesStatistics:
-        """Return the number of regions, this one's share and its lease."""
+        """Return the number of regions, this region's share, and the remaining lease."""
         lease = max(0.0, self._until - self._monotonic())
         return SharesStatistics(regions=self._regions, rest=self._rest.used, lease=lease)
 
     def report(self) -> ShareReport:
-        """Return the demand since the last report, of the busiest buckets."""
+        """Return the demand since the last report, limited to the busiest buckets."""
         demand = self._demand
-        if len(demand) > _MOST_REPORTED:
+        if len(demand) > _MAX_REPORTED:
             busiest = sorted(demand, key=lambda bucket: demand[bucket].units, reverse=True)
-            demand = {bucket: demand[bucket] for bucket in busiest[:_MOST_REPORTED]}
+            demand = {bucket: demand[bucket] for bucket in busiest[:_MAX_REPORTED]}
         self._demand = {}
-        # Low quotas beyond the bound are still low at the next report.
+        # Low quotas beyond the bound are reported next time.
         low = ((bucket, quota) for bucket, quota in self._quotas.items() if quota.is_low)
         return ShareReport(
             region=self.region,
@@ -151,12 +154,12 @@ class DividedLimits:
                     granted=quota.granted,
                     minimum=quota.minimum,
                 )
-                for bucket, quota in islice(low, _MOST_REPORTED)
+                for bucket, quota in islice(low, _MAX_REPORTED)
             },
         )
 
     def apply(self, shares: BucketShares, *, sent_at: float) -> None:
-        """Use `shares` from now on; their lease runs from `sent_at`, when the report was sent."""
+        """Use `shares` from now on. Their lease starts at `sent_at`, when the report was sent."""
         received_at = self._monotonic()
         self._rest = _local(shares.rest, shares.now, received_at)
         if shares.are_all:
@@ -174,7 +177,7 @@ class DividedLimits:
         self._seen = shares.now
 
     def _quota(self, bucket: str, rule: Rule) -> _QuotaState:
-        """Return the state of a quota in its present period; a new period begins without grants."""
+        """Return a quota's state in the current period. A new period begins without grants."""
         period = int(period_ends(self._wall())[0])
         quota = self._quotas.get(bucket)
         if quota is None or quota.period != period:
@@ -199,6 +202,9 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
 
 
 def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
-    """Return `share` with `raised` by this process's clock: the latest, as the answer took time."""
+    """Return `share` with `raised` on this process's clock.
+
+    The transfer took time, so the result is the latest possible value.
+    """
     age = max(0.0, now / 1e9 - share.raised)
     return BucketShare(used=share.used, before=share.before, raised=received_at - age)

@@ -1,11 +1,14 @@
-"""Divides a limit among regions: pure decisions about the entries of one bucket.
+"""Divides a limit among regions with pure functions of one bucket's entries.
 
-A region writes only its own entry, one region at a time. `used` is the share that the region
-applies; `held` is the share that the other regions must leave free, and never less than `used`. A
-region raises both at once, by at most what nobody holds. It lowers them in two steps: first `used`;
-then `held`, once all its workers have applied the lower share and their leases of units have
-expired. So the used shares add up to at most 1 at any time. A bucket has entries in all regions or
-in none: otherwise a share of `REST` could grow beside entries that do not count it.
+Each region has one entry for a bucket and writes only that entry. Regions write one at a time.
+`used` is the share that the region applies. `held` is the share that other regions must leave free,
+and is never less than `used`. A region raises both values at once, by at most the share that nobody
+holds. It lowers them in two steps. First it lowers `used`. It lowers `held` once all its workers
+have applied the lower share and their leases of units have expired. The used shares therefore add
+up to at most 1 at any time.
+
+A bucket has entries in all regions or in no region. Otherwise a share of `REST` could grow without
+counting the bucket's own entries.
 """
 
 from collections.abc import Mapping
@@ -17,13 +20,13 @@ from msgspec.structs import replace
 REST = ""
 """The name of the entry that applies to buckets without entries."""
 LEASE = 2.0
-"""Seconds that a worker may spend units it leased from its region's bucket."""
+"""Seconds for which a worker may spend units that it leased from its region's bucket."""
 DECAY = 10.0
-"""Time constant of demand, in seconds: after it a unit counts 1/e."""
+"""Time constant of demand in seconds: a unit of this age counts 1/e."""
 EVEN = 0.1
-"""The fraction of every limit that is divided evenly, whatever the demand."""
+"""The fraction of each limit that is divided evenly among regions, regardless of demand."""
 _STEP = 0.02
-_LEAST = 0.001
+_MIN_CHANGE = 0.001
 _QUIET = 0.001
 _SECOND = 1_000_000_000
 _DAY = 86_400 * _SECOND
@@ -32,9 +35,9 @@ _DAY = 86_400 * _SECOND
 class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket. Times are nanoseconds of the store's clock.
 
-    Until `raised` the share was `before`. `lowered` is when `used` fell below `held`, and `lowers`
-    when `held` may follow; both are 0 otherwise. `demand` is in units a second, as of `counted`.
-    Admitted units stay held for up to `linger` seconds.
+    Until `raised`, the share was `before`. `lowered` is the time when `used` fell below `held`, and
+    `lowers` is the time when `held` may follow. Both are 0 if `used` equals `held`. `demand` is in
+    units a second at the time `counted`. Admitted units may stay reserved for `linger` seconds.
     """
 
     bucket: str
@@ -60,7 +63,10 @@ class ShareEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
-    """Names all live regions, and the oldest answer (`seen`) that a worker of this one applies."""
+    """Names all live regions.
+
+    `seen` is the oldest store time among the shares that the workers of this region apply.
+    """
 
     regions: frozenset[str]
     seen: int
@@ -69,25 +75,28 @@ class OtherRegions(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> ShareEntry:
-    """Return the next entry of region `own` for a bucket, whose present `entries` are by region."""
+    """Return the next entry of region `own` for a bucket.
+
+    `entries` holds the bucket's present entries by region.
+    """
     entry = _lowered(entries.get(own) or ShareEntry(bucket=bucket, region=own), others.seen, now)
     target = _target(entries, bucket=bucket, own=own, others=others, now=now)
     elsewhere = sum(entry.held for region, entry in entries.items() if region != own)
     room = max(entry.held, min(target, 1.0 - elsewhere))
-    # A target that falls again and again must not postpone the second step for ever.
-    if not entry.lowered and target < entry.used - (_STEP if bucket else _LEAST):
+    # A target that keeps falling must not postpone the second step forever.
+    if not entry.lowered and target < entry.used - (_STEP if bucket else _MIN_CHANGE):
         return replace(
             entry, used=target, before=min(entry.before, target), lowered=now, lowers=0, changed=now
         )
-    if entry.used < entry.held and target > entry.used + _LEAST:
+    if entry.used < entry.held and target > entry.used + _MIN_CHANGE:
         return _raised(entry, used=min(target, entry.held), held=entry.held, now=now)
-    if entry.used == entry.held and room > entry.held + _LEAST:
+    if entry.used == entry.held and room > entry.held + _MIN_CHANGE:
         return _raised(entry, used=room, held=room, now=now)
     return entry
 
 
 def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dict[str, ShareEntry]:
-    """Return the first entries of a bucket, by region: copies of those of `REST`."""
+    """Return a bucket's first entries by region, which are copies of the entries of `REST`."""
     return {
         region: replace(rest, bucket=bucket, demand=0.0, counted=0, changed=now)
         for region, rest in rests.items()
@@ -95,7 +104,7 @@ def first_entries(rests: Mapping[str, ShareEntry], bucket: str, now: int) -> dic
 
 
 def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
-    """Return `entry` with the second step of lowering done, if its time has come."""
+    """Return `entry` after the second step of lowering, if its time has come."""
     if entry.used == entry.held or not entry.lowered:
         return entry
     if not entry.lowers:
@@ -110,7 +119,7 @@ def _lowered(entry: ShareEntry, seen: int, now: int) -> ShareEntry:
 def _target(
     entries: Mapping[str, ShareEntry], *, bucket: str, own: str, others: OtherRegions, now: int
 ) -> float:
-    """Return the share that `own` should have: `EVEN` divided evenly, the rest by demand."""
+    """Return the target share of `own`: `EVEN` is divided evenly, the rest by demand."""
     even = 1.0 / len(others.regions)
     demands = {
         region: entry.demanded(now) for region, entry in entries.items() if region in others.regions
@@ -122,7 +131,7 @@ def _target(
 
 
 def _raised(entry: ShareEntry, *, used: float, held: float, now: int) -> ShareEntry:
-    # After several raises within a day, the share before the first: rather too little.
+    # After several raises within a day, keep the share before the first: a low value is safe.
     before = min(entry.before, entry.used) if entry.raised > now - _DAY else entry.used
     lowering = {} if used < held else {"lowered": 0, "lowers": 0}
     return replace(entry, used=used, held=held, before=before, raised=now, changed=now, **lowering)

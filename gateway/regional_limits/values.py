@@ -1,4 +1,4 @@
-"""Defines what a region's workers and the store of shares tell each other."""
+"""Defines the messages between a region's workers and the store of shares."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -7,29 +7,30 @@ import msgspec
 
 
 class BucketDemand(msgspec.Struct, kw_only=True):
-    """Counts the units that a worker's callers requested of a bucket since the last report."""
+    """Counts the units of a bucket that a worker's callers requested since the last report."""
 
     units: int = 0
     is_held: bool = False
-    """Units are held until work ends, which may take as long as a request."""
+    """Whether units stay reserved until the work ends, which may take as long as a request."""
 
 
 class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests at least `minimum` more units of a quota; the store may grant its usual step."""
+    """Requests at least `minimum` more units of a quota. The store may grant more."""
 
     limit: int
     """The quota over all regions."""
     period: int
     """When the quota's period ends, in seconds since the epoch."""
     granted: int
-    """The units granted to the region, as far as the worker has been told."""
+    """The units that were granted to the region, as far as the worker knows."""
     minimum: int
 
 
 class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives a region's part of a bucket's limit, 0 to 1: `before` until `raised`, then `used`.
+    """Gives a region's share of a bucket's limit, 0 to 1: `before` until `raised`, then `used`.
 
-    `raised` is in seconds: by the store's clock where the store sends it, else by the loop's.
+    `raised` is in seconds, on the store's clock in the store's response, else on the worker's
+    clock.
     """
 
     used: float
@@ -38,9 +39,9 @@ class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports a worker's demand to the store, and the last answer that the worker applied.
+    """Reports a worker's demand to the store, and which shares the worker applies.
 
-    `seen` is the store's time of that answer, in nanoseconds; 0 is none.
+    `seen` is the store's time of those shares in nanoseconds; 0 if the worker has none.
     """
 
     region: str
@@ -51,10 +52,11 @@ class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketShares(msgspec.Struct, frozen=True, kw_only=True):
-    """Gives a region its shares from `now` (the store's time in nanoseconds) for `lease` seconds.
+    """Gives a region its shares for `lease` seconds from `now`, the store's time in nanoseconds.
 
-    `changed` holds the shares that may have changed since the report's `seen`, or every share if
-    `are_all`. A bucket without a share uses `rest`. `granted` are units of quotas, by bucket.
+    `changed` holds the shares that may have changed since the `seen` of the report, or all shares
+    if `are_all`. A bucket without a share uses `rest`. `granted` holds the granted units of quotas
+    by bucket.
     """
 
     now: int

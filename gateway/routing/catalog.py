@@ -1,4 +1,4 @@
-"""Builds the catalog of served models, with revision and placement, from the states of backends."""
+"""Builds the catalog of served models, with revisions and placements, from backends' states."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from gateway.types import RegionName, ServedModel
 
 
 class Variant(NamedTuple):
-    """What two backends must share to give the same answers.
+    """Holds the properties that determine a backend's results for a model.
 
     While backends are upgraded, some may run an older version of a model's algorithm.
     """
@@ -24,17 +24,17 @@ class Variant(NamedTuple):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """A model and the members that serve it, in tiers that are used one after the other."""
+    """Holds a model and the endpoints that serve it, in tiers in the order of use."""
 
     model: ServedModel
     tiers: tuple[tuple[Member, ...], ...]
     has_variants: bool
-    """Whether members serve several variants, of which their health decides."""
+    """Whether endpoints serve several variants. Their health then decides which one is used."""
 
     def is_of(self, model: ServedModel) -> bool:
-        """Return whether nothing but other models changed since the catalog that `model` is of.
+        """Return whether this placement still applies to `model`, which a request took earlier.
 
-        Of several variants, members that moved on may still serve what a request began with.
+        If there are several variants, endpoints that have moved on may still serve the older one.
         """
         return self.model is model or (not self.has_variants and self.model == model)
 
@@ -47,7 +47,7 @@ def variant(info: ModelInfo) -> Variant:
 def tiers(
     members: Iterable[Member], regions: Sequence[RegionName]
 ) -> tuple[tuple[Member, ...], ...]:
-    """Return `members` by region in the order of `regions`, overflow pools after all others."""
+    """Return `members` grouped by region, in the order of `regions`; overflow pools come last."""
     place = {region: number for number, region in enumerate(regions)}
 
     def key(member: Member) -> tuple[bool, int]:
@@ -59,8 +59,8 @@ def tiers(
 def chosen_variant(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -> Variant:
     """Return the variant that most ready backends of the first region serve.
 
-    Ties are decided by the next region. Drained members count only where no other is ready. Where
-    none is ready all members count, so that a model stays known while its backends are away.
+    The next region breaks a tie. Drained endpoints count only if no other is ready. If none is
+    ready, all endpoints count, so that a model stays known while its backends are away.
     """
     ready = [member for member in members if member.health is Health.READY]
     undrained = [member for member in ready if not member.drained]
@@ -92,7 +92,7 @@ def place(name: str, members: Sequence[Member], regions: Sequence[RegionName]) -
 
 
 def catalog(members: Sequence[Member], regions: Sequence[RegionName]) -> dict[str, Placement]:
-    """Return the placement of every model that some member serves, by name."""
+    """Return the placement of every served model by name."""
     serving: dict[str, list[Member]] = {}
     for member in members:
         for name in member.models:

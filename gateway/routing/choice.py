@@ -1,12 +1,14 @@
-"""Chooses an item's backend among available ones: by affinity, or else by predicted finish.
+"""Chooses an item's backend among available ones, by affinity and predicted finish time.
 
 Rendezvous hashing sends equal items to the same backend, where they share its row cache and its
-work in flight; a faster backend attracts more of them. Affinity yields to load: where the favourite
-would finish clearly later than the better of two others drawn at random, that one is chosen.
+computations in flight. A faster backend attracts more items. Load overrides affinity: if the
+preferred backend would finish clearly later than the better of two others chosen at random, the
+item goes to that one.
 
-A choice costs the same however large a fleet is: of many members, which are in the order of their
-seeds then, those next to the affinity's hash are scored, and a few neighbours speak for all.
-How many are scored falls gradually with the size of the fleet, so that few items move at each step.
+The cost of a choice does not depend on the size of the fleet. In a large fleet, endpoints are
+sorted by their seeds, and only endpoints next to the affinity's hash are scored. A few neighbours
+represent the whole fleet. The number of scored endpoints falls gradually with the size of the
+fleet, so that few items move when it grows.
 """
 
 import math
@@ -21,35 +23,35 @@ import xxhash
 from gateway.config.document import RoutingConfig
 from gateway.routing.member import Member
 
-# The favourite may finish by so much later than another before affinity yields, ...
+# An item goes to its preferred endpoint unless that would finish later than `SLACK` times another's
+# finish time plus the time of `FREE_ITEMS` items. The latter keeps affinity under low load.
 SLACK = 1.25
-# ... and so many items later, so that affinity holds while there is little to do.
 FREE_ITEMS = 2
-# Of more members than this a part is looked at, ...
+# In a fleet with more endpoints, a choice considers only some of them.
 WIDE = 64
-# ... and so many at least are scored for an affinity.
-_LEAST_SCORED = 16
+# The fewest endpoints that are scored for an affinity in such a fleet.
+_MIN_SCORED = 16
 _SPAN = float(1 << 64)
 _seed = attrgetter("seed")
 
 
 class ChoiceContext(msgspec.Struct, frozen=True):
-    """The time of a choice, and the configured bounds."""
+    """Holds the time of a choice, and the routing configuration."""
 
     now: float
     routing: RoutingConfig
 
     def finish(self, member: Member) -> float:
-        """Return the seconds after which `member` should answer."""
+        """Return the predicted seconds until `member` finishes an item sent now."""
         return member.finish_time(self.now, self.routing.slow_start)
 
     def cost(self, member: Member) -> float:
-        """Return the finish time divided by the weight; the member of least cost is chosen."""
+        """Return the finish time divided by the weight. The lowest cost is preferred."""
         return self.finish(member) / member.endpoint.weight
 
 
 def score(member: Member, affinity: bytes, context: ChoiceContext) -> float:
-    """Return the weighted rendezvous score; the highest of all members wins."""
+    """Return the weighted rendezvous score. The highest score is preferred."""
     digest = xxhash.xxh3_64_intdigest(affinity, member.seed)
     weight = (
         member.endpoint.weight
@@ -60,12 +62,12 @@ def score(member: Member, affinity: bytes, context: ChoiceContext) -> float:
 
 
 def in_order(members: list[Member]) -> list[Member]:
-    """Return `members` in the order that `favourite` needs of many."""
+    """Return `members` in the order that `favourite` requires for a large fleet."""
     return members if len(members) <= WIDE else sorted(members, key=_seed)
 
 
 def sample(members: Sequence[Member], random: Random) -> Sequence[Member]:
-    """Return `members`, or neighbours drawn at random that speak for many."""
+    """Return `members`, or in a large fleet a random run of neighbours."""
     if len(members) <= WIDE:
         return members
     return _neighbours(members, random.randrange(len(members)), WIDE)
@@ -78,12 +80,12 @@ def _neighbours(members: Sequence[Member], start: int, count: int) -> Sequence[M
 
 
 def favourite(members: Sequence[Member], affinity: bytes, context: ChoiceContext) -> Member:
-    """Return the member that items of this affinity prefer."""
+    """Return the endpoint that items with this affinity prefer."""
     if len(members) == 1:
         return members[0]
     if len(members) > WIDE:
         start = bisect(members, xxhash.xxh3_64_intdigest(affinity), key=_seed)
-        count = max(_LEAST_SCORED, WIDE * WIDE // len(members))
+        count = max(_MIN_SCORED, WIDE * WIDE // len(members))
         members = _neighbours(members, start, count)
     return max(members, key=lambda member: score(member, affinity, context))
 
@@ -91,11 +93,11 @@ def favourite(members: Sequence[Member], affinity: bytes, context: ChoiceContext
 def choose(
     members: Sequence[Member], affinity: bytes, context: ChoiceContext, random: Random
 ) -> Member:
-    """Return the member that an item of this affinity goes to; there must be some."""
+    """Return the endpoint for an item with this affinity. `members` must not be empty."""
     if len(members) == 1:
         return members[0]
     first = favourite(members, affinity, context)
     bound = context.cost(first) - FREE_ITEMS * first.item_time()
-    drawn = members if len(members) <= 3 else random.sample(members, 3)  # noqa: PLR2004 - two others
+    drawn = members if len(members) <= 3 else random.sample(members, 3)  # noqa: PLR2004 - two other endpoints
     second = min([member for member in drawn if member is not first][:2], key=context.cost)
     return first if bound <= SLACK * context.cost(second) else second

@@ -1,7 +1,7 @@
-"""Computes outlier ejection: a backend that keeps failing is taken out of use for a while.
+"""Computes outlier ejection: a backend that keeps failing is not used for a while.
 
-The circuit is closed while a backend is available, open while it is ejected, and half open after
-that: a failure before the first success then opens it again, for longer.
+The circuit is closed while a backend is available, and open while it is ejected. After that it is
+half-open: a failure before the first success opens it again, for longer.
 """
 
 import math
@@ -10,20 +10,20 @@ import msgspec
 
 from gateway.config.document import RoutingConfig
 
-# The duration grows with every ejection in a row, up to this multiple of `eject_for`.
+# The duration grows with each consecutive ejection, up to this multiple of `eject_for`.
 MAX_TIMES = 6
-# The share of failures is of about this many seconds, and means something from so many calls on.
+# The fraction of failures covers about this many seconds, and needs at least this many calls.
 _MEMORY = 5.0
-_LEAST_CALLS = 10.0
-# The weight below which a faded failure is forgotten.
+_MIN_CALLS = 10.0
+# The weight below which an old failure is ignored.
 _FORGOTTEN = 0.05
 
 
 class Ejection(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one backend: consecutive `failures`, `times` ejected, out of use `until`.
+    """Holds a backend's consecutive `failures`, number of ejections (`times`), and end of ejection.
 
-    `calls` and those of them that were `bad` fade with time; they are as of the time `at`. They
-    are counted from the first failure on: successes before it are left out.
+    `calls`, and the failed calls among them (`bad`), decay with time; they hold at the time `at`.
+    They are counted from the first failure on, without earlier successes.
     """
 
     failures: int = 0
@@ -44,14 +44,14 @@ CLEAN = Ejection()
 def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
     """Return `ejection` after one more failure.
 
-    Calls that were in flight at the ejection also fail, and do not lengthen it. A backend back
-    from an ejection is out again at its first failure, unless a call succeeded before it.
+    Calls that were in flight at the ejection fail too, but do not prolong it. After an ejection,
+    the first failure ejects the backend again, unless a call succeeded before.
     """
     if ejection.holds(now):
         return ejection
     failures = ejection.failures + 1
     counted = _after_call(ejection, now, bad=1.0)
-    has_share = counted.calls >= _LEAST_CALLS and counted.bad >= routing.eject_share * counted.calls
+    has_share = counted.calls >= _MIN_CALLS and counted.bad >= routing.eject_share * counted.calls
     if failures < routing.eject_after and not has_share:
         return msgspec.structs.replace(counted, failures=failures)
     times = min(ejection.times + 1, MAX_TIMES)
@@ -60,7 +60,7 @@ def after_failure(ejection: Ejection, now: float, routing: RoutingConfig) -> Eje
 
 
 def after_success(ejection: Ejection, now: float, routing: RoutingConfig) -> Ejection:
-    """Return `ejection` after a success; earlier ejections are forgotten once it stayed well."""
+    """Return `ejection` after a success. Earlier ejections are forgotten after a healthy period."""
     if ejection is CLEAN or ejection.holds(now):
         return ejection
     counted = _after_call(ejection, now, bad=0.0)

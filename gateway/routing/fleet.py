@@ -1,6 +1,6 @@
-"""Keeps the state of all backends, and decides where work goes.
+"""Holds the state of all backends, and decides which backend gets an item.
 
-It decides and never calls. One process has one fleet, used from its event loop only.
+It decides and makes no calls. A process has one fleet, which only its event loop uses.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,27 +19,27 @@ from gateway.routing.regions import Availability, Tier, availability, choose_tie
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
 
-# A request is spread over one backend per so many items.
+# A request is spread over one backend for every `ITEMS_PER_BACKEND` items.
 ITEMS_PER_BACKEND = 16
-# The least seconds of `Retry-After`.
+# The minimum of `Retry-After` in seconds.
 _SOONEST = 0.5
 
 
 class ItemShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Items (positions in the request) that go to one endpoint."""
+    """Holds the items (indexes in the request) that go to one endpoint."""
 
     endpoint: Endpoint
     items: tuple[int, ...]
 
 
 class Fleet:
-    """The configured endpoints, with the results of probes and calls to each."""
+    """Holds the configured endpoints, with the results of probes and calls."""
 
     def __init__(self, *, clock: Callable[[], float], random: Random) -> None:
         self._clock = clock
         self._random = random
         self._members: dict[BackendId, Member] = {}
-        # Made again when it is next asked for, as backends change many at a time.
+        # Rebuilt when it is next needed, because backends often change together.
         self._catalog: dict[str, Placement] | None = None
         self._available: dict[str, Availability] = {}
         self._regions: tuple[RegionName, ...] = ()
@@ -51,26 +51,26 @@ class Fleet:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """The endpoints in order of use."""
+        """The endpoints in the order of use."""
         return tuple(member.endpoint for member in self._members.values())
 
     @property
     def size(self) -> int:
-        """How many endpoints there are."""
+        """The number of endpoints."""
         return len(self._members)
 
     def on_lost(self, callback: Callable[[Endpoint], None]) -> None:
-        """Call `callback` with each endpoint that stops being ready, to give up its calls."""
+        """Set a callback that gives up the calls of an endpoint which stops being ready."""
         self._on_lost = callback
 
     def configure(self, endpoints: Sequence[Endpoint], routing: RoutingConfig) -> None:
-        """Use these endpoints from now on, keeping the state of those that stay."""
+        """Use these endpoints from now on, and keep the state of known ones."""
         members: dict[BackendId, Member] = {}
         for endpoint in endpoints:
             member = self._members.get(endpoint.backend)
             if member is None or member.endpoint.url != endpoint.url:
                 member = Member(endpoint)
-                if self._members:  # a newcomer among others
+                if self._members:  # a new endpoint among others
                     member.returned = self._clock()
             member.endpoint = endpoint
             members[endpoint.backend] = member
@@ -80,7 +80,7 @@ class Fleet:
         self.drain(self._drained)
 
     def drain(self, drained: frozenset[str]) -> None:
-        """Drain exactly these backends, by id or entry; all others are not drained."""
+        """Drain exactly these backends, named by id or entry."""
         self._drained = drained
         now = self._clock()
         for member in self._members.values():
@@ -88,14 +88,14 @@ class Fleet:
             if member.drained and not is_drained:
                 member.returned = now
             member.drained = is_drained
-        # Which revision is served may depend on it.
+        # Draining may change which revision is served.
         self._catalog = None
         self._available.clear()
 
     def observe(
         self, endpoint: Endpoint, found: ServingState | ProbeFailure, took: float = 0.0
     ) -> None:
-        """Record the result of a probe that took `took` seconds; unknown endpoints are ignored."""
+        """Record the result of a probe that took `took` seconds. Unknown endpoints are ignored."""
         member = self._member(endpoint)
         if member is None:
             return
@@ -105,7 +105,7 @@ class Fleet:
         if member.health is Health.READY:
             has_recovered = before[0] is Health.NOT_READY and self._has_served
             if has_recovered and self._is_alone(member, now):
-                # Callers that waited for one of its models come now, all at once.
+                # Callers that waited for its models now arrive all at once.
                 self._recovering = now + self.routing.slow_start
             self._has_served = True
         if before != (member.health, member.models):
@@ -116,13 +116,13 @@ class Fleet:
                 self._on_lost(endpoint)
 
     def model(self, name: str) -> ServedModel | None:
-        """Return the model as served, or `None` when no backend ever reported it."""
+        """Return a served model; `None` if no backend ever reported it."""
         catalog = self._catalog
         placement = (self._placements if catalog is None else catalog).get(name)
         return None if placement is None else placement.model
 
     def models(self) -> list[ServedModel]:
-        """Return all models, by name."""
+        """Return all models, sorted by name."""
         return [placement.model for placement in self._placements.values()]
 
     def knows_models(self) -> bool:
@@ -130,7 +130,7 @@ class Fleet:
         return bool(self._placements)
 
     def preferred_region(self, model: ServedModel) -> RegionName:
-        """Return the region that `model` is served in first; empty where it is nowhere."""
+        """Return the first region that serves `model`; empty if none does."""
         placement = self._placements.get(model.info.name)
         tiers = () if placement is None else placement.tiers
         return tiers[0][0].endpoint.region if tiers else RegionName("")
@@ -140,9 +140,10 @@ class Fleet:
     ) -> list[Endpoint]:
         """Return the endpoints that may serve `model` at its revision, in the order to try them.
 
-        After the first come the others by region and predicted finish, then ejected ones, and last,
-        unless `with_silent` is false, those that are leaving or have only just stopped answering
-        probes. Others that are not ready are left out: a probe notices their return.
+        The chosen endpoint comes first. Then come the others by region and predicted finish time,
+        and then ejected endpoints. Unless `with_silent` is false, endpoints that are leaving or
+        have just stopped responding to probes come last. Other endpoints that are not ready are
+        left out: a probe notices when they return.
         """
         context = ChoiceContext(self._clock(), self.routing)
         tiers = self._availability(model, context).tiers
@@ -156,7 +157,7 @@ class Fleet:
             others = sorted([m for m in near if m is not first], key=context.cost)
             found += [member.endpoint for member in others]
         if len(found) > WIDE:
-            return found  # more than anything is tried at
+            return found  # more endpoints than are ever tried
         known = {endpoint.backend for endpoint in found}
         last_resort = self._last_resort(model, with_silent=with_silent)
         return found + [endpoint for endpoint in last_resort if endpoint.backend not in known]
@@ -164,15 +165,15 @@ class Fleet:
     def spread(
         self, model: ServedModel, affinities: Sequence[bytes], *, together: bool = True
     ) -> list[ItemShare]:
-        """Return where items go first.
+        """Return the endpoint that each item is sent to first.
 
-        Those of one request go `together`: to few backends, equal items to one. Others go where
-        each would go alone.
+        With `together`, the items of a request go to few backends, and equal items to the same one.
+        Otherwise each item is routed as if it were alone.
         """
         tiers, now = self._tiers(model), self._clock()
         everything = tuple(range(len(affinities)))
         if len(tiers) == 1 and len(tiers[0]) == 1 and tiers[0][0].is_available(now):
-            # There is nothing to choose.
+            # There is only one endpoint.
             return [ItemShare(endpoint=tiers[0][0].endpoint, items=everything)]
         context = ChoiceContext(now, self.routing)
         available = self._availability(model, context)
@@ -205,13 +206,13 @@ class Fleet:
     def _spread_each(
         self, usable: Sequence[Tier], affinities: Sequence[bytes], context: ChoiceContext
     ) -> list[ItemShare]:
-        """Return where items go that are chosen a backend for one by one."""
+        """Return the endpoint of each item, each routed as if it were alone."""
         items: dict[Member, list[int]] = {}
         try:
             for position, affinity in enumerate(affinities):
                 tier = choose_tier(usable, context, self._random)
                 member = choose(tier, affinity, context, self._random)
-                # The next one is chosen as if this one had been sent.
+                # The next choice must count this item as sent.
                 member.in_flight += 1
                 member.sent_since += 1
                 items.setdefault(member, []).append(position)
@@ -224,11 +225,12 @@ class Fleet:
         ]
 
     def shed(self, model: ServedModel, criticality: Criticality) -> float | None:
-        """Return the seconds after which to retry; `None` where the work is admitted.
+        """Return the seconds after which to retry; `None` if the request is admitted.
 
-        Sheddable work is refused while every backend is at its limit. All but critical work is
-        refused while all backends are at their limit and in their slow start, since callers that
-        waited for them come all at once. Of a large region a sample speaks for all.
+        Sheddable requests are refused while every backend is at its limit. All requests but
+        critical ones are refused while all backends are at their limit and in slow start, because
+        callers that waited for them arrive all at once. In a large region, a sample represents all
+        backends.
         """
         now, slow_start = self._clock(), self.routing.slow_start
         is_sheddable = criticality is Criticality.SHEDDABLE
@@ -248,10 +250,10 @@ class Fleet:
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
     def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
-        """Count a call of so many items in flight; `ended` must follow.
+        """Count a call of `items` items in flight; `ended` must follow.
 
-        Return how many of the `remaining` seconds the backend has, without the round trip: half of
-        them at least, as a slow probe says little of calls.
+        Return how many of the `remaining` seconds are left for the backend, after the round trip.
+        The result is at least half of them, because a slow probe says little about calls.
         """
         member = self._member(endpoint)
         if member is None:
@@ -262,25 +264,25 @@ class Fleet:
         return max(remaining - member.round_trip, remaining / 2)
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
-        """Predict for how long others keep a backend busy; `own` are the asker's items there."""
+        """Predict how long a backend is busy with other callers' items; `own` do not count."""
         member = self._member(endpoint)
         return 0.0 if member is None else member.queueing(self._clock(), own=own)
 
     def answered(self, endpoint: Endpoint, requests: int, took: float, *, ended: int = 0) -> None:
-        """Note answers to so many requests of one item, and that `ended` are in flight no more."""
+        """Record that `requests` single-item requests succeeded, and that `ended` items ended."""
         member = self._member(endpoint)
         if member is None:
             return
         if requests:
             member.limit = after_answer(member.limit, took, member.in_flight, requests)
-        # A member replaced since then has not counted the start.
+        # An endpoint that was replaced meanwhile has not counted the start.
         member.in_flight = max(0, member.in_flight - ended)
 
     def ended(self, endpoint: Endpoint, items: int) -> None:
-        """Remove so many items of a call from those in flight."""
+        """Remove `items` items of a call from the items in flight."""
         member = self._member(endpoint)
         if member is not None:
-            # A member replaced since then has not counted the start.
+            # An endpoint that was replaced meanwhile has not counted the start.
             member.in_flight = max(0, member.in_flight - items)
 
     def record(
@@ -293,10 +295,10 @@ class Fleet:
         rows: int = 0,
         took: float | None = None,
     ) -> None:
-        """Judge `endpoint` by a call that ended.
+        """Record the outcome of a call to `endpoint`.
 
-        It answered `items`, which had so many `rows`, in `took` seconds; `None` where `answered`
-        was told.
+        The call returned `items` results with `rows` rows in `took` seconds. `took` is `None` if
+        `answered` has recorded the latency.
         """
         member = self._member(endpoint)
         if member is None:
@@ -317,12 +319,12 @@ class Fleet:
                 self._forget_available(member.models)
 
     def _forget_available(self, names: Iterable[str]) -> None:
-        """Find out anew who of the members of these models is available when it is next asked."""
+        """Discard the cached availability of endpoints for these models."""
         for name in names:
             self._available.pop(name, None)
 
     def _is_alone(self, member: Member, now: float) -> bool:
-        """Return whether some model of `member` is available nowhere else."""
+        """Return whether a model of `member` is available on no other endpoint."""
         return any(
             all(
                 other is member or name not in other.models or not other.is_available(now)
@@ -344,7 +346,7 @@ class Fleet:
         )
 
     def member(self, backend: BackendId) -> Member | None:
-        """Return a backend's state, for others to read."""
+        """Return a backend's state, for reading only."""
         return self._members.get(backend)
 
     def _member(self, endpoint: Endpoint) -> Member | None:
@@ -358,7 +360,7 @@ class Fleet:
         return self._catalog
 
     def _availability(self, model: ServedModel, context: ChoiceContext) -> Availability:
-        """Return who of the members of `model` is available; that is kept, as it changes rarely."""
+        """Return which endpoints of `model` are available; cached, because it rarely changes."""
         name = model.info.name
         placement = self._placements.get(name)
         if placement is None or not placement.is_of(model):
@@ -375,7 +377,8 @@ class Fleet:
             return ()
         if placement.model is model or placement.is_of(model):
             return placement.tiers
-        # The catalog moved on since the request began: it keeps the revision it began with.
+        # The catalog has changed since the request began, which keeps the revision that it began
+        # with.
         info = model.info
         serving = [
             member
@@ -387,7 +390,7 @@ class Fleet:
         return tiers(serving, self._regions)
 
     def _last_resort(self, model: ServedModel, *, with_silent: bool = True) -> list[Endpoint]:
-        """Return all that are ready, ejected or not, then those that may still answer."""
+        """Return all ready endpoints, ejected or not, then endpoints that may still respond."""
         serving = [member for tier in self._tiers(model) for member in tier if not member.drained]
         found = [member for member in serving if member.health is not Health.NOT_READY]
         if with_silent:
@@ -395,6 +398,6 @@ class Fleet:
         return [member.endpoint for member in found]
 
     def _may_eject(self, now: float) -> bool:
-        """Return whether one more ejection stays within `max_ejected`."""
+        """Return whether one more ejection would stay within `max_ejected`."""
         out = sum(other.ejection.holds(now) for other in self._members.values())
         return out + 1 <= ceil(self.routing.max_ejected * len(self._members))

@@ -1,8 +1,8 @@
-"""Decides the health of one endpoint from probes and calls, and predicts its finish times.
+"""Decides the health of one endpoint from probes and calls, and predicts finish times.
 
-Traffic leaves it at a failed probe, and at calls that fail (outlier ejection, see `ejection`). It
-returns with a probe that finds it ready, or at the end of the ejection, and then rises over the
-slow start. Where too few endpoints are available, `regions` uses ejected ones as well.
+Traffic leaves an endpoint after a failed probe, and after calls that fail (outlier ejection, see
+`ejection`). It returns when a probe finds the endpoint ready, or when the ejection ends, and then
+rises during slow start. If too few endpoints are available, `regions` also uses ejected ones.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_succe
 from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
 from gateway.types import Endpoint
 
-# Seconds of an item where nothing has been measured.
+# Seconds for an item, before any measurement.
 DEFAULT_ITEM_TIME = 0.005
-# A recovered backend starts with this share of its capacity.
+# A recovered backend starts with this fraction of its capacity.
 INITIAL_SHARE = 0.1
-# Weight of a longer round trip in the average: most of that is this machine being busy.
+# The weight of a longer round trip in the average: it is mostly due to load on this machine.
 _ROUND_TRIP_WEIGHT = 0.1
 _ROWS_WEIGHT = 0.05
-# Small batches keep a device as busy as large ones that do more.
-_LEAST_IDLE = 0.05
-# A speed that differs by more than this factor replaces the one that affinity uses.
+# The minimum idle fraction of a device: one that is busy with small batches can take larger ones.
+_MIN_IDLE = 0.05
+# A speed that differs by more than this factor replaces the speed for affinity.
 _AFFINITY_SLACK = 1.25
 _NEVER = float("-inf")
-# Unanswered probes in a row after which a backend counts as gone.
+# Consecutive unanswered probes after which a backend counts as gone.
 _SILENT_PROBES = 3
 
 
 class Health(StrEnum):
-    """What probes found; one that times out while calls are answered leaves it as it was."""
+    """Health as found by probes. A probe that times out while calls succeed does not change it."""
 
     UNKNOWN = "unknown"
     READY = "ready"
@@ -42,23 +42,23 @@ class Health(StrEnum):
 
 
 class CallVerdict(StrEnum):
-    """Judgement of a backend by one call."""
+    """What a call says about its backend."""
 
     OK = "ok"
     FAILED = "failed"
     UNDECIDED = "undecided"
-    """The backend refused, or had too little time: it is not to blame."""
+    """The backend refused or had too little time, which says nothing about its health."""
 
 
 class ProbeFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """A failed probe; `silence` is its timeout where the backend did not answer in that."""
+    """Describes a failed probe. `silence` is the probe's timeout if the backend did not respond."""
 
     detail: str
     silence: float = 0.0
 
 
 class Member:
-    """One endpoint of the fleet; written by `Fleet` only."""
+    """Holds the state of one endpoint. Only `Fleet` changes it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -67,25 +67,25 @@ class Member:
         self.models: dict[str, ModelInfo] = {}
         self.health = Health.UNKNOWN
         self.trouble = ""
-        """Why the last probe got no answer."""
+        """Why the last probe got no response."""
         self.silent_probes = 0
-        """Probes without an answer in a row, of a backend that was ready before them."""
+        """Consecutive unanswered probes, if the backend was ready before them."""
         self.report = Report()
         self.reported = _NEVER
         self.last_success = _NEVER
-        """Time of the last call that it answered."""
+        """The time of the last successful call."""
         self.returned = _NEVER
-        """Time when its slow start began, or will: at the end of its ejection."""
+        """The time when its slow start began, or will begin: at the end of its ejection."""
         self.ejection: Ejection = CLEAN
         self.drained = False
         self.in_flight = 0
         self.sent_since = 0
-        """Items sent since the last report, which cannot know of them."""
+        """Items sent since the last report, which does not include them."""
         self.round_trip = 0.0
         self.rows_per_item = 1.0
         self.affinity_speed = 1.0 / DEFAULT_ITEM_TIME
-        """Items a second as affinity uses them, updated rarely: equal items must not move at every
-        measurement."""
+        """The speed in items a second that affinity uses. It is updated rarely, because equal
+        items must not move at every measurement."""
         self.limit = UNLIMITED
         self.calls = 0
         self.failures = 0
@@ -96,11 +96,11 @@ class Member:
         return self.health is Health.READY and not self.drained and not self.ejection.until > now
 
     def observe(self, found: ServingState | ProbeFailure, now: float, took: float) -> None:
-        """Set the health by the result of a probe that took `took` seconds."""
+        """Update the health with the result of a probe that took `took` seconds."""
         was_ready = self.health is Health.READY
         if isinstance(found, ServingState):
             if self.health is Health.NOT_READY and found.ready:
-                # It recovered: failures of its former process do not count.
+                # The backend has recovered. Failures of its former process do not count.
                 self.ejection, self.returned, self.limit = CLEAN, now, CAUTIOUS
             self.health = Health.READY if found.ready else Health.NOT_READY
             self.state, self.trouble, self.silent_probes = found, "", 0
@@ -110,24 +110,25 @@ class Member:
             return
         self.trouble = found.detail
         if found.silence and self.last_success > now - found.silence:
-            # It still answers calls: it is slow, not gone, and gets less traffic.
+            # The backend still responds to calls, so it is slow, not gone, and gets less traffic.
             self.round_trip = found.silence
             return
-        # A backend that refuses connections is gone; one that does not answer may only be busy.
+        # A backend that refuses connections is gone. A backend that does not respond may only be
+        # busy.
         may_be_busy = found.silence and (was_ready or self.silent_probes)
         self.silent_probes = self.silent_probes + 1 if may_be_busy else 0
         # Its models stay in the catalog: they are unavailable, not unknown.
         self.health = Health.NOT_READY
 
     def record_success(self, now: float, routing: RoutingConfig) -> None:
-        """Note a call that it answered."""
+        """Record a successful call."""
         self.last_success = now
         self.ejection = after_success(self.ejection, now, routing)
 
     def record_failure(
         self, now: float, routing: RoutingConfig, *, may_eject: Callable[[], bool]
     ) -> None:
-        """Count a failed call, and eject after too many where `may_eject()`."""
+        """Record a failed call, and eject the endpoint after too many if `may_eject()`."""
         self.failures += 1
         ejection = after_failure(self.ejection, now, routing)
         if ejection.until == self.ejection.until or may_eject():
@@ -137,13 +138,13 @@ class Member:
             self.returned = self.ejection.until
 
     def may_still_answer(self) -> bool:
-        """Return whether it is leaving, or was ready lately and missed a probe or two only."""
+        """Return whether it is leaving, or was ready recently and missed only one or two probes."""
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         is_leaving = self.state is not None and self.state.leaving and not self.trouble
         return (is_silent or is_leaving) and not self.drained
 
     def record_report(self, report: Report, now: float) -> None:
-        """Keep what the backend reports of its load."""
+        """Store the backend's report of its load."""
         self.report = report
         self.reported = now
         self.sent_since = 0
@@ -156,19 +157,19 @@ class Member:
             self.affinity_speed = speed
 
     def record_latency(self, seconds: float) -> None:
-        """Update the limit by the latency of an answer."""
+        """Update the limit with the latency of a result."""
         self.limit = after_answer(self.limit, seconds, self.in_flight)
 
     def is_full(self) -> bool:
-        """Return whether it has as many items in flight as its limit allows."""
+        """Return whether the items in flight have reached the limit."""
         return self.in_flight >= self.limit.allowed
 
     def is_returning(self, now: float, slow_start: float) -> bool:
-        """Return whether it is within its slow start."""
+        """Return whether it is in slow start."""
         return now - self.returned < slow_start
 
     def record_rows(self, rows: int, items: int) -> None:
-        """Update the average rows of an item."""
+        """Update the average number of rows of an item."""
         self.rows_per_item += _ROWS_WEIGHT * (rows / items - self.rows_per_item)
 
     def record_round_trip(self, took: float) -> None:
@@ -179,26 +180,27 @@ class Member:
             self.round_trip += _ROUND_TRIP_WEIGHT * (took - self.round_trip)
 
     def share(self, now: float, slow_start: float) -> float:
-        """Return the share of its speed that is used: below 1 during its slow start."""
+        """Return the fraction of its speed that is used: below 1 during slow start."""
         since = max(0.0, now - self.returned)
         if since >= slow_start:
             return 1.0
         return INITIAL_SHARE + (1.0 - INITIAL_SHARE) * since / slow_start
 
     def item_time(self) -> float:
-        """Return the seconds of work that one more item adds."""
+        """Return the seconds that one more item adds."""
         speed = self.report.rows_per_second
         return self.rows_per_item / speed if speed > 0 else DEFAULT_ITEM_TIME
 
     def finish_time(self, now: float, slow_start: float) -> float:
-        """Predict the seconds after which an item sent now is answered."""
+        """Predict the seconds until an item sent now has a result."""
         return self.wait(now, slow_start) + self.item_time() / self.share(now, slow_start)
 
     def wait(self, now: float, slow_start: float) -> float:
-        """Predict the seconds of queueing of an item sent now, without its own work.
+        """Predict the seconds that an item sent now waits before it is computed.
 
-        The reported queue has shrunk since, and items that this process sent since come on top.
-        Items in flight count whatever the report says: a backend that has stopped reports nothing.
+        The reported queue has shrunk since the report, and items that this process has sent since
+        then are added. Items in flight count regardless of the report, because a backend that has
+        stopped reports nothing.
         """
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported))
@@ -206,12 +208,12 @@ class Member:
         return self.round_trip + busy / self.share(now, slow_start)
 
     def queueing(self, now: float, *, own: int) -> float:
-        """Predict the seconds of work there without `own` items in flight, as `wait` does."""
+        """Predict the seconds that other callers' items take, without `own` items in flight."""
         item = self.item_time()
         queued = max(0.0, self.report.queued_seconds - (now - self.reported) - own * item)
         return max(queued, (self.in_flight - own) * item)
 
     def headroom(self, now: float, slow_start: float) -> float:
-        """Return the items a second that it could take beyond its present load."""
-        idle = max(_LEAST_IDLE, 1.0 - self.report.device_busy_share)
+        """Return how many more items a second it could compute."""
+        idle = max(_MIN_IDLE, 1.0 - self.report.device_busy_share)
         return idle * self.share(now, slow_start) * self.endpoint.weight / self.item_time()

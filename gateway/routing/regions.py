@@ -1,9 +1,9 @@
-"""Chooses the region of work: the first with room, then by headroom.
+"""Chooses the region of an item: the first region with capacity, then by headroom.
 
-Regions come in order of preference, overflow pools after all of them. The preferred region keeps
-work that it finishes soon. Other work is spread over the other regions in proportion to their
-headroom, so that no single one is overloaded, and goes to an overflow pool only when no other pool
-would finish it in time.
+Regions are in order of preference; overflow pools come after all of them. The preferred region
+keeps items that it finishes soon. Other items are divided among the other regions in proportion to
+their headroom, so that no region is overloaded. They go to an overflow pool only if no other pool
+would finish them in time.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ Tier = Sequence[Member]
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """The available members of a model in tiers, as they are `until` an ejection ends.
+    """Holds a model's available endpoints in tiers, valid `until` an ejection ends.
 
-    `is_whole` says that all members of the preferred region are among them.
+    `is_whole` says that all endpoints of the preferred region are available.
     """
 
     tiers: Sequence[Tier]
@@ -30,7 +30,7 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
-    """Return who of `tiers` is available now."""
+    """Return which endpoints of `tiers` are available now."""
     now = context.now
     ends = [member.ejection.until for tier in tiers for member in tier]
     return Availability(
@@ -41,18 +41,18 @@ def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
 
 
 def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bool:
-    """Return whether the preferred region takes whatever comes now: all of it is well."""
+    """Return whether the preferred region takes all items now, because all of it is healthy."""
     if not found.is_whole or found.tiers[0][0].endpoint.overflow:
         return False
-    # Of a single tier work cannot leave.
+    # Items cannot leave a single tier.
     return len(found.tiers) == 1 or _has_short_wait(found.tiers[0], context, random)
 
 
 def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]:
-    """Return the available members of each tier, without empty tiers.
+    """Return the available endpoints of each tier, without empty tiers.
 
-    Below the panic threshold ejections are ignored: more likely this process has trouble, or the
-    few others would be overloaded.
+    Below the panic threshold, ejections are ignored: this process probably has a problem itself, or
+    the few remaining endpoints would be overloaded.
     """
     found = [[member for member in tier if member.is_available(context.now)] for tier in tiers]
     members = sum(not member.drained for tier in tiers for member in tier)
@@ -62,10 +62,10 @@ def available_tiers(tiers: Sequence[Tier], context: ChoiceContext) -> list[Tier]
 
 
 def choose_tier(tiers: Sequence[Tier], context: ChoiceContext, random: Random) -> Tier:
-    """Return one of `tiers`, none of which is empty; there must be one.
+    """Return one of `tiers`. There must be at least one, and none may be empty.
 
-    Work leaves the first tier for one that would finish it sooner once it would wait there for
-    `spill_after` seconds, and goes to an overflow pool after `overflow_after`.
+    If an item would wait for more than `spill_after` seconds in the first tier, it goes to a tier
+    that would finish it sooner. After `overflow_after` seconds, it goes to an overflow pool.
     """
     first, routing = tiers[0], context.routing
     if len(tiers) == 1:

@@ -8,34 +8,34 @@ from gateway.types import BackendId, RegionName
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """State and counts of one endpoint; `in_flight` counts items."""
+    """Holds the state and counts of one endpoint; `in_flight` counts items."""
 
     backend: BackendId
     region: RegionName
     url: str
     dns: str
-    """The name by which it was found; empty where the document has its URL."""
+    """The DNS name from which it was resolved; empty if the document has its URL."""
     overflow: bool
     health: Health
     drained: bool
     trouble: str
-    """Why the last probe got no answer; for operators only, since it may name addresses."""
+    """Why the last probe got no response. Only for operators, because it may name addresses."""
     missing: tuple[str, ...]
     models: dict[str, str]
     """The revision of each model that it serves."""
     problems: dict[str, str]
-    """Problems of models by name, whether or not another revision is served."""
+    """Problems of models by name, even if another revision is served."""
     provider: str
     gpu: GpuState | None
     in_flight: int
     ejected_for: float
     """Seconds until the end of its ejection; 0 when it is not ejected."""
     share: float
-    """Share of its speed that is used: below 1 during its slow start."""
+    """The fraction of its speed that is used: below 1 during slow start."""
     limit: float
-    """Items in flight above which sheddable work is refused."""
+    """Items in flight above which sheddable requests are refused."""
     finish_time: float
-    """Predicted seconds until an item sent now is answered."""
+    """Predicted seconds until an item sent now has a result."""
     calls: int
     failures: int
     ejections: int

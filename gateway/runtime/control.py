@@ -1,9 +1,9 @@
 """Reads and writes the configuration state in the state Redis.
 
-Keys share one hash tag, so that a script may use several of them on a Redis Cluster:
+All keys share a hash tag, so that a script may use several of them on a Redis Cluster:
 `sg:{config}:active` (the published document), `:generation`, `:history`, `:acks:*`, `:workers`,
-`:reports`, `:epochs`, `:drained`, `:lineage`. Channel `sg:{config}:changed` announces
-changes; a worker that misses a message finds out by polling the versions.
+`:reports`, `:epochs`, `:drained` and `:lineage`. The channel `sg:{config}:changed` announces
+changes. A worker that misses a message notices the change when it polls the versions.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from gateway.runtime import control_scripts
 T = TypeVar("T")
 
 CONTROL_KEYS = "sg:{config}:"
-"""Begins every key, with the hash tag that gives them one slot."""
+"""The prefix of every key, with the hash tag that puts all keys into one slot."""
 _ACTIVE = CONTROL_KEYS + "active"
 _GENERATION = CONTROL_KEYS + "generation"
 _HISTORY = CONTROL_KEYS + "history"
@@ -41,7 +41,7 @@ _LISTEN = 0.25
 
 
 class Topic(StrEnum):
-    """A subject of changes: the document, cache epochs, accounts, models, drained backends."""
+    """What a change is about: the document, cache epochs, accounts, models, drained backends."""
 
     CONFIG = "config"
     EPOCHS = "epochs"
@@ -51,11 +51,11 @@ class Topic(StrEnum):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """A published document.
+    """Holds a published document.
 
-    `origin` is the generation whose text it is: another's after a rollback. `folder_digest` is
-    that of the configuration folder when it was last published: it tells whether the folder was
-    edited since.
+    `origin` is the generation that the text was first published as. After a rollback, it differs
+    from `generation`. `folder_digest` is the digest of the configuration folder when it was last
+    published; it shows whether the folder has been edited since.
     """
 
     generation: int
@@ -69,7 +69,7 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of each topic, which changes with it."""
+    """Holds the version of each topic, which changes whenever the topic does."""
 
     config: int = 0
     epochs: int = 0
@@ -77,7 +77,7 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     models: int = 0
     drains: int = 0
     lineage: str = ""
-    """Changes when the epochs were lost; empty until it is first read."""
+    """Changes when the epochs were lost. Empty until it is first read."""
 
     def of(self, topic: Topic) -> int:
         """Return the version of `topic`."""
@@ -85,7 +85,10 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control:
-    """Reads and writes those keys. Every method may raise `DependencyUnavailable`."""
+    """Reads and writes the configuration state.
+
+    Every method may raise `DependencyUnavailable`.
+    """
 
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis
@@ -112,12 +115,12 @@ class Control:
         return None if found is None else msgspec.msgpack.decode(found, type=Published)
 
     async def history(self) -> list[Published]:
-        """Return the published documents, the newest first."""
+        """Return the published documents, newest first."""
         found = await self._execute(self._redis.lrange(_HISTORY, 0, -1))
         return [msgspec.msgpack.decode(entry, type=Published) for entry in found]
 
     async def publish(self, published: Published) -> bool:
-        """Make `published` active; `False` where another was published since its author looked."""
+        """Make `published` active; return `False` if its author saw an older generation."""
         answer = await self._script(
             control_scripts.PUBLISH,
             (_GENERATION, _ACTIVE, _HISTORY),
@@ -130,31 +133,31 @@ class Control:
         return int(answer) == -1
 
     async def epochs(self) -> dict[str, int]:
-        """Return the cache's epochs by `tenant:<id>` and `model:<name>`."""
+        """Return the cache epochs by `tenant:<id>` and `model:<name>`."""
         found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
 
     async def lineage(self) -> str:
-        """Return the lineage of the epochs: a new one where there is none.
+        """Return the id of the epochs' history, and create it if there is none.
 
-        A Redis that lost its data has no epochs, as before the first purge. The new lineage keeps
-        purged entries from being found again.
+        A Redis that lost its data has no epochs, as before the first purge. The new id keeps purged
+        results from being found again.
         """
         await self._execute(self._redis.set(_LINEAGE, secrets.token_hex(8), nx=True))
         found: bytes = await self._execute(self._redis.get(_LINEAGE))
         return found.decode()
 
     async def start_lineage(self, version: int) -> None:
-        """Give the epochs another lineage where Redis has lost purges up to `version`.
+        """Give the epochs' history a new id if Redis has lost purges up to `version`.
 
-        It restarted from an older file, or is a replica that lagged: under the old lineage, entries
-        that were purged since would be found again.
+        Redis may have restarted from an older file, or a replica that lagged was promoted. With the
+        old id, results that were purged since would be found again.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _LINEAGE)
         await self._script(control_scripts.START_LINEAGE, keys, version, fresh, _CHANGED)
 
     async def raise_epoch(self, name: str) -> int:
-        """Purge every cached answer of `name`; return the version to wait for."""
+        """Purge all cached results of `name`; return the version to wait for."""
         return await self._change(Topic.EPOCHS, "HINCRBY", _EPOCHS, name, 1)
 
     async def drained(self) -> frozenset[str]:
@@ -173,9 +176,9 @@ class Control:
     async def restore_state(
         self, history: Sequence[Published], drains: int, drained: Iterable[str]
     ) -> bool:
-        """Restore what Redis has lost: documents, the newest first, and version `drains`.
+        """Restore documents (newest first) and drained backends that Redis has lost.
 
-        Return whether anything was lost that no other process had restored.
+        Return whether anything was lost and not yet restored by another process.
         """
         newest = history[0].generation if history else 0
         answer = await self._script(
@@ -197,23 +200,23 @@ class Control:
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
     ) -> None:
-        """Record that `worker` applied `version`, or why it could not."""
+        """Record that `worker` applied `version`, or in `outcome` why it could not."""
         key = _acks(topic, version)
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
     async def acknowledgements(self, topic: Topic, version: int) -> dict[str, str]:
-        """Return the outcome by worker."""
+        """Return the outcome of each worker."""
         found = await self._execute(self._redis.hgetall(_acks(topic, version)))
         return {worker.decode(): outcome.decode() for worker, outcome in found.items()}
 
     async def wait_for_workers(
         self, topic: Topic, version: int, *, within: float, interval: float = 0.02
     ) -> dict[str, str]:
-        """Wait until every live worker acknowledged, and return the outcome by worker.
+        """Wait until every live worker acknowledged `version`; return the outcome of each worker.
 
-        The outcome of a worker that did not in time is `pending`. Where a newer version replaces
-        `version`, it is waited for instead.
+        The outcome of a worker that did not respond in time is `pending`. If a newer version
+        replaces `version`, the method waits for the newer one.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -231,7 +234,7 @@ class Control:
         await self._script(control_scripts.HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
 
     async def leave(self, worker: str) -> None:
-        """Remove `worker` from those that are waited for."""
+        """Remove `worker` from the live workers."""
         await self._execute(self._redis.zrem(_WORKERS, worker))
         await self._execute(self._redis.hdel(_REPORTS, worker))
 
@@ -239,13 +242,13 @@ class Control:
         """Return the time of Redis in seconds since 1970.
 
         Raises:
-            DependencyUnavailable: Redis does not answer.
+            DependencyUnavailable: Redis does not respond.
         """
         seconds, microseconds = await self._execute(self._redis.time())
         return float(seconds) + float(microseconds) / 1e6
 
     async def workers(self) -> list[str]:
-        """Return the workers with a heartbeat within the last seconds."""
+        """Return the workers with a recent heartbeat."""
         found = await self._script(control_scripts.LIVE_WORKERS, (_WORKERS,), _LIVE)
         return sorted(worker.decode() for worker in found)
 
@@ -257,7 +260,7 @@ class Control:
 
     @asynccontextmanager
     async def changes(self) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-        """Give a function that waits a moment for a change and returns whether there was one."""
+        """Yield a function that waits briefly for a change and returns whether there was one."""
         loop = asyncio.get_running_loop()
         async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
             await self._execute(pubsub.subscribe(_CHANGED))
@@ -266,14 +269,14 @@ class Control:
                 until = loop.time() + _LISTEN
                 message = await self._execute(pubsub.get_message(timeout=_LISTEN))
                 if message is None and (rest := until - loop.time()) > 0:
-                    # Whatever returns at once and with nothing must not make the caller spin.
+                    # An immediate empty result must not make the caller spin.
                     await asyncio.sleep(rest)
                 return message is not None
 
             yield receive
 
     async def _change(self, topic: Topic, *command: str | int) -> int:
-        """Run `command` and announce it, both or neither; return the version to wait for."""
+        """Run `command` and announce it in one transaction; return the version to wait for."""
         async with self._redis.pipeline(transaction=True) as together:
             if command:
                 together.execute_command(*command)
@@ -285,7 +288,8 @@ class Control:
     async def _script(self, script: str, keys: Sequence[str], *values: str | bytes | int) -> Any:
         return await self._execute(self._redis.eval(script, len(keys), *keys, *values))
 
-    async def _execute(self, command: Any) -> Any:  # Any: redis-py answers by command
+    # Any: the type of a reply depends on the command
+    async def _execute(self, command: Any) -> Any:
         try:
             return await cast("Awaitable[Any]", command)
         except (RedisError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Creates the ledger of a new deployment, and refuses if the deployment has served before."""
+"""Creates the ledger of a new deployment. Refuses if the deployment has served before."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from gateway.runtime.control import CONTROL_KEYS, Control
 from gateway.settings import Settings
 
 PATIENCE: Final = 60.0
-"""Seconds in which the database and the state Redis must have started."""
+"""Seconds for the database and the state Redis to start."""
 _RETRY: Final = 0.25
 _TIMEOUT: Final = 2.0
 _KNOWN: Final = (
@@ -31,9 +31,9 @@ def create_ledger(
     patience: float = PATIENCE,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Create the ledger if there is none, and return whether it is new; blocks.
+    """Create the ledger if there is none; return whether it is new. Blocks.
 
-    An older ledger is brought up to date. `anew` skips the check of the state Redis.
+    An older ledger is migrated. `anew` skips the check of the state Redis.
 
     Raises:
         ConfigurationError: there is no ledger, but the state Redis knows the deployment.
@@ -64,10 +64,10 @@ def _create(settings: Settings, *, anew: bool) -> bool:
 
 
 async def _check_unknown(settings: Settings) -> None:
-    """Check that the state Redis has seen no published document and no changed account.
+    """Check that the state Redis has no published document and no changed account.
 
     Raises:
-        ConfigurationError: it has.
+        ConfigurationError: it has one.
         DependencyUnavailable: the state Redis cannot be reached.
     """
     keepalive = settings.tcp_keepalive

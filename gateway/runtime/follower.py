@@ -27,7 +27,7 @@ _NEVER = Versions(config=-1, epochs=-1, accounts=-1, drains=-1)
 
 
 def identity(settings: Settings) -> str:
-    """Return the worker's name among those of every gateway that shares the Redis."""
+    """Return a name of the worker that is unique among all gateways that share the Redis."""
     folder = str(settings.data_dir.absolute()).encode()
     place = hashlib.blake2b(folder, digest_size=3).hexdigest()
     return f"{socket.gethostname()}:{place}:{settings.worker}"
@@ -36,37 +36,43 @@ def identity(settings: Settings) -> str:
 async def first_runtime(
     redis: Redis, settings: Settings, recovery: Recovery = NOTHING_RECORDED
 ) -> Runtime:
-    """Return the published runtime, or that of the configuration folder where there is none.
+    """Return the runtime of the published document, else of the configuration folder.
 
-    Where the state Redis is away or lost what was published, `recovery` knows it.
+    If the state Redis is away or has lost the published document, `recovery` provides it.
 
     Raises:
-        ConfigurationError: nothing valid is published, and the folder is not valid either.
+        ConfigurationError: no valid document is published, and the folder is invalid, too.
     """
     control = Control(redis)
     epochs: Mapping[str, int] = NO_EPOCHS
-    # A lineage of its own until the epochs are read.
+    # A lineage of its own, until the epochs have been read.
     lineage = secrets.token_hex(8)
     with contextlib.suppress(DependencyUnavailable):
         await recovery.reconcile()
     try:
-        # In this order: a loss between the two must not leave old names to lost epochs.
+        # Read in this order: if Redis loses its data in between, lost epochs must not get the old
+        # lineage.
         epochs, lineage = await control.epochs(), await control.lineage()
     except DependencyUnavailable as error:
-        _log.warning("the state Redis is not used", extra={"reason": str(error)})
+        _log.warning(
+            "the state Redis cannot be reached and is not used", extra={"reason": str(error)}
+        )
     try:
         published = await _first_published(control, recovery)
         if published is not None:
             return await _compile(published, epochs, lineage, settings)
     except (DependencyUnavailable, ConfigurationError) as error:
-        _log.warning("the published configuration is not used", extra={"reason": str(error)})
-    # Generation 0 is served until one is published.
+        _log.warning(
+            "the published configuration cannot be used; using the folder",
+            extra={"reason": str(error)},
+        )
+    # Generation 0 is used until a document is published.
     document = await asyncio.to_thread(load_folder, settings.config, placement=settings.placement)
     return compile_runtime(document, 0, epochs, lineage)
 
 
 async def _first_published(control: Control, recovery: Recovery) -> Published | None:
-    """Return the published document, from the ledger where Redis is away."""
+    """Return the published document, from the ledger if Redis is away."""
     try:
         return await control.active()
     except DependencyUnavailable:
@@ -74,13 +80,13 @@ async def _first_published(control: Control, recovery: Recovery) -> Published | 
 
 
 class RuntimeFollower:
-    """Follows the state Redis while it is entered; without Redis nothing changes.
+    """Follows the state Redis while it is entered. Without Redis, nothing changes.
 
-    `report` makes the JSON that goes with each heartbeat. `accounts_changed` is awaited when
-    tenants or keys changed, before that is acknowledged. `models_changed` is called with the newest
+    `report` returns the JSON for each heartbeat. `accounts_changed` is awaited after tenants or
+    keys changed, before the change is acknowledged. `models_changed` is called with the newest
     version of the models, and acknowledges it itself. `drains_changed` is called with the drained
-    backends. `recovery` restores what a Redis has lost that was seen here; until it has, documents
-    and drained backends stay as they are.
+    backends. `recovery` restores state that Redis has lost and this worker has seen. Until then,
+    documents and drained backends stay as they are.
     """
 
     def __init__(
@@ -106,23 +112,25 @@ class RuntimeFollower:
         self._drains_changed = drains_changed
         self._recovery = recovery
         self._is_behind = False
-        """Whether the versions in Redis are older than those seen here."""
+        """Whether the versions in Redis are older than those that this worker has seen."""
         self._poll = poll
         self._seen = _NEVER
         self._stopping = asyncio.Event()
         self._reached = True
         self.reloads = self.failed_reloads = 0
-        """Documents that were taken, and that were not."""
+        """Documents that were applied, and documents that were not."""
         self._polling = PeriodicTask(
-            self._step, interval=poll, failure="a step of following the configuration failed"
+            self._step,
+            interval=poll,
+            failure="the published configuration could not be followed; trying again",
         )
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         try:
             await self._step()
-        except Exception:  # noqa: BLE001 - what was read at first is served, and later steps follow
-            _log.exception("the first step of following the configuration failed")
+        except Exception:  # noqa: BLE001 - the first runtime is served, and later steps try again
+            _log.exception("the published configuration could not be followed; trying again")
         if not self._reached:
             with contextlib.suppress(DependencyUnavailable):
                 self._drains_changed(await self._recovery.drained())
@@ -133,7 +141,7 @@ class RuntimeFollower:
     async def __aexit__(self, *exc_info: object) -> None:
         self._stopping.set()
         await self._polling.__aexit__(*exc_info)
-        # No cancelling: redis-py swallows it now and then.
+        # Not cancelled, because redis-py sometimes swallows a cancellation.
         if self._listening is not None:
             await asyncio.wait([self._listening])
         with contextlib.suppress(DependencyUnavailable):
@@ -141,7 +149,7 @@ class RuntimeFollower:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the state Redis answered the last command."""
+        """Whether the state Redis responded to the last command."""
         return self._reached
 
     async def _listen(self) -> None:
@@ -153,7 +161,7 @@ class RuntimeFollower:
                             self._polling.wake()
             except DependencyUnavailable:
                 pause = self._poll * random.uniform(0.5, 1.5)  # noqa: S311 - spreads reconnections
-                with contextlib.suppress(TimeoutError):  # meanwhile the poll finds out
+                with contextlib.suppress(TimeoutError):  # meanwhile, polling notices changes
                     await asyncio.wait_for(self._stopping.wait(), pause)
 
     async def _step(self) -> None:
@@ -168,7 +176,7 @@ class RuntimeFollower:
                 await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
             taken = newest
             if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
-                # Retried with the next step, until the keys are read.
+                # The next steps try again, until the keys are read.
                 taken = msgspec.structs.replace(newest, accounts=self._seen.accounts)
             self._seen = taken
             self._connected(True)
@@ -176,7 +184,7 @@ class RuntimeFollower:
             self._connected(False)
 
     async def _versions(self) -> Versions:
-        """Return the versions; start another lineage where Redis has lost purges."""
+        """Return the versions; start a new lineage if Redis has lost purges."""
         newest = await self._control.versions()
         if newest.epochs < self._seen.epochs:
             await self._control.start_lineage(self._seen.epochs)
@@ -184,7 +192,7 @@ class RuntimeFollower:
         return newest
 
     async def _recovered(self, newest: Versions) -> Versions:
-        """Return the versions, restored where Redis had lost them, or those seen before."""
+        """Return the versions after restoring lost state, or the versions seen before."""
         is_first = self._seen is _NEVER
         self._is_behind = not is_first and _is_behind(newest, self._seen)
         if not (is_first or self._is_behind):
@@ -195,7 +203,7 @@ class RuntimeFollower:
         except DependencyUnavailable:
             if is_first:
                 return newest
-            # The published document cannot be read: the current one stays.
+            # The published document cannot be read, so the current one stays.
             return msgspec.structs.replace(
                 newest, config=self._seen.config, drains=self._seen.drains
             )
@@ -206,7 +214,7 @@ class RuntimeFollower:
         if self._reached and not reached:
             _log.warning("the state Redis cannot be reached; the configuration stays as it is")
         elif reached and not self._reached:
-            _log.info("the state Redis is reached again")
+            _log.info("the state Redis can be reached again")
         self._reached = reached
 
     async def _take_config(self, newest: Versions) -> None:
@@ -222,27 +230,27 @@ class RuntimeFollower:
             self.reloads += outcome == "ok"
             self.failed_reloads += outcome != "ok"
         current = self._store.current
-        # Also where the document was refused: a purge is not undone by that.
+        # Also if the document was refused, because that does not undo a purge.
         if current.lineage != lineage or dict(current.epochs) != epochs:
             purged = await self._swap(_with_epochs(current, epochs, lineage))
         await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
 
     async def _swap(self, preparing: Awaitable[Runtime]) -> str:
-        """Swap in the runtime being prepared; return `ok`, or why that failed."""
+        """Swap in the runtime that is being prepared; return `ok`, or why that failed."""
         try:
             await self._store.swap(await preparing)
         except ConfigurationError as error:
             return explain(error)
         except GatewayError as error:
             return error.detail
-        except Exception as error:  # noqa: BLE001 - a hook failed: the outcome says so, and this worker stays as it is
-            _log.exception("a new configuration was not applied")
-            return f"the worker failed to take it: {type(error).__name__}"
+        except Exception as error:  # noqa: BLE001 - a failed hook is reported, and the runtime stays
+            _log.exception("a new configuration could not be applied")
+            return f"the worker failed to apply it: {type(error).__name__}"
         return "ok"
 
     async def _take_accounts(self, newest: Versions) -> bool:
-        """Reload the keys and acknowledge that; return whether they were read."""
+        """Reload the keys and acknowledge the version; return whether the keys were read."""
         outcome = "ok"
         try:
             if self._accounts_changed is not None:

@@ -1,4 +1,7 @@
-"""Reloads models when their version changes, apart from the configuration, as it may take long."""
+"""Reloads models when their version changes.
+
+This is separate from the configuration, because it may take long.
+"""
 
 import asyncio
 import contextlib
@@ -13,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 class ModelsFollower:
-    """Reloads models when there is a newer version, and acknowledges it afterwards.
+    """Reloads models when there is a newer version, and then acknowledges the version.
 
-    Before that it sends a heartbeat with a `report` (JSON) of what backends serve since.
+    Before the acknowledgement, it sends a heartbeat with a `report` (JSON) of the served models.
     """
 
     def __init__(
@@ -40,14 +43,14 @@ class ModelsFollower:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # A command to Redis may lose the cancellation.
+        # A Redis command may swallow the cancellation.
         self._is_stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
 
     def on_version(self, version: int) -> None:
-        """Reload where `version` is another one; the first is what the worker began with."""
+        """Reload if `version` has changed; the first version is the one at the start."""
         if self._requested is not None and version != self._requested:
             self._changed.set()
         self._requested = version
@@ -61,10 +64,10 @@ class ModelsFollower:
                 await self._reload()
             except GatewayError as error:
                 outcome = error.detail
-            except Exception as error:  # noqa: BLE001 - later changes must still be taken up
-                _log.exception("the models were not reloaded")
-                outcome = f"the worker failed to take them: {type(error).__name__}"
-            # Without Redis the worker stays pending for whoever waits.
+            except Exception as error:  # noqa: BLE001 - later changes must still be applied
+                _log.exception("the models could not be reloaded")
+                outcome = f"the worker failed to apply them: {type(error).__name__}"
+            # Without Redis, the worker stays pending for a process that waits.
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

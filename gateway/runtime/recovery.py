@@ -1,4 +1,4 @@
-"""Restores what a state Redis lost from the ledger, and records there what is new."""
+"""Restores lost state of the state Redis from the ledger, and records new state there."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ _decode = msgspec.json.Decoder(Published).decode
 
 
 class Recovery:
-    """Recovers what was published when the state Redis has lost it; as it is, without a record.
+    """Recovers published state that the state Redis has lost. This base class has no record.
 
-    Every method may raise `DependencyUnavailable`: Redis or the record cannot be reached.
+    Every method may raise `DependencyUnavailable` if Redis or the record cannot be reached.
     """
 
     async def reconcile(self) -> None:
-        """Bring Redis and the record to the newer of both."""
+        """Update Redis or the record to the newer state of the two."""
 
     async def published(self) -> Published | None:
         """Return the newest recorded document."""
@@ -42,7 +42,7 @@ NOTHING_RECORDED: Final = Recovery()
 class LedgerRecovery(Recovery):
     """Recovers one gateway region from the ledger.
 
-    Any process may try at any time: a script in Redis lets only the first one restore, and
+    Any process may try at any time: a script in Redis lets only the first process restore, and
     generations only grow.
     """
 
@@ -52,11 +52,14 @@ class LedgerRecovery(Recovery):
         self._region = region
         self._lock = asyncio.Lock()
         self._equal: tuple[int, int] | None = None
-        """Generation and version of the drains when Redis and the ledger last agreed."""
+        """The generation and the version of drains when Redis and the ledger last agreed."""
 
     @override
     async def reconcile(self) -> None:
-        """Bring Redis and the ledger to the newer of both; costs Redis one command where equal."""
+        """Update Redis or the ledger to the newer state of the two.
+
+        If both agree, this costs one Redis command.
+        """
         async with self._lock:
             versions = await self._control.versions()
             if (versions.config, versions.drains) == self._equal:
@@ -84,22 +87,22 @@ class LedgerRecovery(Recovery):
 
     @override
     async def drained(self) -> frozenset[str]:
-        """Return the backends that are drained by the ledger."""
+        """Return the backends that the ledger records as drained."""
         return (await asyncio.to_thread(self._record.newest, self._region)).drained
 
     async def follow(self, stop: asyncio.Event) -> None:
-        """Reconcile at once and each second until `stop`, whatever fails meanwhile."""
+        """Reconcile at once and every second until `stop`, despite failures."""
         polling = PeriodicTask(
             self._try_to_reconcile,
             interval=_INTERVAL,
-            failure="the published documents were not compared with the ledger",
+            failure="the state Redis could not be compared with the ledger; trying again",
         )
         polling.wake()
         async with polling:
             await stop.wait()
 
     async def _try_to_reconcile(self) -> None:
-        with contextlib.suppress(GatewayError):  # readiness names what is away
+        with contextlib.suppress(GatewayError):  # readiness reports what is unreachable
             await self.reconcile()
 
     async def _restore(self, recorded: RecordedState) -> None:
@@ -111,7 +114,7 @@ class LedgerRecovery(Recovery):
             )
 
     async def _keep_documents(self, after: int) -> None:
-        """Record what was published after generation `after`."""
+        """Record documents that were published after generation `after`."""
         found = {entry.generation: entry for entry in await self._control.history()}
         active = await self._control.active()
         if active is not None:
@@ -130,5 +133,6 @@ class LedgerRecovery(Recovery):
             return [_decode(text) for text in texts]
         except msgspec.DecodeError as error:
             raise DependencyUnavailable(
-                "a newer version of the gateway wrote what the ledger has of the configuration"
+                "the ledger's configuration was written by a newer version of the gateway; upgrade"
+                " this gateway"
             ) from error

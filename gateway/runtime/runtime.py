@@ -12,18 +12,21 @@ NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 
 
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
-    """One generation of the configuration; a request reads one and keeps it to its end."""
+    """Holds one generation of the configuration. A request keeps one runtime until its end."""
 
     generation: int
     document: Document
     endpoints: tuple[Endpoint, ...]
     epochs: Mapping[str, int] = NO_EPOCHS
-    """Cache epochs by `tenant:<id>` and `model:<name>`; what is absent is 0."""
+    """Cache epochs by `tenant:<id>` and `model:<name>`; a missing epoch is 0."""
     lineage: str = ""
-    """The lineage of the epochs, part of every cache key. It changes when epochs were lost or could
-    not be read, so that no purged entry is found."""
+    """Identifies the history of the epochs, and is part of every cache key.
+
+    It changes when epochs were lost or could not be read, so that purged entries are not found
+    again.
+    """
     published: float = 0.0
-    """When the document was published, in seconds since the epoch; 0 where it was not."""
+    """When the document was published, in seconds since 1970; 0 if it was not published."""
 
 
 def compile_runtime(
@@ -33,7 +36,7 @@ def compile_runtime(
     lineage: str = "",
     published: float = 0.0,
 ) -> Runtime:
-    """Return `document` compiled: its endpoints in the order of preference of their regions."""
+    """Return the runtime of `document`, with endpoints in the order of regions."""
     endpoints = tuple(
         Endpoint(
             backend=BackendId(backend.id),

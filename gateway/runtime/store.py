@@ -1,4 +1,4 @@
-"""Holds the current runtime, and swaps it for the next one once that is prepared."""
+"""Holds the current runtime, and swaps it for the next one after preparing that."""
 
 from collections.abc import Awaitable, Callable
 
@@ -6,9 +6,9 @@ from gateway.runtime.runtime import Runtime
 
 
 class RuntimeStore:
-    """Holds the runtime that is current.
+    """Holds the current runtime.
 
-    `prepare` hooks may wait, and may refuse by raising before anything changed. `swap` callbacks
+    `prepare` hooks may wait, and may refuse a change by raising before it happens. `swap` callbacks
     run right after the change, in order of registration, and must not fail.
     """
 
@@ -18,7 +18,7 @@ class RuntimeStore:
         self._swapped: list[Callable[[Runtime], None]] = []
 
     def on_prepare(self, hook: Callable[[Runtime], Awaitable[None]]) -> None:
-        """Await `hook` before every change; it prepares what the next runtime needs, or raises."""
+        """Await `hook` before every change. It prepares the next runtime's resources, or raises."""
         self._prepare.append(hook)
 
     def on_swap(self, callback: Callable[[Runtime], None]) -> None:
@@ -29,8 +29,8 @@ class RuntimeStore:
         """Prepare `runtime` completely, then make it current.
 
         Raises:
-            Exception: what a `prepare` hook raised (nothing has changed), or an `ExceptionGroup`
-                of what callbacks raised (it is current, and every callback was called).
+            Exception: from a `prepare` hook; nothing has changed.
+            ExceptionGroup: from callbacks; the runtime is current, and every callback was called.
         """
         for hook in self._prepare:
             await hook(runtime)
@@ -39,7 +39,7 @@ class RuntimeStore:
         for callback in self._swapped:
             try:
                 callback(runtime)
-            except Exception as error:  # noqa: BLE001 - one failed callback must not keep others from the change
+            except Exception as error:  # noqa: BLE001 - the other callbacks must learn of the change
                 failures.append(error)
         if failures:
-            raise ExceptionGroup("the runtime was swapped, and some callbacks failed", failures)
+            raise ExceptionGroup("the runtime was swapped, but some callbacks failed", failures)

@@ -1,6 +1,6 @@
-"""Creates the ledger and the demo tenant for `sluicegate up`, in a process of its own.
+"""Creates the ledger and the demo tenant for `sluicegate up`, in a separate process.
 
-SQL stays out of the supervisor, which starts sooner and takes less memory.
+The supervisor does not import SQL, so it starts sooner and takes less memory.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from gateway.types import Rule
 
 DEMO_TENANT = "demo"
 _ACTOR = "sluicegate up"
-# Far above what one machine serves, and enforced as for any tenant.
+# Far above the capacity of one machine. Enforced like any tenant's limits.
 _DEMO_RULES = (
     Rule(name="minute", unit="requests", capacity=10_000_000, window=60.0),
     Rule(name="items", unit="items", capacity=10_000_000, window=60.0),
@@ -23,16 +23,16 @@ _DEMO_RULES = (
 
 
 def bootstrap(settings: Settings, demo_key: str) -> None:
-    """Make sure that the ledger exists, and that `demo_key` is a key of the demo tenant.
+    """Create the ledger and the demo tenant with `demo_key`, unless they exist.
 
     Raises:
         CannotStart: the key was revoked, or belongs to another tenant.
-        ConfigurationError: the ledger is empty, but the state Redis knows its deployment.
+        ConfigurationError: the ledger is empty, although the state Redis belongs to a deployment.
     """
     create_ledger(settings)
     with Ledger(settings.ledger) as ledger:
         accounts = ledger.accounts
-        with contextlib.suppress(Conflict):  # a later start finds it
+        with contextlib.suppress(Conflict):  # an earlier start created it
             accounts.create_tenant(
                 DEMO_TENANT, name="Demonstration", rules=_DEMO_RULES, actor=_ACTOR
             )
@@ -42,5 +42,6 @@ def bootstrap(settings: Settings, demo_key: str) -> None:
             accounts.create_key(DEMO_TENANT, key_hash=key_hash, name="demo", actor=_ACTOR)
         elif known.revoked is not None or known.tenant != DEMO_TENANT:
             raise CannotStart(
-                "the demo key was revoked, or is another tenant's; give another with `--demo-key`"
+                "the demo key was revoked or belongs to another tenant; choose another with"
+                " `--demo-key`"
             )

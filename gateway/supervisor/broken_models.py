@@ -1,4 +1,4 @@
-"""Asks backends of this machine which models they cannot serve."""
+"""Asks this machine's backends which models they cannot serve."""
 
 from collections.abc import Iterable
 from urllib.parse import urlsplit
@@ -27,5 +27,5 @@ async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str
             )
             found |= msgspec.msgpack.decode(body, type=ServingState).problems
         except (OSError, *UNREADABLE):
-            continue  # the backend's log says why it does not answer
+            continue  # the backend's log explains why it does not respond
     return found

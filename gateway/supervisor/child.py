@@ -15,18 +15,18 @@ from gateway.supervisor.spec import ProcessSpec
 from gateway.tasks import TaskScope
 
 _PROBE_INTERVAL = 0.05
-# Attempts to reset the priority of a process, and seconds between two: the kernel limits the rate.
+# Attempts to reset a process's priority, and seconds between them: the kernel limits the rate.
 _ATTEMPTS, _ATTEMPT_INTERVAL = 10, 0.11
 FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0
 ENDED = "ended"
 
 
 class Child:
-    """A process of `spec`; `say` prints for the operator.
+    """Runs the process of `spec`; `say` prints a line for the operator.
 
-    `changed` is called whenever `pid` changed, with the pid that ended if one did; `restarted` is
-    called with the reason of each restart. A process that ends before it was ready once is not
-    restarted, and `until_ready` raises.
+    `changed` is called whenever `pid` changes, with the pid of the process that ended, if any.
+    `restarted` is called with the reason of each restart. If the first process ends before it is
+    ready, it is not restarted, and `until_ready` raises an error.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class Child:
         self.spec = spec
         self.pid: int | None = None
         self.silence = Silence()
-        self.has_spoken = False
-        """Whether the current process has sent a heartbeat or answered once."""
+        self.has_responded = False
+        """Whether the current process has sent a heartbeat or responded once."""
         self._spawner = spawner
         self._say = say
         self._changed = changed
@@ -80,19 +80,19 @@ class Child:
             self._ended.set()
 
     async def until_ready(self) -> None:
-        """Wait until the process says that it is ready.
+        """Wait until the process reports that it is ready.
 
         Raises:
-            CannotStart: it ended, or took too long.
+            CannotStart: the process ended, or was not ready in time.
         """
         loop = asyncio.get_running_loop()
-        started, within, is_heard = loop.time(), self.spec.ready_within, False
+        started, within, saw_response = loop.time(), self.spec.ready_within, False
         missing = "does not run yet"
         while loop.time() < started + within:
-            if self.has_spoken and not is_heard:
-                is_heard = True
+            if self.has_responded and not saw_response:
+                saw_response = True
                 passed = loop.time() - started
-                within = min(within, passed + self.spec.ready_once_heard_within)
+                within = min(within, passed + self.spec.ready_after_response_within)
             if self._ended.is_set():
                 log = self._spawner.log_of(self.spec)
                 said = "" if log is None else last_line(log)
@@ -105,41 +105,41 @@ class Child:
                 await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
         raise CannotStart(f"{self.spec.name} {missing} within {round(within, 1):g} s; {self._see}")
 
-    def heard(self) -> None:
-        """Note a heartbeat, or an answer, of the process."""
-        self.silence.heard()
-        if not self.has_spoken:
-            self.has_spoken = True
+    def record_response(self) -> None:
+        """Record a heartbeat or a response of the process."""
+        self.silence.record_response()
+        if not self.has_responded:
+            self.has_responded = True
             if self._is_leaving:
-                self._signal(signal.SIGUSR1)  # it replaced a process that had the signal
+                self._signal(signal.SIGUSR1)  # its predecessor had received the signal
 
     def announce_stop(self) -> None:
-        """Have the process report that it is not ready, and serve on."""
+        """Make the process report that it is not ready, while it continues to serve."""
         self._is_leaving = True
-        if self.has_spoken:
+        if self.has_responded:
             self._signal(signal.SIGUSR1)
 
     def replace(self, reason: str, why: str) -> None:
-        """End the process at once, to be started again; `why` is for the operator."""
+        """Kill the process, which is then restarted; `why` is shown to the operator."""
         self._reason = reason
         self.silence = Silence()
         self._say(f"{self.spec.name} {why}; it is killed")
         self._signal(signal.SIGKILL)
 
     async def replace_gently(self, reason: str, why: str) -> None:
-        """Terminate the process, killing it when it takes too long, and wait for its successor."""
+        """Terminate the process, or kill it if it takes too long, and wait for its successor."""
         pid, self._reason = self.pid, reason
         self._say(f"{self.spec.name} {why}; it is replaced")
         await self._terminate()
         if not await self._until(lambda: self.pid != pid, self.spec.replace_within):
             self._signal(signal.SIGKILL)
-        await self._until(lambda: self.has_spoken and self.pid != pid, self.spec.ready_within)
+        await self._until(lambda: self.has_responded and self.pid != pid, self.spec.ready_within)
 
     async def stop(self, force: asyncio.Event) -> bool:
-        """Terminate the process; kill it when it takes too long, or at `force`.
+        """Terminate the process; kill it if it takes too long or `force` is set.
 
         Returns:
-            Whether it ended by itself.
+            Whether the process ended without being killed.
         """
         self._stopping.set()
         await self._terminate()
@@ -154,12 +154,12 @@ class Child:
         return by_itself
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._stopping.set()
         self._signal(signal.SIGKILL)
 
     async def _run_once(self) -> str:
-        self.silence, self.has_spoken = Silence(), False
+        self.silence, self.has_responded = Silence(), False
         with contextlib.ExitStack() as stack:
             try:
                 with self._heartbeats(stack) as descriptor:
@@ -168,7 +168,7 @@ class Child:
                 return f"cannot be run ({error.strerror})"
             self._process, self.pid = process, process.pid
             if self._stopping.is_set():
-                self._signal(signal.SIGTERM)  # the stop came while it was being started
+                self._signal(signal.SIGTERM)  # `stop` was called while the process was starting
             self._changed(None)
             code = await process.wait()
             self._process = self.pid = None
@@ -177,7 +177,7 @@ class Child:
 
     @contextlib.contextmanager
     def _heartbeats(self, stack: contextlib.ExitStack) -> Iterator[int | None]:
-        """Yield the descriptor for the heartbeats of the process, `None` where it sends none.
+        """Yield the descriptor for the process's heartbeats; `None` if it sends none.
 
         Heartbeats are read until `stack` is closed.
         """
@@ -192,9 +192,9 @@ class Child:
         def read() -> None:
             with contextlib.suppress(BlockingIOError):
                 if os.read(reader, 4096):
-                    self.heard()
+                    self.record_response()
                 else:
-                    loop.remove_reader(reader)  # it has ended
+                    loop.remove_reader(reader)  # the process has ended
 
         loop.add_reader(reader, read)
         stack.callback(loop.remove_reader, reader)
@@ -204,7 +204,7 @@ class Child:
             os.close(writer)
 
     async def _terminate(self) -> None:
-        """Send SIGTERM, and reset a lowered priority: the supervisor waits for the end."""
+        """Send SIGTERM and undo a lowered priority, because the supervisor waits for the end."""
         self._signal(signal.SIGTERM)
         if not self.spec.gives_way:
             return
@@ -230,21 +230,21 @@ class Child:
     @property
     def _see(self) -> str:
         log = self._spawner.log_of(self.spec)
-        return "its lines are among these" if log is None else f"see {log}"
+        return "see its lines in this output" if log is None else f"see {log}"
 
 
 def restart_delay(former: float, *, lived: float) -> float:
     """Return the seconds to wait before the restart of a process that lived for `lived` seconds.
 
-    The delay is twice the `former` one, up to `LONGEST_DELAY`. It begins anew for a process that
-    lived for `HEALTHY` seconds.
+    The delay doubles with each restart, up to `LONGEST_DELAY`. After a process has lived for
+    `HEALTHY` seconds, the delay starts again at `FIRST_DELAY`.
     """
     is_first = not former or lived >= HEALTHY
     return FIRST_DELAY if is_first else min(LONGEST_DELAY, 2 * former)
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log, shortened, to go on with a sentence."""
+    """Return the shortened last line of a log in parentheses, to append to a sentence."""
     try:
         lines = log.read_text(errors="replace").strip().splitlines()
     except OSError:

@@ -17,20 +17,20 @@ from gateway.supervisor import process_table
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.workers.file_lock import FileLock
 
-# A Unix socket's path ends at 107 bytes on Linux, at 103 elsewhere.
+# The path of a Unix socket has at most 107 bytes on Linux, and 103 on other systems.
 _LONGEST_SOCKET_FOLDER = 85
 _ELSEWHERE = "sockets"
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
-    """Both keys in plain text; for this process and its first lines of output."""
+    """Holds both keys in plain text, for this process and its first lines of output."""
 
     admin_key: str
     demo_key: str
 
 
 class DataDirectory:
-    """Paths below `root`, which is absolute and belongs to this process while it holds the lock."""
+    """Holds paths below `root`, an absolute path that this process has locked."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -38,11 +38,11 @@ class DataDirectory:
         self.placement = root / "placement.yaml"
 
     def secret(self, name: str, make: Callable[[], str] = secrets.token_urlsafe) -> str:
-        """Return the secret kept in the file `name`, which only its owner can read."""
+        """Return the secret stored in the file `name`, which only its owner can read."""
         return kept_secret(self.root / name, make)
 
     def settings_of_children(self, settings: Settings) -> Settings:
-        """Return `settings` for the processes in this directory; only one of them gets a key."""
+        """Return `settings` for child processes in this directory, without the admin key."""
         return msgspec.structs.replace(
             settings,
             data_dir=self.root,
@@ -53,13 +53,13 @@ class DataDirectory:
         )
 
     def folder(self, name: str) -> Path:
-        """Return a folder below the root, made when it is not there."""
+        """Return a folder below the root, and create it if needed."""
         path = self.root / name
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def sockets(self) -> Path:
-        """Return the folder for Unix sockets: below the root, or temporary if its path is long."""
+        """Return the folder for Unix sockets: below the root, or temporary if that path is long."""
         inside = self.root / "run"
         if len(os.fsencode(inside)) <= _LONGEST_SOCKET_FOLDER:
             return self.folder("run")
@@ -68,7 +68,7 @@ class DataDirectory:
         return elsewhere
 
     def remove_sockets(self) -> None:
-        """Remove the folder for sockets that is not in the root."""
+        """Remove the temporary folder for sockets, if there is one."""
         record = self.root / _ELSEWHERE
         with contextlib.suppress(FileNotFoundError):
             folder = Path(record.read_text())
@@ -79,10 +79,10 @@ class DataDirectory:
 
 @contextlib.contextmanager
 def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirectory]:
-    """Lock `root` for this process, and end processes that a killed supervisor left there.
+    """Lock `root` for this process, and end processes that a killed supervisor left behind.
 
     Raises:
-        CannotStart: another process has it, or it cannot be written.
+        CannotStart: another process has locked the directory, or it is not writable.
     """
     root = root.absolute()
     with contextlib.ExitStack() as stack:
@@ -95,7 +95,7 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
             ) from error
         if not is_free:
             raise CannotStart(
-                f"another sluicegate runs on `{root}`; stop it or choose another `--data-dir`",
+                f"another sluicegate uses `{root}`; stop it or choose another `--data-dir`",
                 exit_code=ExitCode.BUSY,
             )
         directory = DataDirectory(root)
@@ -103,9 +103,9 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
             say(f"ended {ended} processes that a former run left behind")
         directory.remove_sockets()
         directory.folder("logs")
-        # Of processes that are gone; the folder may be one that holds more.
+        # These files belong to processes that have ended. The folder may contain other files.
         metrics = directory.folder("metrics")
-        # The lock's age is that of the totals, which begin anew.
+        # The age of the lock file is the age of the totals, which start again at 0.
         for left in (*metrics.glob("*_*.db"), metrics / ".lock"):
             left.unlink(missing_ok=True)
         try:
@@ -116,13 +116,13 @@ def open_directory(root: Path, say: Callable[[str], None]) -> Iterator[DataDirec
 
 
 def choose_credentials(directory: DataDirectory, *, admin_key: str, demo_key: str) -> Credentials:
-    """Return the keys given, and for those that are not, one that is generated and kept.
+    """Return the given keys, and generate and store a key that is not given.
 
-    A generated key lies in the data directory, readable by its owner only, so that a later start
-    can show it again: for the convenience of `sluicegate up`, not for production.
+    Only the owner of the data directory can read a generated key. It is stored so that a later
+    start can show it again. This is a convenience of `sluicegate up`, not meant for production.
 
     Raises:
-        CannotStart: a key given by hand is not 16 to 200 visible ASCII characters.
+        CannotStart: a given key is not 16 to 200 visible ASCII characters.
     """
     for option, key in (("--admin-key", admin_key), ("--demo-key", demo_key)):
         if key and not is_well_formed(key):

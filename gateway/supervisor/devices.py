@@ -1,4 +1,4 @@
-"""Chooses what runs the models of `sluicegate up`: every GPU of the machine, or its CPU."""
+"""Chooses the devices that run the models of `sluicegate up`: all GPUs, or the CPU."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -15,9 +15,9 @@ _GIGABYTE = 1e9
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
-    """The GPUs that run models, and how many backends each has; no GPU: the CPU runs them.
+    """Holds the GPUs that run models, and the number of backends on each.
 
-    `notice` is a line for the operator.
+    Without GPUs, the CPU runs the models. `notice` is a line for the operator.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -33,10 +33,10 @@ def choose_devices(
     cores: int,
     find: Callable[[], GpusFound] = find_gpus,
 ) -> Devices:
-    """Return what runs the models: a provider that is set, or else what is installed for it.
+    """Return the devices for a provider that is set, or else for the installed runtime.
 
     Raises:
-        CannotStart: GPUs are to run them, and cannot.
+        CannotStart: GPUs are requested but cannot be used.
     """
     asked = environment.get(PROVIDER, "")
     if asked and asked not in GPU_PROVIDERS:
@@ -46,11 +46,11 @@ def choose_devices(
         return Devices(notice=f"models run on the CPU: {found.reason or _no_runtime(found)}")
     if found.reason:
         raise CannotStart(
-            f"models cannot run on a GPU: {found.reason}. To run them on the CPU, set `{PROVIDER}` "
-            "to `cpu`"
+            f"models cannot run on a GPU: {found.reason}. Set `{PROVIDER}` to `cpu` to run them on "
+            "the CPU"
         )
     if "gpu" not in runtimes:
-        raise CannotStart(f"`{PROVIDER}` is `{asked}`, and {_no_runtime(found)}")
+        raise CannotStart(f"`{PROVIDER}` is `{asked}`, but {_no_runtime(found)}")
     count = 1
     if not any(gpu.is_exclusive for gpu in found.gpus):
         count = processes_for_a_gpu(cores, len(found.gpus))
@@ -64,7 +64,7 @@ def choose_devices(
 
 
 def described(found: GpusFound) -> str:
-    """Return the GPUs by name and memory, with the driver."""
+    """Return a description of the GPUs: names, memory and driver."""
     kinds = Counter((gpu.name, round(gpu.memory_bytes / _GIGABYTE)) for gpu in found.gpus)
     names = [
         f"{f'{count} x ' if count > 1 else ''}{name} ({size} GB)"

@@ -1,4 +1,4 @@
-"""Declares the error and the exit codes with which `sluicegate` fails to start."""
+"""Declares the error and exit codes of a failed start."""
 
 from enum import IntEnum
 
@@ -8,15 +8,15 @@ class ExitCode(IntEnum):
 
     OK = 0
     FAILED = 1
-    """A process did not start, or the command failed."""
+    """A process did not start, or a command failed."""
     BUSY = 2
-    """A port or the data directory is used by another process; wrong usage of the command."""
+    """Another process uses a port or the data directory; also wrong usage of a command."""
     CONFIGURATION = 3
-    """The configuration document, the environment or a key is not valid."""
+    """The configuration document, the environment or a key is invalid."""
 
 
 class CannotStart(Exception):
-    """The start failed; the message says what to do."""
+    """Sluicegate cannot start; the message says what to do."""
 
     def __init__(self, message: str, *, exit_code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Sends heartbeats from an event loop to its supervisor, as bytes through a pipe."""
+"""Sends heartbeats from an event loop to the supervisor, as bytes in a pipe."""
 
 import asyncio
 import contextlib
@@ -10,9 +10,9 @@ HEARTBEAT_INTERVAL = 0.5
 
 @contextlib.contextmanager
 def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """Write a byte to `descriptor` at every interval, from the running event loop; `None`: none.
+    """Write a byte to `descriptor` regularly from the running event loop; `None`: do nothing.
 
-    A timer instead of a task: it runs as long as the loop does, and no failed task ends it.
+    A timer runs as long as the event loop does, unlike a task, which can fail.
     """
     if descriptor is None:
         yield
@@ -23,7 +23,7 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
 
     def beat() -> None:
         nonlocal timer
-        # A full pipe has a reader that is suspended, a broken one a reader that has ended.
+        # The pipe is full if the reader is suspended, and broken if the reader has ended.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
         timer = loop.call_later(HEARTBEAT_INTERVAL, beat)

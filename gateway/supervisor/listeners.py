@@ -1,4 +1,4 @@
-"""Opens the sockets that children listen on, once, and keeps them open over restarts."""
+"""Opens the sockets that children listen on, and keeps them open across restarts."""
 
 import contextlib
 import errno
@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 
 from gateway.supervisor.errors import CannotStart, ExitCode
 
-# Below the range of ephemeral ports, so that no outgoing connection takes a backend's port while
-# the backend restarts.
+# Below the ephemeral ports, so that no outgoing connection takes a backend's port while the backend
+# restarts.
 _FREE_PORTS = range(20_000, 32_000)
 _ATTEMPTS = 200
 
 
 def check_free(host: str, port: int, *, option: str) -> None:
-    """Make sure that no process listens on `port`.
+    """Check that no process listens on `port`.
 
     Raises:
-        CannotStart: one does; the message names the `option` that chooses another port.
+        CannotStart: a process listens. The message names the `option` that sets the port.
     """
     with contextlib.closing(_socket(host)) as candidate:
         try:
             candidate.bind((host, port))
-            candidate.listen()  # fails where another is bound and does not listen yet
+            candidate.listen()  # fails if another socket is bound but does not listen yet
         except OSError as error:
             raise _refused(host, port, option, error) from error
 
@@ -33,10 +33,10 @@ def check_free(host: str, port: int, *, option: str) -> None:
 def open_listeners(
     host: str, port: int, count: int, *, option: str
 ) -> Iterator[Sequence[socket.socket]]:
-    """Open `count` sockets bound to one free port; the children that inherit them call `listen`.
+    """Open `count` sockets bound to a free port; the children that inherit them call `listen`.
 
-    They stay open while this is entered, so that connections in the backlog outlive the process
-    that listened.
+    The sockets stay open while this is entered, so that connections in the backlog survive the end
+    of a child.
 
     Raises:
         CannotStart: the port is in use.
@@ -49,7 +49,7 @@ def open_listeners(
             for listener in opened:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 listener.bind((host, port))
-                listener.setblocking(False)  # for all who inherit it
+                listener.setblocking(False)  # also for the processes that inherit it
         except OSError as error:
             raise _refused(host, port, option, error) from error
         yield opened
@@ -57,12 +57,12 @@ def open_listeners(
 
 @contextlib.contextmanager
 def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
-    """Keep `port`, on which children listen by themselves, while this is entered; 0 is none.
+    """Reserve `port`, on which children listen themselves, while this is entered; 0: no port.
 
     Raises:
         CannotStart: the port is in use.
     """
-    # Never listened on: connections go to the children, which share the port.
+    # This socket never listens: connections go to the children, which share the port.
     with contextlib.ExitStack() as stack:
         if port:
             stack.enter_context(open_listeners(host, port, 1, option=option))
@@ -71,21 +71,21 @@ def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claim(port: int) -> Iterator[None]:
-    """Claim `port` among supervisors.
+    """Lock `port` against other supervisors.
 
-    `check_free` does not see sockets with `SO_REUSEPORT` that do not listen yet; this keeps two
-    supervisors that start at the same time apart.
+    `check_free` does not notice sockets with `SO_REUSEPORT` that do not listen yet. This lock
+    separates two supervisors that start at the same time.
 
     Raises:
-        CannotStart: another supervisor has it.
+        CannotStart: another supervisor has locked the port.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-        if sys.platform == "linux":  # only there a name needs no file
+        if sys.platform == "linux":  # only Linux has abstract socket names, which need no file
             try:
                 guard.bind(f"\0sluicegate-port-{port}")
             except OSError as error:
                 raise CannotStart(
-                    f"port {port} belongs to another sluicegate; stop it or choose another port",
+                    f"port {port} is used by another sluicegate; stop it or choose another port",
                     exit_code=ExitCode.BUSY,
                 ) from error
         yield
@@ -95,7 +95,7 @@ def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
     """Return a port that no process listens on and that is not in `taken`.
 
     Raises:
-        CannotStart: no free one was found.
+        CannotStart: no port is free.
     """
     for _ in range(_ATTEMPTS):
         port = choose.choice(_FREE_PORTS)
@@ -104,13 +104,15 @@ def free_port(host: str, *, taken: set[int], choose: random.Random) -> int:
         with contextlib.closing(_socket(host)) as candidate, contextlib.suppress(OSError):
             candidate.bind((host, port))
             return port
-    raise CannotStart(f"no free port was found on {host}")
+    raise CannotStart(
+        f"no port from {_FREE_PORTS.start} on is free on {host}; stop other processes"
+    )
 
 
 def _socket(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     opened = socket.socket(family, socket.SOCK_STREAM)
-    # Connections of a former run in TIME_WAIT do not make the port busy.
+    # Connections of an earlier run in TIME_WAIT must not keep the port busy.
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return opened
 

@@ -1,19 +1,19 @@
-"""Measures how long a child is silent, while it could have sent a heartbeat."""
+"""Measures how long a child has been silent although it could have sent a heartbeat."""
 
 from pathlib import Path
 
 import msgspec
 
-# The units of /proc.
+# Units and field numbers of /proc.
 _PAGE_BYTES = 4096
 _TICKS = 100.0
 _STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
-# The most silence that one look adds: if it comes later, the supervisor itself did not run.
+# The most silence in seconds that one check adds. If more time passed, the supervisor did not run.
 LONGEST_STEP = 2.0
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
-    """A process as in /proc: `state` as `ps` shows it, processor time and resident memory.
+    """Describes a process as in /proc: its state as in `ps`, CPU time and resident memory.
 
     `started` is the time of its start, in ticks of the kernel's clock.
     """
@@ -25,13 +25,13 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activity_of(pid: int) -> Activity | None:
-    """Return the activity of a process from /proc, `None` where there is none."""
+    """Return the activity of a process from /proc; `None` if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
     except (OSError, IndexError):
         return None
-    fields = stat.rpartition(b")")[2].split()  # the name before it may hold blanks
+    fields = stat.rpartition(b")")[2].split()  # the name before `)` may contain blanks
     return Activity(
         state=fields[_STATE].decode(),
         processor_time=(int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS,
@@ -41,23 +41,23 @@ def activity_of(pid: int) -> Activity | None:
 
 
 class Silence:
-    """Adds up for how long a process has been silent though it could run.
+    """Adds up how long a process has been silent although it could run.
 
-    For a runnable process only its own processor time counts, so that none is taken for dead on an
-    overloaded machine; the time of one that waits for a disk does not count.
+    For a runnable process, only its CPU time counts, so that an overloaded machine does not make a
+    process look dead. The time that a process waits for a disk does not count.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._heard = True
+        self._has_responded = True
         self._processor_time = 0.0
 
-    def heard(self) -> None:
-        """Note a heartbeat or an answer."""
-        self._heard = True
+    def record_response(self) -> None:
+        """Record a heartbeat or a response."""
+        self._has_responded = True
 
     def look(self, passed: float, activity: Activity | None) -> float:
-        """Return the seconds of silence, `passed` after the last look."""
+        """Return the seconds of silence; the last look was `passed` seconds ago."""
         step = min(passed, LONGEST_STEP)
         if activity is not None:
             used = activity.processor_time - self._processor_time
@@ -66,6 +66,6 @@ class Silence:
                 step = min(step, max(0.0, used))
             elif activity.state in "DZX":
                 step = 0.0
-        self.seconds = 0.0 if self._heard else self.seconds + step
-        self._heard = False
+        self.seconds = 0.0 if self._has_responded else self.seconds + step
+        self._has_responded = False
         return self.seconds

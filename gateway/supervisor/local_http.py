@@ -1,7 +1,7 @@
-"""Sends one HTTP request to a listener of this machine.
+"""Sends one HTTP request to a listener on this machine.
 
-httpx is not used here: importing it takes 60 ms of processor time and adds 7.5 MB to the 27 MB of a
-supervisor, which must be up before its children are.
+httpx is not used, because importing it takes 60 ms of CPU time and 7.5 MB of memory. A supervisor
+has 27 MB and must run before its children.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ MAX_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class Preface(NamedTuple):
-    """What a listener expects before HTTP: some bytes in `prefix`, then TLS."""
+    """The bytes that a listener expects before HTTP: `prefix`, then TLS if `is_tls`."""
 
     is_tls: bool = False
     prefix: bytes = b""
@@ -32,12 +32,12 @@ async def ask(
     preface: Preface = PLAIN,
     timeout: float = 1.0,  # noqa: ASYNC109 - the whole exchange has one deadline
 ) -> tuple[int, bytes]:
-    """Return status and body of the answer.
+    """Return the status and the body of the response.
 
-    Over TLS no certificate is verified: whoever asks has opened the listener's socket itself.
+    TLS certificates are not verified, because the caller itself has opened the listener's socket.
 
     Raises:
-        OSError: nothing listens, it hung up, it took too long or it speaks something else.
+        OSError: nothing listens, the timeout passed, or the response is not HTTP.
     """
     lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{port}", "connection: close"]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
@@ -48,11 +48,11 @@ async def ask(
         async with asyncio.timeout(timeout):
             answer = await _exchange(host, port, request, preface)
     except TimeoutError as error:
-        raise OSError(f"no answer within {timeout:g} s") from error
+        raise OSError(f"no response within {timeout:g} s") from error
     head, separator, body = answer.partition(b"\r\n\r\n")
     words = head.split(maxsplit=2)
     if not separator or len(words) < 2 or not words[1].isdigit():  # noqa: PLR2004 - version, status
-        raise OSError("the answer is not HTTP")
+        raise OSError("the response is not HTTP")
     return int(words[1]), body
 
 
@@ -68,10 +68,10 @@ async def _exchange(host: str, port: int, request: bytes, preface: Preface) -> b
         while chunk := await reader.read(65_536):
             answer += chunk
             if len(answer) > MAX_ANSWER_BYTES:
-                raise OSError("the answer is too large")
+                raise OSError("the response is too large")
         return bytes(answer)
     finally:
-        writer.transport.abort()  # TLS would wait for the other side to end it, too
+        writer.transport.abort()  # closing TLS would wait for the peer
 
 
 def _unverified() -> ssl.SSLContext:

@@ -11,17 +11,17 @@ _log = logging.getLogger(__name__)
 
 
 async def keep_small(folder: Path) -> None:
-    """Rotate logs in `folder` that are too large, every five seconds, until cancelled."""
+    """Rotate large logs in `folder` every five seconds, until cancelled."""
     while True:
         await asyncio.to_thread(rotate, folder, max_bytes=MAX_BYTES)
         await asyncio.sleep(_EVERY)
 
 
 def rotate(folder: Path, *, max_bytes: int) -> None:
-    """Copy each log larger than `max_bytes` to `NAME.log.1` and empty it; blocks.
+    """Copy each log larger than `max_bytes` to `NAME.log.1`, and empty it. Blocks.
 
-    Its process goes on writing to the same file. Lines that it writes between the copy and the
-    emptying are lost. Where the disk is full no copy is kept.
+    The process continues to write to the same file. Lines that it writes between the copy and the
+    emptying are lost. On a full disk, no copy is kept.
     """
     for path in folder.glob("*.log"):
         try:
@@ -31,7 +31,9 @@ def rotate(folder: Path, *, max_bytes: int) -> None:
             with path.open("r+b") as log:
                 log.truncate()
         except OSError as error:
-            _log.warning("a log is not rotated", extra={"file": path.name, "reason": str(error)})
+            _log.warning(
+                "a log file could not be rotated", extra={"file": path.name, "reason": str(error)}
+            )
 
 
 def _copy(path: Path) -> None:
@@ -40,4 +42,7 @@ def _copy(path: Path) -> None:
         shutil.copyfile(path, older)
     except OSError as error:
         older.unlink(missing_ok=True)
-        _log.warning("a log is lost", extra={"file": path.name, "reason": str(error)})
+        _log.warning(
+            "a log file could not be copied; its lines are lost",
+            extra={"file": path.name, "reason": str(error)},
+        )

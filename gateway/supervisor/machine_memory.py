@@ -1,19 +1,17 @@
-"""Finds the memory that this process and its children may take together."""
+"""Determines how much memory this process and its children may use together."""
 
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
-_ROOT: Final = Path("/")
-_KIBIBYTE: Final = 1024
+from backends.cgroups import cgroup_folders
+
+_KIBIBYTE = 1024
+_LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 
 
-def available_memory(root: Path = _ROOT) -> int:
-    """Return the machine's bytes, or the smallest limit of a control group; 0: unknown.
-
-    Reads both versions of control groups, for this process's group and all its parents.
-    """
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes of the machine's memory or of the lowest cgroup limit; 0 if unknown."""
     return min((found for found in _limits(root) if found > 0), default=0)
 
 
@@ -22,19 +20,6 @@ def _limits(root: Path) -> Iterator[int]:
         for line in (root / "proc/meminfo").read_text().splitlines():
             if line.startswith("MemTotal:"):
                 yield int(line.split()[1]) * _KIBIBYTE
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                yield from _group_limits(root / "sys/fs/cgroup", path, "memory.max")
-            elif "memory" in controllers.split(","):
-                folder = root / "sys/fs/cgroup/memory"
-                yield from _group_limits(folder, path, "memory.limit_in_bytes")
-
-
-def _group_limits(folder: Path, path: str, name: str) -> Iterator[int]:
-    """Yield the limits from a group up to the root; in a container its own group is the root."""
-    own = Path(path.lstrip("/"))
-    for group in (own, *own.parents):
-        with suppress(OSError, ValueError):  # "max" is no limit
-            yield int((folder / group / name).read_text())
+    for version, folder in cgroup_folders("memory", root):
+        with suppress(OSError, ValueError):  # the root has no file; "max" is no number
+            yield int((folder / _LIMIT_FILES[version]).read_text())

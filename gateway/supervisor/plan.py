@@ -1,4 +1,4 @@
-"""Plans every process of `sluicegate up` as a spec, before the first one starts."""
+"""Plans every process of `sluicegate up` as a spec, before the first process starts."""
 
 import random
 import socket
@@ -16,7 +16,7 @@ from gateway.supervisor.devices import Devices
 from gateway.supervisor.machine_memory import available_memory
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
-_PLACED = "# Written by `sluicegate up`; takes the place of `regions` in the configuration.\n"
+_PLACED = "# Written by `sluicegate up`; replaces `regions` of the configuration.\n"
 _ON_CPU = Devices()
 _EVENT_ROLES = (
     ProcessRole.BILLING,
@@ -27,9 +27,9 @@ _EVENT_ROLES = (
 
 
 class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of `up` beyond the settings. Empty keys are generated.
+    """Holds the options of `up` that are not settings. Empty keys are generated.
 
-    Without `models` the demo models are served; with them, only where `demo_models` says so.
+    The demo models are served if `models` is `None` or `demo_models` is set.
     """
 
     workers: int
@@ -39,14 +39,14 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     admin_key: str = ""
     demo_key: str = ""
     grpc_port: int | None = None
-    """`None`: Triton's, where that can be."""
+    """`None`: Triton's port, if gRPC is installed and the port is free."""
     cache_bytes: int = 256 * 1024 * 1024
 
 
 class ProcessPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The processes by when they can start, and the settings they share.
+    """Holds the specs of all processes by the order of their start, and the shared settings.
 
-    `demo_models` is where the demo models are built, if they are.
+    `demo_models` is the folder for the demo models, if they are served.
     """
 
     settings: Settings
@@ -67,7 +67,9 @@ def plan_up(
     admin: socket.socket,
     devices: Devices = _ON_CPU,
 ) -> ProcessPlan:
-    """Return what to run on `devices`; `workers` and `admin` are the sockets to hand down.
+    """Return the processes to run on `devices`.
+
+    `workers` and `admin` are the sockets that the children inherit.
 
     Raises:
         CannotStart: there is no Valkey for this machine, or no free port.
@@ -117,7 +119,7 @@ def plan_up(
 
 
 def write_placement(path: Path, backends: Iterable[ProcessSpec]) -> None:
-    """Replace the file from which gateways read the regions of `backends`, in their order."""
+    """Replace the file with the regions of `backends`, which gateways read."""
     pools: dict[str, list[dict[str, str]]] = {}
     for spec in backends:
         pools.setdefault(spec.region, []).append(

@@ -1,10 +1,12 @@
-"""Lowers the priority of processes that carry events, below those that answer requests.
+"""Gives processes that handle usage events a lower priority than processes that serve requests.
 
-Linux may group processes by session (autogroup) and schedule groups before processes: there `nice`
-alone changes nothing between two processes of different sessions.
+Linux may group processes by session (autogroup), and then schedules groups before processes. In
+that case `nice` has no effect between processes of different sessions, so the niceness of the
+autogroup is set as well.
 
-The niceness is 10, about a tenth of the weight of a process at 0. At 19, a seventieth, billing took
-102 s to start and to store 200 events beside eight busy processes on two cores; at 10, 0.2 s.
+The niceness is 10, a tenth of the weight of a process with niceness 0. With 19, a seventieth of the
+weight, billing took 102 s to start and store 200 events beside eight busy processes on two cores.
+With 10 it took 0.2 s.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ from pathlib import Path
 
 _LOW = 10
 _NORMAL = 0
-# Without root, the kernel lets one autogroup of the machine be changed every 0.1 s.
+# Without root, the kernel allows one change of an autogroup every 0.1 s on the whole machine.
 _ATTEMPTS = 10
 _BETWEEN = 0.11
 
@@ -23,7 +25,7 @@ _BETWEEN = 0.11
 def give_way(
     group: Path = Path("/proc/self/autogroup"), *, pause: Callable[[float], None] = time.sleep
 ) -> None:
-    """Give this process, and its autogroup where there is one, a low priority."""
+    """Lower the priority of this process, and of its autogroup if there is one."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _LOW)
     if os.getsid(0) != os.getpid():
@@ -35,12 +37,12 @@ def give_way(
 
 
 def end_giving_way(process: int) -> bool:
-    """Reset the priority of a process, because the supervisor waits for its end.
+    """Restore the priority of a process, because the supervisor waits for its end.
 
-    An unprivileged process may not raise its own priority, but that of its autogroup.
+    An unprivileged process cannot raise a process's priority, but it can raise an autogroup's.
 
     Returns:
-        Whether it is done, or impossible; else it may be tried again after 0.1 s.
+        Whether it is done or impossible. If false, the caller may try again after 0.1 s.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0))
@@ -48,7 +50,7 @@ def end_giving_way(process: int) -> bool:
 
 
 def _weigh(group: Path, niceness: int) -> bool:
-    """Set the niceness of an autogroup; return false where that may be tried again."""
+    """Set the niceness of an autogroup; return false if the caller may try again."""
     try:
         if group.exists():
             group.write_text(str(niceness))

@@ -1,4 +1,4 @@
-"""Probes children for readiness: a probe returns why a child is not ready, or nothing."""
+"""Probes children for readiness: a probe returns why a child is not ready, or ""."""
 
 import asyncio
 import contextlib
@@ -11,18 +11,19 @@ READY_PATH = "/health/ready"
 
 
 async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
-    """Probe a process by its readiness route."""
+    """Probe a process with its readiness route."""
     try:
         status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
-        return "does not answer yet"
+        return "does not respond yet"
     return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
 
 
 async def probe_listener(listener: socket.socket, rest: Probe) -> str:
-    """Probe whether a process listens on the socket handed to it, then by `rest`.
+    """Probe whether a child listens on the socket that it inherited, then run `rest`.
 
-    Workers share a port, so that a request cannot choose one; the socket shows which one listens.
+    Workers share a port, so a request cannot choose a worker. The state of the socket shows which
+    worker listens.
     """
     if not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return "does not listen yet"
@@ -30,20 +31,20 @@ async def probe_listener(listener: socket.socket, rest: Probe) -> str:
 
 
 async def probe_valkey(path: str) -> str:
-    """Probe a Valkey by PING on its Unix socket, which it answers once its data is loaded."""
+    """Probe a Valkey with PING on its Unix socket. It responds PONG once its data is loaded."""
     answer = await _ping(path)
     if not answer:
-        return "does not answer yet"
+        return "does not respond yet"
     return "" if answer.startswith(b"+PONG") else f"is not ready: {_brief(answer)}"
 
 
 async def valkey_answers(path: str) -> bool:
-    """Return whether a Valkey answers at all, be it that its data is still being loaded."""
+    """Return whether a Valkey responds, even while it loads its data."""
     return bool(await _ping(path))
 
 
 async def _ping(path: str) -> bytes:
-    """Return the answer to PING, nothing without one within a second."""
+    """Return the response to PING; empty if there is none within a second."""
     try:
         async with asyncio.timeout(1.0):
             reader, writer = await asyncio.open_unix_connection(path)

@@ -1,4 +1,7 @@
-"""Reads and writes `processes.json`: the running processes, for operators and for recovery."""
+"""Reads and writes `processes.json`, which lists running processes.
+
+Operators read it, and a new supervisor ends the processes of a killed one with it.
+"""
 
 import contextlib
 import os
@@ -16,7 +19,10 @@ FILE = "processes.json"
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A process. `started` is its start by the kernel's clock, which differs for a reused pid."""
+    """Describes a process.
+
+    `started` is the time of its start on the kernel's clock, which differs if a pid is reused.
+    """
 
     role: ProcessRole
     region: str
@@ -27,7 +33,7 @@ class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
-    """Replace the table atomically; return why that failed, nothing if it did not.
+    """Replace the table atomically; return the reason if that fails, else "".
 
     A full disk must not end the supervisor.
     """
@@ -44,7 +50,7 @@ def write_table(folder: Path, entries: list[ProcessEntry]) -> str:
 
 
 def read_table(folder: Path) -> list[ProcessEntry]:
-    """Return the table; empty where there is none that can be read."""
+    """Return the table; empty if there is no readable table."""
     try:
         return msgspec.json.decode((folder / FILE).read_bytes(), type=list[ProcessEntry])
     except (OSError, msgspec.DecodeError):
@@ -52,18 +58,18 @@ def read_table(folder: Path) -> list[ProcessEntry]:
 
 
 def start_of(pid: int) -> int:
-    """Return when the process started, in ticks of the kernel's clock; 0 where it is not known."""
+    """Return when a process started, in ticks of the kernel's clock; 0 if unknown."""
     activity = activity_of(pid)
-    # One in state Z or X has ended, and waits to be collected.
+    # A process in state Z or X has ended, but its parent has not yet waited for it.
     return 0 if activity is None or activity.state in "ZX" else activity.started
 
 
 def end_leftovers(
     folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
 ) -> int:
-    """Kill the children of a supervisor that was killed; return how many there were.
+    """Kill the children of a supervisor that was killed; return their number.
 
-    A pid is one of them only if its start time is the recorded one.
+    A process is such a child only if both its pid and its start time are in the table.
     """
     leftovers = [e for e in read_table(folder) if e.started and start_of(e.pid) == e.started]
     for entry in leftovers:

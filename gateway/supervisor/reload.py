@@ -1,4 +1,4 @@
-"""Has the operators' listener read the configuration folder again, at SIGHUP."""
+"""Makes the operators' listener reload the configuration folder at SIGHUP."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ RELOAD_PATH = "/admin/config/reload"
 
 
 class ReloadAnswer(msgspec.Struct, frozen=True):
-    """The fields of the answer that are shown, of a success or a problem."""
+    """Holds the fields of a response that are shown, of a success or a problem document."""
 
     generation: int | None = None
     notice: str = ""
@@ -25,7 +25,7 @@ class ReloadAnswer(msgspec.Struct, frozen=True):
 async def reload_configuration(
     settings: Settings, admin_key: str, tell: Callable[[str], None]
 ) -> None:
-    """Reload, and report the outcome to `tell`; never raises."""
+    """Reload the configuration and report the outcome with `tell`; never raises."""
     try:
         status, body = await ask(
             reachable(settings.admin_host),
@@ -44,17 +44,20 @@ async def reload_configuration(
 
 
 async def refuse_reload(tell: Callable[[str], None]) -> None:
-    """Report that nothing is reloaded, without an operators' listener.
+    """Report that nothing is reloaded, because this supervisor runs no operators' listener.
 
-    Another program may have its port, and must not get the key.
+    Another program may use the port, and must not receive the admin key.
     """
-    tell("the configuration was not reloaded: no operators' listener runs here")
+    tell(
+        "the configuration was not reloaded: this supervisor runs no operators' listener; use"
+        " `POST /admin/config/reload`"
+    )
 
 
 def describe(status: int, answer: ReloadAnswer) -> str:
-    """Return one line on the answer of the reload route."""
+    """Return a line that describes the response of the reload route."""
     if answer.generation is not None:
-        waiting = "" if status == 200 else ", not yet taken by every worker"  # noqa: PLR2004 - OK
+        waiting = "" if status == 200 else ", which not every worker uses yet"  # noqa: PLR2004 - OK
         notice = f"; {answer.notice}" if answer.notice else ""
         return f"the configuration is at generation {answer.generation}{waiting}{notice}"
     place = f"{answer.file}:{answer.line}: " if answer.file else ""

@@ -1,4 +1,4 @@
-"""Finds and keeps the port on which workers listen for gRPC."""
+"""Chooses and reserves the port on which workers serve gRPC."""
 
 import contextlib
 import importlib.util
@@ -10,19 +10,19 @@ from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import reserve_port
 
 PREFERRED: Final = 8001
-"""The port of Triton, which its clients try first."""
+"""Triton's port, which its clients use by default."""
 OPTION: Final = "--grpc-port"
 _LIBRARIES: Final = ("grpc", "google.protobuf")
 
 
 @contextlib.contextmanager
 def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -> Iterator[int]:
-    """Keep the port that is asked for while this is entered, and yield it; 0 is none.
+    """Reserve the requested port while this is entered, and yield it; 0: no port.
 
-    `None` asks for `PREFERRED` where gRPC is installed and the port is free.
+    `None` requests `PREFERRED`, if gRPC is installed and the port is free.
 
     Raises:
-        CannotStart: the port that is asked for is in use, or gRPC is not installed.
+        CannotStart: the requested port is in use, or gRPC is not installed.
     """
     check_rpc(asked or 0)
     port = PREFERRED if asked is None and _is_installed() else asked or 0
@@ -38,14 +38,14 @@ def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -
 
 
 def check_rpc(port: int) -> None:
-    """Make sure that workers find what they serve gRPC with, if they are to listen on a `port`.
+    """Check that gRPC is installed, if workers are to serve it on `port`.
 
     Raises:
-        CannotStart: it is not installed.
+        CannotStart: gRPC is not installed.
     """
     if port and not _is_installed():
         raise CannotStart(
-            f"gRPC is not installed; run {install_command('gateway,grpc')}; or leave out"
+            f"gRPC is not installed; run {install_command('gateway,grpc')}, or leave out"
             f" `{OPTION}` and `SLUICEGATE_GRPC_PORT`",
             exit_code=ExitCode.CONFIGURATION,
         )

@@ -1,4 +1,4 @@
-"""Runs the gateway workers of one machine (`sluicegate gateway`), without Redis and backends."""
+"""Runs the gateway processes of one machine (`sluicegate gateway`), without Redis or backends."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from gateway.supervisor.up import check_configuration
 def run_gateway(
     settings: Settings, *, workers: int, admin: bool, say: Callable[[str], None]
 ) -> None:
-    """Run workers, the shipper of their events and, with `admin`, the operators' listener.
+    """Run the workers, the shipper, and with `admin` the operators' listener.
 
     Raises:
-        CannotStart: a port is busy, the configuration is broken, a process did not start, ...
+        CannotStart: for example, a port is in use, the configuration is invalid or a process fails.
     """
     check_configuration(settings)
     check_rpc(settings.grpc_port)

@@ -1,4 +1,4 @@
-"""Starts processes that die with their parent, with output to log files or the parent's."""
+"""Starts child processes that end when their parent ends."""
 
 import asyncio
 import contextlib
@@ -18,10 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Spawner:
-    """Starts children with this process's environment, without its keys, plus their own.
-
-    `logs` is the folder of their log files; with `None` they print where this process does.
-    """
+    """Starts children with this process's environment, except its keys, and their own variables."""
 
     def __init__(self, *, logs: Path | None) -> None:
         self._logs = logs
@@ -29,13 +26,13 @@ class Spawner:
         self._before_exec = _die_with_parent()
 
     def log_of(self, spec: ProcessSpec) -> Path | None:
-        """Return the file that holds what the child prints, if there is one."""
+        """Return the log file of a child; `None` if it has none."""
         return None if self._logs is None else self._logs / f"{spec.name}.log"
 
     async def spawn(
         self, spec: ProcessSpec, *, heartbeat: int | None = None
     ) -> asyncio.subprocess.Process:
-        """Return the running child, which inherits `heartbeat`, a pipe to write to.
+        """Start a child that writes its heartbeats to the pipe `heartbeat`.
 
         Raises:
             OSError: the program cannot be started.
@@ -58,8 +55,8 @@ class Spawner:
                 stderr=asyncio.subprocess.STDOUT,
                 env={**self._environment, **own},
                 pass_fds=inherited,
-                # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which
-                # stops the children in order.
+                # In its own session, a child does not receive the terminal's Ctrl-C. Only the
+                # supervisor does, which then stops the children in order.
                 start_new_session=True,
                 preexec_fn=self._before_exec,
             )
@@ -73,10 +70,10 @@ class Spawner:
         secret: str = "",
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Run a program to its end; `secret` is its input, and its output goes to `tell` and a log.
+        """Run a program to its end. `secret` is its input; its output goes to `tell` and a log.
 
         Raises:
-            CannotStart: it failed; the message is its last line.
+            CannotStart: the program failed. The message contains its last line.
         """
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -99,7 +96,7 @@ class Spawner:
 
 
 def _inherited_environment() -> dict[str, str]:
-    # Backends of this machine are called on loopback, without TLS.
+    # The gateway calls this machine's backends on loopback without TLS.
     own = ("SLUICEGATE_ADMIN_KEY", "SLUICEGATE_DEMO_KEY", "SLUICEGATE_BACKEND_TLS_")
     inherited = process_environment().items()
     return {name: value for name, value in inherited if not name.startswith(own)}
@@ -108,10 +105,10 @@ def _inherited_environment() -> dict[str, str]:
 async def _talk(
     process: asyncio.subprocess.Process, secret: str, path: Path, tell: Callable[[str], None]
 ) -> str:
-    """Send a process its input and read its output to the end; return the last line."""
+    """Write `secret` to a process and read its output to the end; return the last line."""
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
-    with contextlib.suppress(ConnectionError):  # it ended without reading: its output says why
+    with contextlib.suppress(ConnectionError):  # it ended without reading; its output explains why
         process.stdin.write(secret.encode())
         await process.stdin.drain()
     process.stdin.close()
@@ -127,17 +124,18 @@ async def _talk(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return a function for the child that makes it die with its parent.
+    """Return a function that the child calls so that it is killed when its parent ends.
 
-    The kernel watches the thread that forked, which is the main one: the loop runs there.
+    The kernel watches the thread that forked. This is the main thread, which runs the event loop.
     """
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl  # before the fork: the child must not take locks
+    # looked up before the fork, because the child must not take locks
+    prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def before_exec() -> None:
-        # Ignored until the child has a handler, else it would end it.
+        # Ignored until the child has a handler, because the signal would end the child.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # the parent died before the call

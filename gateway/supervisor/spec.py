@@ -1,4 +1,4 @@
-"""Declares child processes as values, and the order in which roles stop."""
+"""Declares specs of child processes, and the order in which roles stop."""
 
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ProcessRole(StrEnum):
-    """What a process does; the `role` of `processes.json`."""
+    """The role of a process, as in `processes.json`."""
 
     SUPERVISOR = "supervisor"
     VALKEY_CACHE = "valkey-cache"
@@ -22,8 +22,8 @@ class ProcessRole(StrEnum):
     GATEWAY = "gateway"
 
 
-# Producers of work stop before its consumers: gateways finish their requests while backends still
-# answer, and their events are shipped and billed while Valkey still runs.
+# Producers stop before consumers: workers finish their requests while backends still run, and usage
+# events are shipped and billed while Valkey still runs.
 STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
     (ProcessRole.GATEWAY, ProcessRole.BATCHES),
     (ProcessRole.ADMIN,),
@@ -34,17 +34,17 @@ STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
 )
 
 
-# Returns why a process is not ready, nothing when it is, in about a second; never raises.
+# Returns within about a second why a process is not ready, or ""; never raises.
 Probe = Callable[[], Awaitable[str]]
 
 
 async def is_started() -> str:
-    """Probe nothing: the process is ready when it runs."""
+    """Return "": the process is ready as soon as it runs."""
     return ""
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A child to run. `name` is unique and names its log; `address` is where it listens."""
+    """Describes a child. `name` is unique and names its log; `address` is where it listens."""
 
     name: str
     role: ProcessRole
@@ -54,38 +54,41 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     address: str = ""
     device: str = ""
-    """The UUID of the GPU that it uses, of which nobody else may be measured meanwhile."""
+    """The UUID of its GPU. While the backend measures its models there, no other backend may use
+    it."""
     environment: Mapping[str, str] = {}
     listener: socket.socket | None = None
-    """A socket of the supervisor's that the child inherits, and its successor after it.
+    """A socket of the supervisor that the child and its successors inherit.
 
-    Such a child serves HTTP; at SIGUSR1 it reports that it is not ready, and serves on."""
+    Such a child serves HTTP. At SIGUSR1 it reports that it is not ready, and continues to serve.
+    """
     siblings: tuple[socket.socket, ...] = ()
-    """Sockets of others on the same port; the child accepts there what those do not."""
+    """Sockets of other workers on the same port, on which the child accepts connections that
+    they do not accept."""
     stop_within: float = 15.0
     replace_within: float = 20.0
     ready_within: float = 60.0
-    ready_once_heard_within: float = 60.0
-    """Seconds from its first sign of life, which comes when models are loaded, to readiness."""
+    ready_after_response_within: float = 60.0
+    """Seconds from its first sign of life, when its models are loaded, until it is ready."""
     heartbeat_variable: str = ""
-    """The variable with the descriptor for heartbeats; empty: the child sends none."""
+    """The environment variable with the descriptor for heartbeats; empty: the child sends none."""
     sign_of_life: Callable[[], Awaitable[bool]] | None = None
-    """Calls a child that sends no heartbeats; false, and no exception, without an answer."""
+    """Returns whether a child that sends no heartbeats responds; never raises."""
     silent_within: float = 0.0
     """Seconds of silence after which the child is replaced; 0: never."""
     memory_bytes: int = 0
-    """Resident memory above which it is replaced; 0: no bound."""
+    """Resident memory above which the child is replaced; 0: no limit."""
     gives_way: bool = False
-    """Runs at a low priority (`gateway.supervisor.priority`), until it is stopped."""
+    """Whether it runs at a low priority (`gateway.supervisor.priority`) until it is stopped."""
 
     @property
-    def is_heard(self) -> bool:
-        """Whether the child sends heartbeats or can be called."""
+    def is_monitored(self) -> bool:
+        """Whether the child sends heartbeats or responds to calls."""
         return bool(self.heartbeat_variable) or self.sign_of_life is not None
 
 
 def stop_groups(specs: Iterable[ProcessSpec]) -> list[list[ProcessSpec]]:
-    """Return `specs` in the groups that stop together, the first to stop first."""
+    """Return `specs` in groups that stop together, in the order of stopping."""
     specs = list(specs)
     groups = [[spec for spec in specs if spec.role in roles] for roles in STOP_ORDER]
     return [group for group in groups if group]

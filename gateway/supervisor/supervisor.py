@@ -1,4 +1,4 @@
-"""Owns the child processes: starts them together, keeps them running, stops them in order."""
+"""Owns child processes: starts them together, keeps them running, and stops them in order."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ from gateway.telemetry.restarts import RestartCounts
 
 
 class Supervisor:
-    """Runs the children of this process, while it is entered."""
+    """Runs child processes while it is entered."""
 
     def __init__(
         self, *, root: Path, spawner: Spawner, say: Callable[[str], None], address: str = ""
@@ -51,7 +51,7 @@ class Supervisor:
         await self._group.__aexit__(None, None, None)
 
     def start(self, specs: Sequence[ProcessSpec]) -> list[Child]:
-        """Start a child for each spec; return them at once."""
+        """Start a child for each spec, and return the children at once."""
         children = [
             Child(
                 spec=spec,
@@ -68,17 +68,17 @@ class Supervisor:
         return children
 
     async def ready(self, children: Sequence[Child]) -> None:
-        """Wait until all of `children` are ready.
+        """Wait until all `children` are ready.
 
         Raises:
-            CannotStart: one of them is not within its time.
+            CannotStart: a child was not ready in time.
         """
         await in_parallel(*(child.until_ready() for child in children))
 
     async def stop(self, force: asyncio.Event, *, delay: float = 0.0) -> None:
-        """Stop every child, in the order of roles; at once when `force` is set.
+        """Stop all children in the order of roles, or at once when `force` is set.
 
-        Before, those that serve HTTP report for `delay` seconds that they are not ready.
+        Before that, children that serve HTTP report for `delay` seconds that they are not ready.
         """
         children = {child.spec.name: child for child in self._children}
         await self._announce(force, delay)
@@ -95,15 +95,15 @@ class Supervisor:
         for child in serving:
             child.announce_stop()
         if delay and any(child.pid for child in serving) and not force.is_set():
-            self.say(f"not ready any more; serving on for {delay:g} s")
+            self.say(f"reporting not ready; still serving for {delay:g} s")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(force.wait(), delay)
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:
-            # A live gauge of a process that ended must not be added to the others.
+            # Live gauges of an ended process must not be added to other processes' gauges.
             for left in (self._root / "metrics").glob(f"gauge_live*_{ended}.db"):
-                with contextlib.suppress(OSError):  # a disk that is read-only, as after an error
+                with contextlib.suppress(OSError):  # the disk may be read-only
                     left.unlink()
         self._record()
 
@@ -119,12 +119,12 @@ class Supervisor:
         running = [_entry(child) for child in self._children if child.pid is not None]
         trouble = write_table(self._root, [own, *running])
         if trouble and not self._table_is_old:
-            self.say(f"`{self._root}` cannot be written ({trouble}): free space on its disk")
+            self.say(f"`{self._root}` cannot be written ({trouble}); free some space on its disk")
         self._table_is_old = bool(trouble)
 
 
 async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -> None:
-    """Close this process's listeners of `group`, once no connection waits in the backlog."""
+    """Close the listeners of `group` once no connection waits in their backlogs."""
     listeners = [spec.listener for spec in group if spec.listener is not None]
     if not listeners or listeners[0].fileno() < 0:
         return
@@ -137,7 +137,7 @@ async def _close_listeners(group: Sequence[ProcessSpec], force: asyncio.Event) -
 
 
 async def in_parallel(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Return the results of `work`; the first exception cancels the rest and is raised."""
+    """Return the results of all coroutines. The first error cancels the others and is raised."""
     async with TaskScope() as tasks:
         return await asyncio.gather(*map(tasks.create_task, work))
 
@@ -150,14 +150,14 @@ async def supervise(
     delay: float = 0.0,
     beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
 ) -> None:
-    """Run `start`, then wait for SIGINT or SIGTERM, then stop every child; a second one forces it.
+    """Run `start`, wait for SIGINT or SIGTERM, and stop all children; a second signal forces it.
 
-    After SIGTERM children serve on for `delay` seconds and report that they are not ready, for load
-    balancers; SIGINT comes from a terminal, without one. SIGHUP runs `reload`. `beside` runs
-    meanwhile, and is cancelled at the end.
+    After SIGTERM, children serve for `delay` seconds and report that they are not ready, so that
+    load balancers can react. SIGINT comes from a terminal and has no delay. SIGHUP runs `reload`.
+    `beside` runs until the end and is then cancelled.
 
     Raises:
-        CannotStart: `start` did; the children that ran are stopped.
+        CannotStart: from `start`, after all running children were stopped.
     """
     signals, hangup, is_ready = _StopSignals(supervisor.say), asyncio.Event(), asyncio.Event()
 
@@ -197,7 +197,7 @@ class _StopSignals:
         if self.stopping.is_set():
             self.force.set()
         else:
-            self._say("stopping; again to force it")
+            self._say("stopping; repeat the signal to force it")
         self.stopping.set()
 
 
@@ -209,7 +209,7 @@ async def _reloading(hangup: asyncio.Event, reload: Callable[[], Awaitable[None]
 
 
 async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
-    """Run `work` until the first of it ends or fails, and cancel the rest."""
+    """Run all coroutines until one ends or fails, and cancel the others."""
     async with TaskScope() as tasks:
         running = [tasks.create_task(each) for each in work]
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)

@@ -20,17 +20,17 @@ from gateway.supervisor.local_http import Preface
 from gateway.supervisor.probes import probe_http, probe_listener
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 
-# `-P`: the working directory may hold another folder called `gateway`.
+# `-P`, because the working directory may contain another folder `gateway`.
 PYTHON = (sys.executable, "-P", "-m")
 _LOOPBACK = "127.0.0.1"
-_ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - looked up, not bound
+_ANYWHERE = {"0.0.0.0": _LOOPBACK, "::": "::1"}  # noqa: S104 - compared, not bound
 _BEYOND_DRAIN = 5.0
 _OF_BACKENDS = 0.8
-"""The part of the memory that backends share; gateway and Valkey take the rest."""
-# Factor on the time-out: a backend that opens a large model may hold the interpreter so long.
+"""The fraction of the memory for backends. Gateway processes and Valkey use the rest."""
+# Factor on the timeout: loading a large model may block a backend's interpreter for so long.
 _LOADING = 3.0
 _READY_WITHIN = 60.0
-# Forms of each graph are compared, and graphs captured or engines built, at the first start.
+# At the first start on a GPU, a backend compares graph variants and builds engines.
 _READY_ON_GPU_WITHIN = 1800.0
 _ON_CPU = Devices()
 
@@ -47,8 +47,8 @@ def backend_specs(
 ) -> list[ProcessSpec]:
     """Return the backends of the regions, each on a free loopback port that it keeps.
 
-    A region has one backend, or those of its GPUs. Without a bound in the settings, the backends
-    share `memory` bytes; 0: no bound.
+    Without GPUs, a region has one backend. If the settings have no memory limit, the backends
+    divide `memory` bytes among them; 0: no limit.
     """
     places = list(_places(regions, devices))
     sharing = Counter(gpu.uuid for _, gpu in places if gpu is not None)
@@ -74,7 +74,7 @@ def backend_specs(
                 region=region,
                 index=index,
                 argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
-                # No delay: the gateways that call it stop before.
+                # No delay, because the gateways that call it stop first.
                 environment={
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
                     "SLUICEGATE_BACKEND_SHUTDOWN_DELAY": "0",
@@ -94,7 +94,7 @@ def backend_specs(
 
 
 def _places(regions: Sequence[str], devices: Devices) -> Iterator[tuple[str, Gpu | None]]:
-    """Yield where each backend runs: GPUs and regions are dealt out to each other in turn."""
+    """Yield the region and the GPU of each backend, assigning GPUs to regions in turn."""
     if not devices.gpus:
         yield from ((region, None) for region in regions)
         return
@@ -105,7 +105,7 @@ def _places(regions: Sequence[str], devices: Devices) -> Iterator[tuple[str, Gpu
 
 
 def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
-    """Return the variables of a backend that sees this GPU alone, of which it is then the first."""
+    """Return the environment of a backend that sees only this GPU, as device 0."""
     return {
         "CUDA_VISIBLE_DEVICES": gpu.uuid,
         PROVIDER: provider,
@@ -117,9 +117,9 @@ def _on_gpu(gpu: Gpu, provider: str, sharing: int) -> Mapping[str, str]:
 def first_of_devices(
     backends: Sequence[ProcessSpec],
 ) -> tuple[list[ProcessSpec], list[ProcessSpec]]:
-    """Return the backends to start at once, and those to start when these are ready.
+    """Return the backends to start at once, and the backends to start when these are ready.
 
-    The first backend of a GPU measures how its models run best, while nothing else uses the GPU.
+    A GPU's first backend measures its models while no other backend uses the GPU.
     """
     seen: set[str] = set()
     first: list[ProcessSpec] = []
@@ -134,9 +134,9 @@ def first_of_devices(
 def worker_specs(
     settings: Settings, listeners: Sequence[socket.socket], *, alone: bool = False
 ) -> list[ProcessSpec]:
-    """Return a gateway worker for each listener.
+    """Return the spec of a worker for each listener.
 
-    One that runs `alone` is ready when it listens: its dependencies are started by others.
+    A worker with `alone` is ready when it listens, because its dependencies are not started here.
     """
     specs = []
     for index, listener in enumerate(listeners):
@@ -163,7 +163,7 @@ def worker_specs(
 def admin_spec(
     settings: Settings, listener: socket.socket, admin_key: str, *, alone: bool = False
 ) -> ProcessSpec:
-    """Return the process of the operators' listener, the only one with the admin key."""
+    """Return the spec of the operators' listener, the only process with the admin key."""
     own = msgspec.structs.replace(
         settings, admin_key=admin_key, worker="admin", listen_fd=listener.fileno()
     )
@@ -179,9 +179,9 @@ def admin_spec(
 
 
 def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[ProcessSpec]:
-    """Return the processes of `roles`, behind those that answer callers.
+    """Return the specs of background processes, which have a low priority.
 
-    They are `shipper`, `billing`, `request-log` and `batches`.
+    `roles` may be the shipper, billing, the request log and batches.
     """
     return [
         msgspec.structs.replace(
@@ -194,13 +194,13 @@ def event_specs(settings: Settings, roles: Sequence[ProcessRole]) -> list[Proces
 
 
 def reachable(host: str) -> str:
-    """Return the host by which a listener bound to `host` is reached from this machine."""
+    """Return the address at which this machine reaches a listener bound to `host`."""
     return _ANYWHERE.get(host, host)
 
 
 def preface_of_workers(settings: Settings) -> Preface:
-    """Return what the customers' listener expects of the supervisor before HTTP."""
-    # A connection to an address of this machine comes from that address.
+    """Return the bytes that the customers' listener expects from the supervisor before HTTP."""
+    # A connection to an address of this machine has the same source address.
     is_proxy = settings.proxy_protocol and _address_of(settings.host) in Networks(
         settings.trusted_proxies
     )
@@ -208,17 +208,17 @@ def preface_of_workers(settings: Settings) -> Preface:
 
 
 def preface_of_admin(settings: Settings) -> Preface:
-    """Return what the operators' listener expects before HTTP."""
+    """Return the bytes that the operators' listener expects before HTTP."""
     return Preface(settings.admin_tls_certificate is not None)
 
 
 def url_of(preface: Preface, host: str, port: int) -> str:
-    """Return the URL of a listener."""
+    """Return a listener's URL."""
     return f"{'https' if preface.is_tls else 'http'}://{host}:{port}"
 
 
 def child_command(entry: str) -> tuple[str, ...]:
-    """Return the command line of one of `gateway`'s internal entries."""
+    """Return the command line of an internal entry of `gateway`."""
     return (*PYTHON, "gateway", entry)
 
 
@@ -227,7 +227,7 @@ def _address_of(host: str) -> str:
     try:
         return socket.gethostbyname(host)  # as `bind` does
     except OSError:
-        return host  # IPv6, or no name: then it cannot be bound
+        return host  # an IPv6 address, or an unknown name, to which nothing can be bound
 
 
 def _serving(
@@ -239,7 +239,7 @@ def _serving(
     preface: Preface,
     alone: bool,
 ) -> ProcessSpec:
-    """Return `spec` as that of a process which serves HTTP on `listener`."""
+    """Return `spec` with HTTP served on `listener`."""
     rest = is_started if alone else partial(probe_http, reachable(host), port, preface)
     return msgspec.structs.replace(
         spec,

@@ -1,4 +1,4 @@
-"""Runs everything on one machine (`sluicegate up`)."""
+"""Runs the whole system on one machine (`sluicegate up`)."""
 
 import asyncio
 import importlib.util
@@ -36,10 +36,10 @@ _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"
 
 
 def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]) -> None:
-    """Run everything until a signal ends it.
+    """Run all processes until a signal ends them.
 
     Raises:
-        CannotStart: a port is busy, the configuration is broken, a process did not start, ...
+        CannotStart: for example, a port is in use, the configuration is invalid or a process fails.
     """
     started = time.monotonic()
 
@@ -79,24 +79,24 @@ def run_up(settings: Settings, options: UpOptions, *, say: Callable[[str], None]
 
 
 def check_configuration(settings: Settings) -> None:
-    """Make sure that document and certificates can be used, before anything starts.
+    """Check the document and the certificates before anything starts.
 
     Raises:
-        CannotStart: they cannot.
+        CannotStart: the document or a certificate is invalid.
     """
     try:
         check_memory(parse_sources(read_folder(settings.config)), settings.memory_limit_bytes)
-        client_tls(settings).renew()  # refuses files that cannot be used
+        client_tls(settings).renew()  # raises an error for unusable files
         check_listeners(settings)
     except ConfigurationError as error:
         raise CannotStart(explain(error), exit_code=ExitCode.CONFIGURATION) from error
 
 
 def check_runtime() -> None:
-    """Make sure that backends find what they run models with.
+    """Check that exactly one model runtime is installed.
 
     Raises:
-        CannotStart: it is not installed, or twice.
+        CannotStart: no runtime is installed, or two that conflict.
     """
     if conflict := conflict_of_runtimes():
         raise CannotStart(conflict)
@@ -108,7 +108,7 @@ def check_runtime() -> None:
 
 
 def check_models(options: UpOptions) -> None:
-    """Make sure that there are models to serve.
+    """Check that there are models to serve.
 
     Raises:
         CannotStart: there are none.
@@ -122,7 +122,7 @@ def check_models(options: UpOptions) -> None:
         )
     if not (options.demo_models or _model_names(options.models)):
         raise CannotStart(
-            f"`{options.models}` holds no model; import one with `sluicegate models import`, or "
+            f"`{options.models}` contains no model; import one with `sluicegate models import`, or "
             "add `--demo-models`"
         )
 
@@ -133,13 +133,13 @@ def _model_names(repository: Path) -> set[str]:
 
 
 def _described(broken: dict[str, str]) -> str:
-    """Return the lines about models that are not served; empty if all are."""
+    """Return lines about models that are not served; empty if all models are."""
     lines = [f"  {name}: {reason}\n" for name, reason in sorted(broken.items())]
     return "".join(["Not served:\n\n", *lines, "\n"]) if lines else ""
 
 
 class _Up:
-    """Runs the steps of a start, each as soon as its dependencies are ready."""
+    """Starts everything, each step as soon as its dependencies are ready."""
 
     def __init__(
         self,
@@ -190,13 +190,15 @@ class _Up:
             await self._spawner.run_step("demo-models", command, environment={}, tell=self._tell)
             if demo != own:
                 for name in sorted(_model_names(demo) & _model_names(own)):
-                    self._tell(f"`{name}` is that of {own}, not the demo model of the same name")
+                    self._tell(f"`{name}` is served from {own} in place of the demo model")
         if bound := self._plan.backends[0].memory_bytes:
-            self._tell(f"a backend that takes more than {bound // _MEBIBYTE} MiB is replaced")
+            self._tell(f"backends that use more than {bound // _MEBIBYTE} MiB are restarted")
         first, later = topology.first_of_devices(self._plan.backends)
         started = self._supervisor.start(first)
         if any(spec.device for spec in first):
-            self._tell("each GPU measures its models at their first start, which takes minutes")
+            self._tell(
+                "at the first start, backends measure their models on each GPU for some minutes"
+            )
             await self._supervisor.ready(started)
         return [*started, *self._supervisor.start(later)]
 

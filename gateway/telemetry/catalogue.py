@@ -1,6 +1,7 @@
 """Declares every metric on the metrics page of a gateway machine.
 
-Values of all processes of the machine are added up, or as the declaration of a gauge says.
+The page shows one value for all processes of the machine: their sum, unless a gauge declares
+another aggregation.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ SECONDS: Final = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
 )
-"""Upper bounds of the buckets of durations."""
+"""Upper bounds of histogram buckets for durations."""
 _INF: Final = "+Inf"
 _WORKER: Final = ("worker",)
 _ADMIN: Final = ("admin",)
@@ -61,271 +62,342 @@ _most = partial(_gauge, over=Aggregation.MOST)
 _REQUESTS: Final = (
     _counter(
         "requests_total",
-        "Requests answered. `route` is the template of an inference route or `grpc`, `model` empty "
-        "where none was found. Replays to an idempotency key are in `idempotent_replays_total` "
-        "alone, requests of routes without inference nowhere.",
+        "Answered inference requests. `route` is the template of a route, or `grpc`. `model` is "
+        "empty if no model was found. Responses replayed for an idempotency key are counted only "
+        "in `idempotent_replays_total`. Requests without inference are not counted.",
         *("route", "model", "status"),
     ),
     _histogram(
         "request_duration_seconds",
-        "Time from a request's head to its answer; on the fast path from the moment when all of it "
-        "is there. `outcome`: `ok`, `client_error`, `rate_limited`, `overloaded`, `deadline`, "
-        "`server_error`.",
+        "Time from the head of a request to its response. On the fast path, the time starts when "
+        "the whole request has arrived. `outcome`: `ok`, `client_error`, `rate_limited`, "
+        "`overloaded`, `deadline`, `server_error`.",
         *("route", "model", "outcome"),
     ),
     _counter(
         "items_total",
-        "Items answered. `source`: `memory_hit`, `redis_hit`, `stale`, `collapsed`, `computed`; "
-        "`refused` (what was sent cannot be answered, or there was no room or time); `failed`.",
+        "Items by `source`: `memory_hit`, `redis_hit`, `stale`, `collapsed` (coalesced), "
+        "`computed`, `refused` (invalid, or no capacity or time), `failed`.",
         *("model", "revision", "source"),
     ),
     _counter(
         "arm_items_total",
-        "Items where revisions share them, or one has a shadow; `arm` is the number of the "
-        "revision that answered.",
+        "Items of models with a traffic split or a shadow revision. `arm` is the number of the "
+        "revision that computed the result.",
         *("model", "arm", "source"),
     ),
-    _counter("rows_total", "Rows that backends computed.", "model"),
-    _counter("tokens_total", "Tokens that backends computed.", "model"),
+    _counter(
+        "rows_total",
+        "Rows that backends computed.",
+        "model",
+    ),
+    _counter(
+        "tokens_total",
+        "Tokens that backends computed.",
+        "model",
+    ),
     _histogram(
         "phase_duration_seconds",
-        "Time of a phase of requests. `phase`: `admission` (key, body, limits), `cache` (look-up "
-        "in memory, or in Redis), `wait` (from the look-up until every missing item has its "
-        "outcome; with the look-up where the limits were asked of Redis), `dispatch` (a call of a "
-        "backend). Of repeated hits one in 64 is measured and counts 64 times; those that "
-        "their callers sampled are all measured.",
+        "Duration of a phase of a request. `phase`: `admission` (key, body, limits), `cache` "
+        "(lookup in memory or Redis), `wait` (from the lookup until all missing items have an "
+        "outcome; includes the lookup if Redis decided the limits), `dispatch` (a call to a "
+        "backend). One in 64 repeated hits is measured and counts 64 times; a hit that its caller "
+        "traces is always measured.",
         "phase",
     ),
-    _counter("failed_items_total", "Items that no backend answered, by the error's code.", "code"),
+    _counter(
+        "failed_items_total",
+        "Items that failed, by error code.",
+        "code",
+    ),
     _counter(
         "idempotency_claims_total",
-        "Requests with an idempotency key. `outcome`: `owned` (the first), `done` (its answer was "
-        "replayed), `running` (it is not answered yet), `other` (another request has the key).",
+        "Requests with an idempotency key. `outcome`: `owned` (the first request), `done` (the "
+        "first response was replayed), `running` (the first request is not answered yet), `other` "
+        "(a different request used the key).",
         "outcome",
     ),
-    _counter("idempotent_replays_total", "Answers replayed to a repeated idempotency key."),
-    _counter("idempotency_failures_total", "Claims of idempotency keys that Redis did not answer."),
+    _counter(
+        "idempotent_replays_total",
+        "Responses replayed for a repeated idempotency key.",
+    ),
+    _counter(
+        "idempotency_failures_total",
+        "Idempotency keys that were not checked because Redis failed.",
+    ),
 )
 _CACHE: Final = (
     _counter(
         "cache_lookups_total",
-        "Keys looked up in a tier (`memory`, `redis`). `result`: `hit`, `miss`, `error`, `timeout` "
-        "(reads that ended as a miss because Redis was late), `skipped` (the breaker was open).",
+        "Keys looked up in a tier (`memory`, `redis`). `result`: `hit`, `miss`, `error`, "
+        "`timeout` (Redis was late, so the key counted as a miss), `skipped` (the circuit breaker "
+        "was open).",
         *("tier", "result"),
     ),
-    _gauge("cache_entries", "Entries in a tier; in Redis: its keys.", "tier"),
-    _gauge("cache_bytes", "Bytes that a tier uses.", "tier"),
-    _gauge("cache_capacity_bytes", "Bytes that a tier may use.", "tier"),
-    _counter("cache_evictions_total", "Entries evicted to make room.", "tier"),
+    _gauge(
+        "cache_entries",
+        "Entries in a tier; for Redis, its keys.",
+        "tier",
+    ),
+    _gauge(
+        "cache_bytes",
+        "Bytes that a tier uses.",
+        "tier",
+    ),
+    _gauge(
+        "cache_capacity_bytes",
+        "Bytes that a tier may use.",
+        "tier",
+    ),
+    _counter(
+        "cache_evictions_total",
+        "Entries evicted to make room.",
+        "tier",
+    ),
     _counter(
         "cache_rejected_entries_total",
-        "Entries not kept in memory: not frequent enough, or too large.",
+        "Entries not admitted to memory because they were used too rarely or are too large.",
         "tier",
     ),
     _counter(
         "cache_mismatches_total",
-        "Values found at an address that belong to another key: a collision, or a fault.",
+        "Values that belong to another key: a hash collision, or a fault.",
         "tier",
     ),
-    _counter("cache_corrupt_entries_total", "Values that could not be decoded.", "tier"),
-    _counter("cache_reads_total", "Round trips of look-ups; many keys share one.", "tier"),
-    _counter("cache_claimed_lookups_total", "Misses that another worker was computing.", "tier"),
+    _counter(
+        "cache_corrupt_entries_total",
+        "Values that could not be decoded.",
+        "tier",
+    ),
+    _counter(
+        "cache_reads_total",
+        "Round trips for lookups; one round trip looks up many keys.",
+        "tier",
+    ),
+    _counter(
+        "cache_claimed_lookups_total",
+        "Misses of keys that another worker was computing.",
+        "tier",
+    ),
     _counter(
         "cache_writes_total",
         "Entries stored. `result`: `written`, `error`, `dropped` (the queue was full).",
         *("tier", "result"),
     ),
-    _gauge("cache_queued_writes", "Entries that wait to be written.", "tier"),
+    _gauge(
+        "cache_queued_writes",
+        "Entries that wait to be written.",
+        "tier",
+    ),
     _counter(
         "coalescing_items_total",
-        "Missing items. `role`: `led` (it was computed here, or by another worker that had begun), "
-        "`joined` (equal work was under way here). Who waits in vain may lead or join anew.",
+        "Cache misses by `role`: `led` (this request started the computation, or waited for "
+        "another worker's), `joined` (this worker was already computing an equal item). An item "
+        "whose wait failed is counted again.",
         "role",
     ),
-    _gauge("coalescing_in_flight", "Different items that are being computed."),
+    _gauge(
+        "coalescing_in_flight",
+        "Distinct items that are being computed.",
+    ),
     _counter(
         "stale_items_total",
-        "Items answered with a stale answer. `reason`: `refresh_due`, `error` (no backend).",
+        "Items answered with a stale result. `reason`: `refresh_due`, `error` (no backend).",
         "reason",
     ),
     _counter(
         "stale_refreshes_total",
-        "Items to be refreshed. `result`: `started`, `skipped` (as many as allowed were).",
+        "Stale items due for a refresh. `result`: `started`, `skipped` (too many refreshes were "
+        "under way).",
         "result",
     ),
-    _gauge("stale_refreshes_in_flight", "Refreshes under way."),
+    _gauge(
+        "stale_refreshes_in_flight",
+        "Refreshes under way.",
+    ),
 )
 _ROUTING: Final = (
-    _least("endpoint_up", "Whether every worker finds the endpoint ready.", *_ENDPOINT),
-    _least("endpoint_share", "Share of its speed that is used: below 1 during its slow start.",
-           *_ENDPOINT),
-    _most("endpoint_predicted_finish_seconds", "Predicted time until an item sent now is answered.",
-          *_ENDPOINT),
-    _most("endpoint_fastest_finish_seconds", "The least predicted time of the endpoints that serve "
-          "a model of this one and are ready, not drained and not ejected.", *_ENDPOINT),
+    _least("endpoint_up", "Whether the endpoint is ready in the view of every worker.", *_ENDPOINT),
+    _least("endpoint_share",
+           "Fraction of its speed that is used; below 1 during slow start.", *_ENDPOINT),
+    _most("endpoint_predicted_finish_seconds",
+          "Predicted time until an item sent now has a result.", *_ENDPOINT),
+    _most("endpoint_fastest_finish_seconds",
+          "Lowest predicted time of all usable endpoints (ready, not drained, not ejected) that "
+          "serve a model of this endpoint.", *_ENDPOINT),
     _gauge("endpoint_in_flight_items", "Items that wait for the endpoint.", *_ENDPOINT),
-    _gauge("endpoint_limit_items", "Items in flight above which sheddable work is refused.",
-           *_ENDPOINT),
+    _gauge("endpoint_limit_items",
+           "Items in flight above which sheddable requests are refused.", *_ENDPOINT),
     _most("endpoint_drained", "Whether it is drained.", *_ENDPOINT),
     _most("endpoint_ejected", "Whether a worker has ejected it.", *_ENDPOINT),
-    _counter(
-        "endpoint_calls_total",
-        "Calls that ended. `outcome`: `ok`, `refused`, `failed`, `given_up` (deadline, or nobody "
-        "waits any more).",
-        *_ENDPOINT, "outcome",
-    ),
-    _counter(
-        "endpoint_failures_total",
-        "Calls that were refused or failed. `cause`: `refused`, `unreachable`, `cut`, `timed_out`, "
-        "`unexpected` (a fault of the gateway).",
-        *_ENDPOINT, "cause",
-    ),
-    _counter("endpoint_ejections_total", "Ejections, added up over the workers.", *_ENDPOINT),
-    _counter("hedges_total", "Items tried at a second backend, because the first, in this region, "
-             "was late.", "region"),
-    _counter("retries_total", "Items tried again after this region failed them.", "region"),
-    _counter("retries_denied_total", "Retries that the retry budget did not allow."),
-    _counter(
-        "spilled_items_total",
-        "Items sent to another region than the preferred one, first tries only.",
-        *("from_region", "to_region"),
-    ),
-    _counter("dispatched_items_total", "Items sent to backends that ended. `outcome`: `computed`, "
-             "`failed`.", "outcome"),
-    _gauge("discovery_names", "DNS names of backends, added up over the workers."),
-    _gauge("discovery_failing_names", "DNS names whose last look-up failed."),
-    _gauge("discovery_addresses", "Addresses that are in use."),
-    _counter("discovery_failures_total", "Look-ups of names that failed."),
+    _counter("endpoint_calls_total",
+             "Ended calls. `outcome`: `ok`, `refused`, `failed`, `given_up` (the deadline passed, "
+             "or all callers left).", *_ENDPOINT, "outcome"),
+    _counter("endpoint_failures_total",
+             "Refused or failed calls. `cause`: `refused`, `unreachable`, `cut` (the connection "
+             "closed), `timed_out`, `unexpected` (a fault of the gateway).", *_ENDPOINT, "cause"),
+    _counter("endpoint_ejections_total", "Ejections by all workers.", *_ENDPOINT),
+    _counter("hedges_total",
+             "Items sent to a second backend because the first one, in this region, was late.",
+             "region"),
+    _counter("retries_total", "Items retried after they failed in this region.", "region"),
+    _counter("retries_denied_total", "Retries that the retry budget denied."),
+    _counter("spilled_items_total",
+             "Items first sent to another region than the preferred one.",
+             *("from_region", "to_region")),
+    _counter("dispatched_items_total",
+             "Ended items that were sent to backends. `outcome`: `computed`, `failed`.", "outcome"),
+    _gauge("discovery_names", "DNS names of backends, summed over workers."),
+    _gauge("discovery_failing_names", "DNS names whose last lookup failed."),
+    _gauge("discovery_addresses", "Resolved addresses in use."),
+    _counter("discovery_failures_total", "Failed DNS lookups."),
 )  # fmt: skip
 _LIMITS: Final = (
-    _counter(
-        "requests_shed_total",
-        "Requests refused by a worker without processor time, before any work was done for them. "
-        "`reason`: `worker_delay` (more waited than it can do), `deadline` (it could not be met).",
-        "reason",
-    ),
-    _counter(
-        "limit_decisions_total",
-        "Decisions of limits, once for each request. `decision`: `allowed` (`policy` is empty: all "
-        "limits did), `refused` (by the limit named), `shadow_refused` (it only watches).",
-        *("policy", "decision"),
-    ),
-    _counter("limit_admissions_total", "Requests admitted. `source`: `lease`, `redis`, "
-             "`local_share` (Redis was down or late).", "source"),
-    _counter("limit_local_decisions_total", "Requests decided by the local share of the limits, "
-             "without Redis and without a lease."),
-    _counter("limit_refusals_total", "Requests that the limits refused, before and after their "
-             "admission."),
-    _counter("limit_shadow_refusals_total", "Charges that limits which only watch would have "
-             "refused."),
-    _gauge("limit_leases", "Leases on buckets that workers hold."),
-    _gauge("limit_leased_units", "Units on lease."),
-    _gauge("limit_reserved_units", "Units reserved for work under way."),
-    _counter("limit_lapsed_units_total", "Units of leases that expired unused."),
-    _counter("limit_redis_calls_total", "Calls of the limiter to Redis. `result`: `sent` (all of "
-             "them), `failed`.", "result"),
-    _gauge("region_limit_regions", "Regions that share the limits, added up over the workers."),
-    _least("region_limit_share_ratio", "This region's share of buckets without one of their own."),
-    _least("region_limit_lease_seconds", "Time until the region's shares expire; 0: it is cut off "
-           "from the store."),
-    _counter("budget_thresholds_total", "Thresholds of tenants' budgets that were reached.",
-             by=_BILLING),
+    _counter("requests_shed_total",
+             "Requests that an overloaded worker refused before processing them. `reason`: "
+             "`worker_delay` (the event loop was late), `deadline` (the deadline could not be "
+             "met).", "reason"),
+    _counter("limit_decisions_total",
+             "Limit decisions, one for each request. `decision`: `allowed` (`policy` is empty), "
+             "`refused` (by the limit `policy`), `shadow_refused` (by `policy` in shadow mode, "
+             "which refuses nothing).", *("policy", "decision")),
+    _counter("limit_admissions_total",
+             "Admitted requests. `source`: `lease`, `redis`, `local_share` (Redis was down or "
+             "late).", "source"),
+    _counter("limit_local_decisions_total",
+             "Requests decided by this worker's local share of limits, without Redis and without "
+             "a lease."),
+    _counter("limit_refusals_total",
+             "Requests that limits refused, including limits on computed rows and tokens."),
+    _counter("limit_shadow_refusals_total",
+             "Charges that limits in shadow mode would have refused."),
+    _gauge("limit_leases", "Leases of bucket units that workers hold."),
+    _gauge("limit_leased_units", "Units that workers lease."),
+    _gauge("limit_reserved_units", "Units reserved for admitted calls to backends."),
+    _counter("limit_lapsed_units_total", "Leased units that expired unused."),
+    _counter("limit_redis_calls_total",
+             "Limiter calls to Redis. `result`: `sent` (all calls), `failed`.", "result"),
+    _gauge("region_limit_regions", "Regions that share limits, summed over workers."),
+    _least("region_limit_share_ratio",
+           "This region's share of buckets without a share of their own."),
+    _least("region_limit_lease_seconds",
+           "Time until the region's shares expire; 0 if the region cannot reach the ledger."),
+    _counter("budget_thresholds_total", "Budget thresholds that tenants reached.", by=_BILLING),
 )  # fmt: skip
 _DEPENDENCIES: Final = (
-    _least("dependency_up", "Whether `cache_redis`, `state_redis` and the `ledger` answer every "
-           "worker, or the operators' listener.", "dependency", by=("worker", "admin")),
-    _most("breaker_open", "Whether the circuit breaker of `cache_redis` or `state_redis` is not "
-          "closed in some worker.", "dependency"),
-    _counter("breaker_openings_total", "Times that a breaker opened.", "dependency"),
-    _most("clock_skew_seconds", "Least difference between the machine's clock and that of "
-          "`state_redis` or of the `ledger` in PostgreSQL, in either direction.", "dependency"),
+    _least("dependency_up",
+           "Whether every worker reaches `cache_redis` and `state_redis`, and the operators' "
+           "listener reaches the `ledger`.", "dependency", by=("worker", "admin")),
+    _most("breaker_open",
+          "Whether the circuit breaker of `cache_redis` or `state_redis` is open or half-open in "
+          "any worker.", "dependency"),
+    _counter("breaker_openings_total", "How often a circuit breaker opened.", "dependency"),
+    _most("clock_skew_seconds",
+          "Lower bound of the absolute difference between the machine's clock and the clock of "
+          "`state_redis` or of the PostgreSQL `ledger`.", "dependency"),
 )  # fmt: skip
 _EVENTS: Final = (
     _counter("events_published_total", "Usage events written to the log."),
-    _counter("events_refused_total", "Usage events refused for lack of room: their requests were "
-             "answered 503."),
-    _gauge("event_log_segments", "Segments that workers write to or have not closed."),
+    _counter("events_refused_total",
+             "Usage events refused because the log was full; their requests failed with status "
+             "503."),
+    _gauge("event_log_segments", "Open segments of event logs."),
     _least("event_log_writable", "Whether every worker can write its log."),
-    _counter("event_log_sync_failures_total", "Syncs of an event log to the disk that failed."),
-    _most("event_log_unsynced_seconds", "How long the oldest usage event has waited for a sync: a "
-          "power cut loses the events that wait."),
-    _gauge("events_unshipped_bytes", "Bytes of event logs that are not in the stream yet.",
-           by=_SHIPPER),
-    _most("shipper_lag_seconds", "Age of the oldest part of a log that is not in the stream; 0 "
-          "where there is none.", by=_SHIPPER),
-    _gauge("shipper_logs", "Event logs that are shipped.", by=_SHIPPER),
-    _counter("shipped_events_total", "Usage events put into the stream.", by=_SHIPPER),
-    _counter("shipped_blocks_total", "Blocks of events put into the stream.", by=_SHIPPER),
-    _counter("shipper_rewinds_total", "Logs shipped again, because the stream or the ledger had "
-             "lost events.", by=_SHIPPER),
-    _gauge("shipper_unreadable_logs", "Files that are no event log.", by=_SHIPPER),
-    _gauge("event_log_kept_segments", "Shipped segments kept for a lost ledger.", by=_SHIPPER),
-    _gauge("event_log_kept_bytes", "Bytes of these.", by=_SHIPPER),
-    _counter("event_log_deleted_segments_total", "Shipped segments deleted.", by=_SHIPPER),
-    _gauge("stream_blocks", "Blocks in the stream that some consumer has not acknowledged.",
-           by=_SHIPPER),
-    _most("stream_full", "Whether the stream takes no more blocks.", by=_SHIPPER),
-    _gauge("stream_lag_events", "Events in the stream that a consumer (`billing`, `request_log`) "
-           "has not acknowledged: its blocks times the average events of a block.", "consumer",
-           by=_SHIPPER),
-    _counter("stream_dropped_blocks_total", "Blocks deleted before the request log had read them.",
+    _counter("event_log_sync_failures_total", "Failed syncs of event logs to disk."),
+    _most("event_log_unsynced_seconds",
+          "Age of the oldest usage event that is not synced to disk; a power cut loses unsynced "
+          "events."),
+    _gauge("events_unshipped_bytes",
+           "Bytes of event logs that are not yet in the stream.", by=_SHIPPER),
+    _most("shipper_lag_seconds",
+          "Age of the oldest events that are not in the stream; 0 if all are.", by=_SHIPPER),
+    _gauge("shipper_logs", "Event logs that the shipper reads.", by=_SHIPPER),
+    _counter("shipped_events_total", "Usage events added to the stream.", by=_SHIPPER),
+    _counter("shipped_blocks_total", "Blocks of usage events added to the stream.", by=_SHIPPER),
+    _counter("shipper_rewinds_total",
+             "How often a log was shipped again because the stream or the ledger had lost events.",
              by=_SHIPPER),
-    _counter("events_dropped_total", "Events lost. `stream`: `usage` (destroyed by a power cut or "
-             "a crash of the machine), `request_log` (not written for lack of room).", "stream",
+    _gauge("shipper_unreadable_logs", "Files that cannot be read as event logs.", by=_SHIPPER),
+    _gauge("event_log_kept_segments",
+           "Shipped segments kept in case the ledger is lost.", by=_SHIPPER),
+    _gauge("event_log_kept_bytes", "Bytes of the kept segments.", by=_SHIPPER),
+    _counter("event_log_deleted_segments_total",
+             "Deleted segments that had been shipped.", by=_SHIPPER),
+    _gauge("stream_blocks",
+           "Blocks in the stream that a consumer has not acknowledged.", by=_SHIPPER),
+    _most("stream_full", "Whether the stream is full and accepts no more blocks.", by=_SHIPPER),
+    _gauge("stream_lag_events",
+           "Estimated events in the stream that a `consumer` (`billing`, `request_log`) has not "
+           "acknowledged.", "consumer", by=_SHIPPER),
+    _counter("stream_dropped_blocks_total",
+             "Blocks deleted before the request log read them.", by=_SHIPPER),
+    _counter("events_dropped_total",
+             "Lost events. `stream`: `usage` (lost in a power cut or machine crash), "
+             "`request_log` (not written because the disk was full).", "stream",
              by=("shipper", "request_log")),
-    _counter("billed_events_total", "Events read from streams. `result`: `counted`, `duplicate`, "
-             "`dead` (a dead letter), `lost`.", "result", by=_BILLING),
-    _most("billing_lag_seconds", "Age of the oldest event when the last blocks were committed; "
-          "`stream` numbers the regions' streams.", "stream", by=_BILLING),
-    _counter("usage_rollup_rows_total", "Rows of usage added up by day.", by=_BILLING),
+    _counter("billed_events_total",
+             "Events read from streams. `result`: `counted`, `duplicate`, `dead` (a dead letter), "
+             "`lost`.", "result", by=_BILLING),
+    _most("billing_lag_seconds",
+          "Age of the oldest event when the last blocks were committed. `stream` is the number of "
+          "a region's stream.", "stream", by=_BILLING),
+    _counter("usage_rollup_rows_total", "Usage events that the rollup has summed.", by=_BILLING),
     _counter("request_log_lines_total", "Lines written to the request log.", by=("request_log",)),
-    _most("consecutive_failures", "Failures in a row of a part (`shipper`, `billing`, "
-          "`request_log`, `rollup`, `budgets`); 0 once it succeeds.", "part",
-          by=("shipper", "billing", "request_log")),
-    _most("dead_letters", "Entries of a stream in the ledger that are no usage events.", "stream",
+    _most("consecutive_failures",
+          "Consecutive failures of a `part` (`shipper`, `billing`, `request_log`, `rollup`, "
+          "`budgets`); 0 after a success.", "part", by=("shipper", "billing", "request_log")),
+    _most("dead_letters",
+          "Dead letters in the ledger: stream entries that are not valid usage events.", "stream",
           by=_ADMIN),
 )  # fmt: skip
 _BATCHES: Final = (
-    _gauge("batches", "Batches by `state`: `running`.", "state", by=("batches",)),
-    _counter("batch_changes_total", "Batches that were `begun`, `ended`, or `lost` to another "
-             "process.", "change", by=("batches",)),
-    _counter("batch_files_removed_total", "Files removed because they were old.", by=("batches",)),
+    _gauge("batches", "Batch jobs by `state`: `running`.", "state", by=("batches",)),
+    _counter("batch_changes_total",
+             "Batch jobs by `change`: `begun`, `ended`, `lost` (taken over by another process).",
+             "change", by=("batches",)),
+    _counter("batch_files_removed_total", "Files deleted because they expired.", by=("batches",)),
 )  # fmt: skip
 _PROCESSES: Final = (
-    _histogram("event_loop_lag_seconds", "How late a timer of the event loop was, twice a second, "
-               "by role of process. All but `gateway` and `admin` run at a low priority.", "role",
-               by=_EVERY),
-    _gauge("process_resident_memory_bytes", "Resident memory, by role of process.", "role",
-           by=_EVERY),
-    _counter("process_cpu_seconds_total", "Processor time, by role of process.", "role", by=_EVERY),
-    _counter("process_restarts_total", "Processes that the supervisor started again. `reason`: "
-             "`ended` by itself, `silent`, too much `memory`.", *("role", "reason"),
-             by=("supervisor",)),
-    _gauge("tasks", "Tasks of the workers' event loops."),
-    _least("data_disk_free_bytes", "Bytes free where the data directory is.", by=_ADMIN),
-    _least("config_generation", "Generation of the document that the slowest worker has."),
-    _counter("config_reloads_total", "Documents that were taken (`ok`) or not (`failed`), added up "
-             "over the workers.", "result"),
-    _most("build_info", "Is 1; its label is the version.", "version", by=_ADMIN),
-    _counter("trace_spans_total", "Spans. `outcome`: `exported`, `failed`, `dropped` (the queue "
-             "was full).", "outcome"),
+    _histogram("event_loop_lag_seconds",
+               "Delay of an event-loop timer, measured twice a second. Roles other than `gateway` "
+               "and `admin` run at a low priority.", "role", by=_EVERY),
+    _gauge("process_resident_memory_bytes", "Resident memory by process role.", "role", by=_EVERY),
+    _counter("process_cpu_seconds_total", "CPU time by process role.", "role", by=_EVERY),
+    _counter("process_restarts_total",
+             "Processes restarted by the supervisor. `reason`: `ended` (exited), `silent` (no "
+             "heartbeat), `memory` (above its limit).", *("role", "reason"), by=("supervisor",)),
+    _gauge("tasks", "Tasks on the workers' event loops."),
+    _least("data_disk_free_bytes", "Free bytes on the data directory's disk.", by=_ADMIN),
+    _least("config_generation",
+           "Lowest generation of the configuration document that a worker uses."),
+    _counter("config_reloads_total",
+             "Configuration documents that workers applied (`ok`) or could not apply (`failed`).",
+             "result"),
+    _most("build_info", "Always 1; the label is the version.", "version", by=_ADMIN),
+    _counter("trace_spans_total",
+             "Trace spans. `outcome`: `exported`, `failed`, `dropped` (the queue was full).",
+             "outcome"),
 )  # fmt: skip
 _LISTENERS: Final = (
-    _gauge("open_connections", "Connections of a listener: `customers`, `operators`.", "listener",
+    _gauge("open_connections",
+           "Open connections by `listener`: `customers`, `operators`.", "listener",
            by=("worker", "admin")),
-    _counter("refused_connections_total", "Connections that a listener refused or did not "
-             "establish. `reason`: `connections` (too many), `address` (too many of one), `tls`, "
-             "`proxy_header`, `broken`, `frames` (of gRPC).", *("listener", "reason"),
+    _counter("refused_connections_total",
+             "Connections that a listener refused or could not establish. `reason`: `connections` "
+             "(too many), `address` (too many from one address), `tls`, `proxy_header`, `broken`, "
+             "`frames` (invalid gRPC frames).", *("listener", "reason"), by=("worker", "admin")),
+    _counter("closed_readers_total",
+             "Connections that a listener closed because the peer read too slowly. `reason`: "
+             "`slow` (below the minimum rate), `wanted` (other requests waited for the memory), "
+             "`full` (unsent responses exceeded their limit).", *("listener", "reason"),
              by=("worker", "admin")),
-    _counter("closed_readers_total", "Connections that a listener closed because the peer read too "
-             "slowly. `reason`: `slow` (less than the least rate), `wanted` (others waited for the "
-             "memory), `full` (unsent answers exceeded their bound).",
-             *("listener", "reason"), by=("worker", "admin")),
-    _gauge("unsent_answer_bytes", "Bytes of answers that workers encode or have not sent yet."),
-    _least("tls_certificate_expiry_timestamp_seconds", "When the certificate of a listener "
-           "expires, in seconds since 1970.", "listener", by=("worker", "admin")),
-    _most("tls_certificate_unusable", "Whether the files of a listener's certificate cannot be "
-          "used; it keeps the old one.", "listener", by=("worker", "admin")),
+    _gauge("unsent_answer_bytes", "Bytes of responses that workers are encoding or have not sent."),
+    _least("tls_certificate_expiry_timestamp_seconds",
+           "Expiry time of a listener's certificate, in seconds since 1970.", "listener",
+           by=("worker", "admin")),
+    _most("tls_certificate_unusable",
+          "Whether a listener's certificate files are unusable; the listener keeps the old "
+          "certificate.", "listener", by=("worker", "admin")),
 )  # fmt: skip
 
 GATEWAY_METRICS: Final = (
@@ -347,17 +419,17 @@ def gateway_metrics() -> dict[str, MetricDeclaration]:
 
 
 class DeclaredSeries:
-    """Tells series of the declared metrics from those that former versions left in files."""
+    """Distinguishes declared series from series that older versions left in files."""
 
     def __init__(self) -> None:
-        go_text: Callable[[float], str] = floatToGoString  # which has no types
+        go_text: Callable[[float], str] = floatToGoString  # untyped
         self._labels = {
             metric.family: (frozenset(metric.labels), {*map(go_text, metric.buckets), _INF})
             for metric in gateway_metrics().values()
         }
 
     def has(self, key: str) -> bool:
-        """Tell whether `key`, by which the metrics library stores a value, is of such a series."""
+        """Return whether the metrics library's `key` belongs to a declared series."""
         family, _, labels, _ = msgspec.json.decode(key)
         declared, bounds = self._labels.get(family, (None, ()))
         bound = labels.pop("le", _INF)

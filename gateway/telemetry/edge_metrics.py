@@ -1,4 +1,4 @@
-"""Counts for a listener: its connections, those that it refused, and its certificate."""
+"""Publishes a listener's open, refused and closed connections, and its certificate."""
 
 from prometheus_client import CollectorRegistry
 
@@ -6,7 +6,10 @@ from gateway.telemetry.instruments import Instruments
 
 
 class EdgeMetrics:
-    """Counts for the listener of the name `listener`; without a registry nobody reads it."""
+    """Publishes metrics of the listener `listener`.
+
+    Without a registry, the metrics are not exported.
+    """
 
     def __init__(
         self, registry: CollectorRegistry | None = None, *, listener: str = "customers"
@@ -15,19 +18,19 @@ class EdgeMetrics:
         self._instruments = Instruments(registry or CollectorRegistry())
 
     def certificate(self, expires: float, *, is_usable: bool) -> None:
-        """Publish when the certificate in use expires, and whether its files can be used."""
+        """Publish when the certificate in use expires, and whether its files are usable."""
         labels = (self._listener,)
         self._instruments.set_gauge("tls_certificate_expiry_timestamp_seconds", expires, labels)
         self._instruments.set_gauge("tls_certificate_unusable", float(not is_usable), labels)
 
     def connections(self, count: int) -> None:
-        """Publish how many connections are open."""
+        """Publish the number of open connections."""
         self._instruments.set_gauge("open_connections", count, (self._listener,))
 
     def refused(self, reason: str) -> None:
-        """Count a connection, refused for `reason`, which is of a closed set."""
+        """Count a refused connection; `reason` is one of a fixed set."""
         self._instruments.add("refused_connections_total", (self._listener, reason))
 
     def closed(self, reason: str) -> None:
-        """Count a connection that was closed because its peer read too slowly, by `Reason`."""
+        """Count a connection that was closed because its peer read too slowly."""
         self._instruments.add("closed_readers_total", (self._listener, reason))

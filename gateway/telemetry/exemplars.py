@@ -1,7 +1,7 @@
-"""Keeps a sampled request for each bucket of latencies, in a file beside those of the metrics.
+"""Stores a traced request as exemplar of each latency bucket, in a file beside the metrics.
 
-The metrics library has no exemplars where several processes count. Each worker writes its own to
-one file; the admin process shows the newest of each bucket.
+The metrics library does not support exemplars for several processes. Each worker therefore writes
+its exemplars to its own file, and the admin process shows the newest exemplar of each bucket.
 """
 
 import os
@@ -23,15 +23,15 @@ _BOUNDS: Final[list[str]] = [
     floatToGoString(bound)  # type: ignore[no-untyped-call]
     for bound in (*SECONDS, inf)
 ]
-_MOST: Final = 2000
+_MAX_EXEMPLARS: Final = 2000
 _OLDEST: Final = 900.0
-"""Seconds after which an exemplar says little of the present."""
+"""Seconds after which an exemplar is too old to be shown."""
 Key = tuple[str, str, str, str]
 """Route, model, outcome and the upper bound of the bucket."""
 
 
 class StoredExemplar(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Names a request by its trace; `time` is in seconds since 1970."""
+    """Identifies a request by its trace id; `time` is in seconds since 1970."""
 
     key: Key
     trace: str
@@ -40,7 +40,7 @@ class StoredExemplar(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
 
 
 class ExemplarFile:
-    """Holds the exemplars of this process and writes them to `folder`, if that has room."""
+    """Holds this process's exemplars, and writes them to `folder` if there is one."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -48,15 +48,15 @@ class ExemplarFile:
         self._has_changed = False
 
     def add(self, labels: tuple[str, str, str], duration: float, trace: str) -> None:
-        """Keep a request with these labels of the metric as its bucket's newest."""
+        """Store a request with these metric labels as the newest exemplar of its bucket."""
         key = (*labels, _BOUNDS[bisect_left(SECONDS, duration)])
-        if len(self._newest) < _MOST or key in self._newest:
+        if len(self._newest) < _MAX_EXEMPLARS or key in self._newest:
             now = time.time()  # noqa: TID251 - shown beside other machines' times
             self._newest[key] = StoredExemplar(key=key, trace=trace, duration=duration, time=now)
             self._has_changed = True
 
     def publish(self) -> None:
-        """Write the file where anything is new; called about once a second."""
+        """Write the file if an exemplar has changed. Called about once a second."""
         if self.folder is None or not self._has_changed:
             return
         self._has_changed = False
@@ -70,7 +70,7 @@ class ExemplarFile:
 
 
 def read_exemplars(folder: Path) -> dict[Key, StoredExemplar]:
-    """Return the newest exemplar of each bucket; files of long ago are deleted."""
+    """Return the newest exemplar of each bucket, and delete old files."""
     found: dict[Key, StoredExemplar] = {}
     oldest = time.time() - _OLDEST  # noqa: TID251 - as above
     for path in folder.glob("exemplars_*.json"):
@@ -88,7 +88,7 @@ def read_exemplars(folder: Path) -> dict[Key, StoredExemplar]:
 
 
 def with_exemplars(metrics: Iterable[Metric], folder: Path) -> list[Metric]:
-    """Return `metrics` with the exemplars in `folder` at the buckets that they are of."""
+    """Return `metrics` with the exemplars in `folder` attached to their buckets."""
     shown = list(metrics)
     exemplars = read_exemplars(folder)
     for metric in shown:
@@ -98,7 +98,7 @@ def with_exemplars(metrics: Iterable[Metric], folder: Path) -> list[Metric]:
             labels = sample.labels
             if "le" not in labels:
                 continue
-            # A former version, whose files are read until they are added up, had other labels.
+            # An older version, whose files are read until they are added up, had other labels.
             found = exemplars.get(
                 (
                     *(labels.get("route", ""), labels.get("model", "")),

@@ -1,7 +1,7 @@
-"""Encodes the spans of replayed memory hits, which differ in a few values only.
+"""Encodes the spans of replayed memory hits from a template.
 
-A template is what the encoder makes of the spans of one hit, open where these values stand. So a
-hit takes a quarter of the time that its spans would take as objects.
+The spans of equal hits differ in ids, times and the request id only. A template is one encoding
+with placeholders for these values. Filling it in takes a quarter of the time of building spans.
 """
 
 import re
@@ -23,7 +23,7 @@ from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
 
 _FOUR_TIMES: Final = Struct("<QQQQ").pack
-# What stands for ids and times until a template is made; nothing else has such bytes.
+# Placeholders for ids and times while a template is built. No other value has these bytes.
 _TRACE: Final = b"\xf0" * 16
 _MARKS: Final = {
     name: bytes([0xF1 + number]) * 8
@@ -32,14 +32,14 @@ _MARKS: Final = {
     )
 }
 _ID: Final = len(_MARKS) + 1
-"""The number of the request's id among the values of a format."""
+"""The index of the request id among a template's values."""
 _TIMES: Final = [
     int.from_bytes(_MARKS[name], "little") for name in (b"began", b"found", b"charged", b"ended")
 ]
 
 
 def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
-    """Record the steps of a hit below `span`, the span of its request, and end that."""
+    """Record the steps of a hit as children of the request's `span`, and end `span`."""
     began, found, charged, ended = hit.times
     span.record("cache lookup", began, found, MEMORY)
     span.record("admission", found, charged)
@@ -52,10 +52,10 @@ def record_hit(span: RecordedSpan, hit: ReplayedHit) -> None:
 
 
 class HitTemplate:
-    """Makes the encoded spans of hits like `hit`, with a remote parent or without.
+    """Encodes the spans of hits like `hit`, with or without a remote parent.
 
-    `make` makes a span as `SpanSink.add` does. `is_usable` is false where the environment limits
-    attributes so that they are not always the same.
+    `make` builds a span from the arguments of `SpanSink.add`. `is_usable` is false if the
+    environment limits attributes, so that equal hits may have different attributes.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class HitTemplate:
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
         """Return an element for each span of a hit: the first has all bytes, the others are empty.
 
-        `SpanQueue` counts a span for each element.
+        `SpanQueue` counts each element as a span.
         """
         ids = getrandbits(192).to_bytes(24, "big")
         times = _FOUR_TIMES(*hit.times)
@@ -97,7 +97,7 @@ class HitTemplate:
 
 
 class SpanList(SpanSink):
-    """Keeps the spans that `make` makes; the ids of the first are the marks `names`."""
+    """Collects spans built by `make`; the first spans get the placeholder ids `names`."""
 
     def __init__(self, make: Callable[..., ReadableSpan], *names: bytes) -> None:
         self._make = make
@@ -126,9 +126,10 @@ def _context(name: bytes, *, is_remote: bool = False) -> SpanContext:
 
 
 def _opened(spans: bytes, request_id: bytes) -> tuple[bytes, list[int]]:
-    """Return encoded spans as a format, open at the marks and at `request_id`.
+    """Return encoded spans as a `%` template with placeholders for the marks and `request_id`.
 
-    The numbers say which values stand there: the trace's id, those of `_MARKS`, the request's id.
+    The numbers identify the value of each placeholder: 0 is the trace id, then come `_MARKS` and
+    last the request id.
     """
     marks = [_TRACE, *_MARKS.values(), request_id]
     parts = re.split(b"(%b)" % b"|".join(map(re.escape, marks)), spans)

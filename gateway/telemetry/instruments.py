@@ -1,7 +1,7 @@
-"""Makes instruments of the declared metrics as they are first used, and finds them by name.
+"""Creates the instruments of declared metrics on first use.
 
-Names are those of the catalogue, without `sluicegate_`. A name that is not declared is a
-`KeyError`: no process can show a metric that the page of metrics does not have.
+Names come from the catalogue, without `sluicegate_`. A name that is not declared raises `KeyError`,
+so the metrics page documents every metric.
 """
 
 import math
@@ -19,10 +19,10 @@ NO_LABELS: Final[Labels] = ()
 
 
 class TalliedHistogram(Histogram):
-    """Adds many observations to a histogram at once."""
+    """A histogram that can add many observations at once."""
 
     def add(self, counts: Sequence[int], total: float) -> None:
-        """Add observations, given as counts per bucket and their sum."""
+        """Add observations, as counts for each bucket and their sum."""
         for bucket, count in zip(self._buckets, counts, strict=True):
             if count:
                 bucket.inc(count)
@@ -30,18 +30,19 @@ class TalliedHistogram(Histogram):
 
 
 class Instruments:
-    """Writes values of metrics to `registry`, by which the metrics library keeps them."""
+    """Writes metric values to `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._declared: Mapping[str, MetricDeclaration] = gateway_metrics()
-        self._families: dict[str, Any] = {}  # of the three kinds, whose methods differ
+        # counters, gauges and histograms, which have different methods
+        self._families: dict[str, Any] = {}
         self._children: dict[tuple[str, Labels], Any] = {}
         self._values: dict[tuple[str, Labels], float] = {}
         self._totals: dict[tuple[str, str, Labels], float] = {}
 
     def add(self, name: str, labels: Labels = NO_LABELS, amount: float = 1.0) -> None:
-        """Add to a counter."""
+        """Add `amount` to a counter."""
         self._child(name, labels).inc(amount)
 
     def set_gauge(self, name: str, value: float, labels: Labels = NO_LABELS) -> None:
@@ -53,9 +54,9 @@ class Instruments:
     def set_total(
         self, name: str, total: float, labels: Labels = NO_LABELS, *, source: str = ""
     ) -> None:
-        """Add to a counter what the running total of `source` grew by since the last call.
+        """Add to a counter the growth of the running total of `source` since the last call.
 
-        A total that fell began anew.
+        If `total` is below the last one, the source has restarted from 0.
         """
         key = (source, name, labels)
         grown = total - self._totals.get(key, 0.0)
@@ -64,27 +65,30 @@ class Instruments:
             self._child(name, labels).inc(grown if grown >= 0 else total)
 
     def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
-        """Count only what a total that outlives this process grows by after the first call."""
+        """Start counting at `total`, for a running total that outlives this process.
+
+        Only the first call has an effect.
+        """
         self._totals.setdefault(("", name, labels), total)
 
     def record(self, name: str, value: float, labels: Labels, *, source: str) -> None:
-        """Set a gauge, or a counter by its running total, as the metric is declared."""
+        """Set a gauge to `value`, or a counter to the running total `value`."""
         if self._declared[PREFIX + name].kind is MetricKind.COUNTER:
             self.set_total(name, value, labels, source=source)
         else:
             self.set_gauge(name, value, labels)
 
     def add_durations(self, name: str, labels: Labels, counts: Sequence[int], total: float) -> None:
-        """Add observations to a histogram, as counts by bucket and their sum."""
+        """Add observations to a histogram, as counts for each bucket and their sum."""
         if any(counts):
             self._child(name, labels).add(counts, total)
 
     def retain(self, names: Iterable[str], keep: Collection[Labels]) -> None:
-        """Have gauges show no other labels than `keep`, until those are set again."""
+        """Hide all labels of the gauges `names` except `keep`, until they are set again."""
         for name in names:
             for labels in [labels for (one, labels) in self._values if one == name]:
                 if labels not in keep:
-                    # The page leaves it out: files of metrics have no way to remove a value.
+                    # The metrics page omits NaN, because a value cannot be removed from the files.
                     self._child(name, labels).set(math.nan)
                     del self._values[name, labels]
 

@@ -1,4 +1,4 @@
-"""Writes logs as lines to standard output, JSON or text: a constant message, and fields."""
+"""Writes log lines to standard output, as JSON or text: a constant message and its fields."""
 
 import logging
 import sys
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 
-# Their warnings quote what a caller sent as `tracestate`, and headers with secrets.
+# The warnings of these loggers quote a caller's `tracestate`, or headers with secrets.
 _QUOTING = ("opentelemetry.trace.span", "opentelemetry.util.re")
 _ErrorInfo = (
     tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
@@ -20,9 +20,10 @@ _ErrorInfo = (
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object. Of exceptions it shows only type and origin.
+    """Formats a record as one JSON object.
 
-    `process` identifies the process among those that write to the same output.
+    Exceptions are shown by type and origin only. `process` names this process among the processes
+    that write to the same output.
     """
 
     def __init__(self, process: str = "") -> None:
@@ -35,9 +36,9 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(self.fields(record), enc_hook=str).decode()
 
     def fields(self, record: logging.LogRecord) -> dict[str, object]:
-        """Return the fields of `record`, those that every line has first."""
+        """Return the fields of `record`, starting with the fields that every line has."""
         fields: dict[str, object] = {
-            # RFC 3339 in UTC, as in lines of backends.
+            # RFC 3339 in UTC, as in the logs of backends.
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             **self._process,
@@ -51,16 +52,19 @@ class JsonFormatter(logging.Formatter):
 
     @override
     def formatException(self, ei: _ErrorInfo) -> str:
-        """Return the exception's type and origin; its message may quote a caller's text."""
+        """Return the type and origin of the exception, but not its message.
+
+        The message may quote a caller's text.
+        """
         return _describe(ei[1]) if ei[1] is not None else ""
 
 
 class TextFormatter(JsonFormatter):
-    """Formats a record as text: time, level, process, message, and other fields as `name=value`."""
+    """Formats a record as text: time, level, process, message, then fields as `name=value`."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """Return `record` as a line of text; values are JSON, so that each stays in its line."""
+        """Return `record` as one line of text. Values are JSON, which has no line breaks."""
         fields = self.fields(record)
         head = [str(fields.pop(name)) for name in ("time", "level", "process") if name in fields]
         message = str(fields.pop("message")).replace("\n", " ")
@@ -75,7 +79,7 @@ def _text(value: object) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    """Return the types of `error` and its causes, each with its frames, innermost first."""
+    """Return the types of `error` and its causes, each with its stack frames, innermost first."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     place = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
     parts = [f"{type(error).__qualname__} at {place}" if place else type(error).__qualname__]
@@ -88,9 +92,9 @@ def _describe(error: BaseException) -> str:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; a line that cannot be written, as on a full disk, is dropped silently.
+    """Writes lines, and silently drops a line that cannot be written, as on a full disk.
 
-    The library would print a traceback for each such line, to the same output.
+    `logging` would print a traceback to the same output for each such line.
     """
 
     @override
@@ -100,14 +104,14 @@ class LineHandler(logging.StreamHandler[TextIO]):
 
 
 def configure_logging(level: str, *, process: str, is_text: bool = False) -> None:
-    """Send every logger's records of `level` and above to standard output, as those of `process`.
+    """Send all log records of at least `level` to standard output, marked with `process`.
 
     Uncaught exceptions are logged, too.
     """
     handler = LineHandler(sys.stdout)
     handler.setFormatter((TextFormatter if is_text else JsonFormatter)(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("httpx", "uvicorn.error"):  # a line for each probe, and for each start
+    for chatty in ("httpx", "uvicorn.error"):  # they log every probe and every start
         logging.getLogger(chatty).setLevel(logging.WARNING)
     for quoting in _QUOTING:
         logging.getLogger(quoting).setLevel(logging.ERROR)
@@ -117,4 +121,6 @@ def configure_logging(level: str, *, process: str, is_text: bool = False) -> Non
 def _log_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    logging.getLogger(__name__).critical("the process ends", exc_info=(kind, error, trace))
+    logging.getLogger(__name__).critical(
+        "the process ends after an uncaught exception", exc_info=(kind, error, trace)
+    )

@@ -1,12 +1,12 @@
-"""Stores a process's metrics in files for the admin listener, in the format of the library.
+"""Stores a process's metrics in files that the admin process reads.
 
-The library creates sparse files and maps them: on a full disk, the kernel kills a process that
-writes to these. Here every block is reserved first; while the disk is full, values stay in the
-memory of the process.
+The files have the format of the library `prometheus_client`. The library creates sparse files and
+maps them into memory; on a full disk, the kernel kills a process that writes to them. This module
+reserves every block first. While the disk is full, values stay in memory.
 
-A process locks its files as long as it lives. When another process starts, the values of dead
-processes are added to the files of process 0, and their files are deleted. Series that the present
-version does not declare, as former ones did, are dropped then.
+A process locks its files while it lives. When another process starts, it adds the values of dead
+processes to the files of process 0 and deletes their files. Series that this version does not
+declare are dropped.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _RETRY: Final = 1.0
 
 Allocate = Callable[[int, int, int], None]
 IsKept = Callable[[str], bool]
-"""Tells whether the value of a key is still of use."""
+"""Returns whether the value of a key is still needed."""
 
 
 class MetricFile:
@@ -64,21 +64,21 @@ class MetricFile:
 
     @property
     def is_on_disk(self) -> bool:
-        """True while the values are in the file, where others read them."""
+        """Whether the values are in the file, where other processes can read them."""
         return isinstance(self._buffer, mmap.mmap)
 
     def read(self, key: str) -> float:
-        """Return a value; a new one is 0."""
-        position = self._position(key)  # before the buffer, which it may replace
+        """Return the value of `key`; a new key has the value 0."""
+        position = self._position(key)  # first, because it may replace the buffer
         value, _ = _VALUE.unpack_from(self._buffer, position)
         return float(value)
 
     def write(self, key: str, value: float, timestamp: float = 0.0) -> None:
-        """Set a value; returns to the file when the disk has room again."""
+        """Set the value of `key`, and return to the file if the disk has room again."""
         position = self._position(key)
         if not self.is_on_disk and self._clock() >= self._retry_at:
             self._attach()
-        # One assignment: a reader must not see half of a value.
+        # One assignment, so that a reader never sees half of a value.
         self._buffer[position : position + _VALUE.size] = _VALUE.pack(value, timestamp)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class MetricFile:
         self._attach()
 
     def _attach(self) -> None:
-        """Switch to the file, if the disk has room for all of it."""
+        """Switch to the file, if the disk has room for the whole buffer."""
         self._retry_at = self._clock() + _RETRY
         try:
             if self._file < 0:
@@ -125,7 +125,7 @@ class MetricFile:
         self._buffer = memory
 
     def _create(self) -> None:
-        """Create the file under a hidden name, as readers reject an empty file."""
+        """Create the file under a hidden name, because readers reject an empty file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hidden = self._path.with_name(f".{self._path.name}")
         file = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
@@ -145,7 +145,7 @@ class MetricFile:
 
 
 class MetricFiles:
-    """Holds the files of this process in `folder`, one per kind, and a lock for all of them."""
+    """Holds this process's files in `folder`, one for each kind of metric, with a common lock."""
 
     def __init__(self, folder: Path) -> None:
         self.lock = Lock()
@@ -160,7 +160,7 @@ class MetricFiles:
 
 
 class FileValue:
-    """Implements the library's interface of a metric's value."""
+    """Implements the interface of `prometheus_client` for a metric's value."""
 
     _multiprocess = True
 
@@ -198,7 +198,7 @@ class FileValue:
             return self._file.read(self._key)
 
     def set_exemplar(self, exemplar: object) -> None:
-        """Do nothing, as the library with several processes."""
+        """Do nothing: the library does not store exemplars for several processes either."""
 
     def get_exemplar(self) -> None:
         """Return `None`."""
@@ -211,7 +211,7 @@ def _keep_all(_: str) -> bool:
 def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
     """Store every metric created from now on in files in `folder`.
 
-    Call once per process, before the first metric is created; the process must not fork.
+    Call it once per process, before the first metric is created. The process must not fork.
     """
     add_up_dead(folder, is_kept=is_kept)
     values.ValueClass = partial(FileValue, MetricFiles(folder))
@@ -220,7 +220,7 @@ def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
     """Add the values of dead processes to the files of process 0, and delete their files.
 
-    Of all these only the values that `is_kept` wants remain.
+    Values for which `is_kept` returns false are dropped.
     """
     with files_held(folder, exclusive=True):
         for total in folder.glob(f"*_{_DEAD}.db"):
@@ -239,19 +239,21 @@ def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
 
 
 def counted_since(folder: Path) -> int | None:
-    """Return when the totals in `folder` began (ns since 1970): they outlive processes.
+    """Return when counting into the totals in `folder` began, in nanoseconds since 1970.
 
-    A supervisor that starts deletes them, and the lock.
+    Totals outlive worker processes. A supervisor that starts deletes them together with the lock
+    file.
     """
     try:
-        return (folder / _LOCK_NAME).stat().st_mtime_ns  # nobody writes to it
+        # nothing changes the file after its creation
+        return (folder / _LOCK_NAME).stat().st_mtime_ns
     except OSError:
         return None
 
 
 @contextlib.contextmanager
 def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
-    """Lock the folder: shared to read files, exclusively to add them up."""
+    """Lock the folder: shared to read files, exclusive to add them up."""
     try:
         file = os.open(folder / _LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
     except OSError:  # the disk is full: one read may be wrong
@@ -291,7 +293,7 @@ def _write(total: Path, sums: Mapping[str, float]) -> None:
 
 
 def _read(path: Path) -> dict[str, float]:
-    """Return the values of a file; none if a crash has corrupted it."""
+    """Return the values of a file; empty if a crash has corrupted it."""
     try:
         found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
         return {key: value for key, value, *_ in found}
@@ -300,14 +302,14 @@ def _read(path: Path) -> dict[str, float]:
 
 
 def _entry(key: str, value: float) -> bytes:
-    """Return the encoding of a value in a file."""
+    """Return a value's encoding in a file."""
     encoded = key.encode()
     padded = encoded + b" " * (8 - (len(encoded) + _LENGTH.size) % 8)
     return _LENGTH.pack(len(encoded)) + padded + _VALUE.pack(value, 0.0)
 
 
 def _is_orphaned(path: Path) -> bool:
-    """Tell whether the process that wrote to `path` is gone."""
+    """Return whether the process that wrote `path` has ended."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Pushes the metrics of a gateway machine over OTLP where `OTEL_METRICS_EXPORTER` says so."""
+"""Pushes a gateway machine's metrics over OTLP, if `OTEL_METRICS_EXPORTER` is set."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -9,19 +9,19 @@ from gateway.errors import ConfigurationError
 
 
 class MetricPush(Protocol):
-    """Pushes metrics; nothing raises, and nobody waits for a collector."""
+    """Pushes metrics to a collector. Failures raise nothing and block nobody."""
 
     async def run(
         self,
-        read: Callable[[], Awaitable[Iterable[Any]]],  # of the metrics library, which both know
+        read: Callable[[], Awaitable[Iterable[Any]]],  # metric families of `prometheus_client`
         stop: asyncio.Event,
     ) -> None:
-        """Push what `read` returns again and again until `stop`."""
+        """Push the metrics that `read` returns, repeatedly, until `stop` is set."""
         ...
 
 
 class NoPush:
-    """Pushes nothing: nobody asked for it."""
+    """Implements `MetricPush` when no push is configured."""
 
     async def run(self, read: Callable[[], Awaitable[Iterable[Any]]], stop: asyncio.Event) -> None:
         """Return at once."""
@@ -30,17 +30,18 @@ class NoPush:
 def push_from(
     environ: MutableMapping[str, str], *, instance: str, counted_since: int | None = None
 ) -> MetricPush:
-    """Return the push that `environ`, the process's own environment, asks for.
+    """Return the push that `environ`, the process's environment, configures.
 
-    `counted_since` is when the totals of the machine began (ns), if they are older than it.
+    `counted_since` is when the machine's totals began (nanoseconds), if they are older than the
+    process.
 
     Raises:
-        ConfigurationError: it asks for what is not installed or impossible.
+        ConfigurationError: the configuration is impossible, or a package is not installed.
     """
     drop_unusable(environ)
     if not is_push_wanted(environ):
         return NoPush()
-    # The SDK reads the environment as it is imported.
+    # The SDK reads the environment when it is imported.
     from backends.otlp_metrics import open_pusher  # noqa: PLC0415
 
     attributes = {"service.name": "sluicegate-gateway", "service.instance.id": instance}

@@ -1,4 +1,4 @@
-"""Reads chosen metrics of all processes from their files, added up, without the library's text."""
+"""Reads selected metrics from the files of all processes, without building the metrics page."""
 
 import math
 import struct
@@ -13,7 +13,7 @@ from gateway.telemetry.metric_files import files_held
 
 Labels = tuple[tuple[str, str], ...]
 Series = tuple[str, Labels]
-"""The name of a sample, and its labels in the order of their names."""
+"""The name of a sample, and its labels sorted by name."""
 _ADD_UP: Final[dict[str, Callable[[float, float], float]]] = {
     "counter": float.__add__,
     "histogram": float.__add__,
@@ -24,23 +24,23 @@ _ADD_UP: Final[dict[str, Callable[[float, float], float]]] = {
     "gauge_max": max,
     "gauge_livemax": max,
 }
-_MOST_KEYS: Final = 200_000
+_MAX_KEYS: Final = 200_000
 
 
 class MetricReader:
-    """Reads the metrics named `names` in `folder`; their counters without `_total`.
+    """Reads the metrics `names` from the files in `folder`.
 
-    Buckets of histograms are not cumulative. Not thread-safe.
+    A counter is named without `_total`. Histogram buckets are not cumulative. Not thread-safe.
     """
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._folder = folder
         self._names = frozenset(names)
-        # Decoded once: the same keys are read again and again.
+        # Decoded keys, because the same keys are read repeatedly.
         self._keys: dict[str, Series | None] = {}
 
     def read(self) -> dict[Series, float]:
-        """Return the values by series; none of a file that a crash has corrupted."""
+        """Return the values by series, without files that a crash has corrupted."""
         found: dict[Series, float] = {}
         with files_held(self._folder, exclusive=False):
             for path in self._folder.glob("*.db"):
@@ -55,9 +55,9 @@ class MetricReader:
         return found
 
     def _series(self, key: str) -> Series | None:
-        """Return the series of a key; `None` where its metric is not among the names."""
+        """Return the series of a key; `None` if its metric is not selected."""
         if key not in self._keys:
-            if len(self._keys) >= _MOST_KEYS:
+            if len(self._keys) >= _MAX_KEYS:
                 self._keys.clear()
             metric, sample, labels, _ = msgspec.json.decode(key)
             is_wanted = metric in self._names
@@ -68,7 +68,7 @@ class MetricReader:
 def _values(path: Path) -> list[tuple[str, float]]:
     try:
         found = MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
-        # What is not shown any more is no number.
+        # NaN marks a value that is no longer shown.
         return [(key, value) for key, value, *_ in found if not math.isnan(value)]
     except (OSError, RuntimeError, ValueError, struct.error):
         return []

@@ -1,7 +1,8 @@
-"""Counts the requests and items of a gateway worker, and publishes the statistics of its parts.
+"""Counts a worker's requests and items, and publishes the statistics of its components.
 
-Answers only add to Python numbers; `flush` adds these to the instruments, as an increment of an
-instrument costs as much as a cache lookup. What limits refuse, or would, is counted directly.
+On the request path, methods only add to Python numbers, because incrementing an instrument costs as
+much as a cache lookup. `flush` adds the numbers to the instruments. Refusals by limits are rare and
+counted in the instruments directly.
 """
 
 from bisect import bisect_left
@@ -23,9 +24,9 @@ from gateway.errors import (
 from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.exemplars import ExemplarFile
 from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.part_figures import PartPublisher
 from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.refused_tenants import RefusedTenants
+from gateway.telemetry.statistics_metrics import StatisticsPublisher
 from gateway.types import ArmUsage, Source
 
 OK: Final = "ok"
@@ -41,16 +42,17 @@ _FIRST_ERROR, _FIRST_FAULT = 400, 500
 
 
 def outcome_of(status: int, code: str) -> str:
-    """Return how a request ended, by its status and the code of its error."""
+    """Return the outcome of a request from its status and error code."""
     if status < _FIRST_ERROR:
         return OK
     return _OUTCOMES.get(code) or ("client_error" if status < _FIRST_FAULT else "server_error")
 
 
 class GatewayMetrics:
-    """Counts requests, items and work; each method is called in one line of the request path.
+    """Counts requests, items, rows and tokens. The request path calls each method.
 
-    Call `flush` about once a second and at the end; `kill -9` loses the counts since the last one.
+    Call `flush` about once a second and at the end. After `kill -9`, the counts since the last
+    `flush` are lost.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -58,7 +60,7 @@ class GatewayMetrics:
         self.phases = PhaseDurations()
         self.exemplars = ExemplarFile()
         self.refused_tenants = RefusedTenants()
-        self._parts = PartPublisher(self.instruments)
+        self._statistics = StatisticsPublisher(self.instruments)
         self._durations: dict[tuple[str, str, int, str], DurationCounts] = {}
         self._items: Tally[tuple[str, str, str]] = Tally()
         self._arm_items: Tally[tuple[str, str, str]] = Tally()
@@ -76,12 +78,12 @@ class GatewayMetrics:
         status: int = 200,
         code: str = "",
     ) -> None:
-        """Count answered requests that took `duration` seconds each."""
+        """Count `count` answered requests that took `duration` seconds each."""
         key = (route, model, status, code)
         durations = self._durations.get(key)
         if durations is None:
             durations = self._durations[key] = DurationCounts(SECONDS)
-        # As `add`, which would be another call for each hit.
+        # The code of `DurationCounts.add`, inlined to save a call for each hit.
         durations.counts[bisect_left(SECONDS, duration)] += count
         durations.total += duration * count
 
@@ -95,7 +97,7 @@ class GatewayMetrics:
         status: int = 200,
         code: str = "",
     ) -> None:
-        """Keep a request that is recorded in the trace of `traceparent`."""
+        """Store a request as exemplar, by the trace of `traceparent`."""
         labels = (route, model, outcome_of(status, code))
         self.exemplars.add(labels, duration, traceparent[3:35])
 
@@ -109,14 +111,14 @@ class GatewayMetrics:
         rows: int = 0,
         tokens: int = 0,
     ) -> None:
-        """Count `count` items of a revision of `model` that ended as `source`, and their work."""
+        """Count items of a revision that ended as `source`, and the rows and tokens computed."""
         self._items[model, revision, source] += count
-        if rows:  # as `work`, which would be another call
+        if rows:  # the code of `work`, inlined to save a call
             self._rows[model] += rows
             self._tokens[model] += tokens
 
     def arm_items(self, model: str, usage: ArmUsage) -> None:
-        """Count items of `model` by the revision that answered them."""
+        """Count items of `model` by the revision that computed them."""
         for source in Source:
             if count := getattr(usage, source):
                 self._arm_items[model, usage.arm, source] += count
@@ -151,18 +153,18 @@ class GatewayMetrics:
             counted.clear()
 
     def rate_limited(self, policy: str, tenant: str) -> None:
-        """Count a request of a tenant that the limit `policy` refused."""
+        """Count a request of `tenant` that the limit `policy` refused."""
         self.refused_tenants.add(tenant)
         self.instruments.add("limit_decisions_total", (policy, "refused"))
 
     def shed(self, reason: str) -> None:
-        """Count a request that was refused before any work was done for it."""
+        """Count a request that was refused before it was processed."""
         self._shed[reason] += 1
 
     def shadowed(self, policy: str) -> None:
-        """Count a request that the limit `policy`, in shadow mode, would have refused."""
+        """Count a request that the limit `policy` would have refused outside of shadow mode."""
         self.instruments.add("limit_decisions_total", (policy, "shadow_refused"))
 
-    def statistics(self, part: str, statistics: msgspec.Struct) -> None:
-        """Publish the statistics of a part; called about once a second."""
-        self._parts.publish(part, statistics)
+    def statistics(self, component: str, statistics: msgspec.Struct) -> None:
+        """Publish the statistics of a component. Called about once a second."""
+        self._statistics.publish(component, statistics)

@@ -1,4 +1,4 @@
-"""Adds up the metrics of all processes of a machine, from their files."""
+"""Adds up the metrics of all processes of a machine from their files."""
 
 import math
 from collections.abc import Iterable
@@ -15,14 +15,14 @@ from gateway.telemetry.restarts_collector import RestartsCollector
 
 
 def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:
-    """Return the metrics in `folder`, and the supervisor's counts in `data_dir`, by name."""
+    """Return the metrics in `folder` and the supervisor's counts in `data_dir`, sorted by name."""
     folder.mkdir(parents=True, exist_ok=True)
     collector: Any = MultiProcessCollector  # whose methods have no types
     with files_held(folder, exclusive=False):
         paths = [str(path) for path in folder.glob("[!.]*.db")]
-        read = collector._read_metrics(paths)  # noqa: SLF001 - `collect` has no place between
+        read = collector._read_metrics(paths)  # noqa: SLF001 - values are filtered in between
     for metric in read.values():
-        # Before they are added up: what one process shows no more, which is no number, another may.
+        # NaN marks a value that a process no longer shows; another process may still show it.
         metric.samples = [sample for sample in metric.samples if not math.isnan(sample.value)]
     added_up = collector._accumulate_metrics(read, accumulate=True)  # noqa: SLF001 - as above
     found = [*added_up, *RestartsCollector(data_dir).collect()]
@@ -30,12 +30,12 @@ def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:
 
 
 class ReadMetrics(Collector):
-    """Holds metrics that were read, for the library's exposition."""
+    """Passes metrics that were read to the library's exposition."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
 
     @override
     def collect(self) -> Iterable[Metric]:
-        """Return them."""
+        """Return the metrics."""
         return self._metrics

@@ -1,4 +1,4 @@
-"""Opens the tracer that the `OTEL_*` variables ask for."""
+"""Opens the tracer that the `OTEL_*` variables configure."""
 
 from collections.abc import MutableMapping
 
@@ -9,16 +9,18 @@ from gateway.telemetry.tracing import Tracer
 
 
 def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: str = "") -> Tracer:
-    """Return the tracer configured by the `OTEL_*` variables in `environ`, the process's own.
+    """Return the tracer that the `OTEL_*` variables in `environ` configure.
+
+    `environ` must be the process's environment.
 
     Raises:
-        ConfigurationError: they ask for what is not installed or impossible.
+        ConfigurationError: the configuration is impossible, or a package is not installed.
     """
     drop_unusable(environ)
     contexts = ContextReader(environ.get("OTEL_PROPAGATORS", ""))
     if not is_tracing_wanted(environ):
         return Tracer(contexts)
-    # The SDK reads the environment as it is imported.
+    # The SDK reads the environment when it is imported.
     from gateway.telemetry.otel_tracer import open_tracer  # noqa: PLC0415
 
     attributes = {"service.name": service}

@@ -1,6 +1,6 @@
-"""Begins recorded spans, and exports them by OpenTelemetry's exporters.
+"""Records spans and exports them with OpenTelemetry's exporters.
 
-They are linked to backends' by W3C trace context.
+W3C trace context links them to the spans of backends.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,15 @@ from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, Un
 from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
 from gateway.telemetry.tracing import ReplayedHit, Tracer
 
-_MOST_ATTRIBUTES: Final = 16
-_MOST_TEMPLATES: Final = 4096
-# With the flag that the random part of the id is random.
+_MAX_ATTRIBUTES: Final = 16
+_MAX_TEMPLATES: Final = 4096
+# The second flag says that the trace id is random (W3C Trace Context level 2).
 _NEW_TRACE: Final = TraceFlags(SAMPLED | 2)
 _KINDS = {"internal": SpanKind.INTERNAL, "server": SpanKind.SERVER, "client": SpanKind.CLIENT}
 
 
 class OtelTracer(Tracer):
-    """Records spans for OpenTelemetry's exporters. Nothing raises, and nothing waits."""
+    """Records spans for OpenTelemetry's exporters. Its methods never raise and never wait."""
 
     is_on = True
 
@@ -58,11 +58,11 @@ class OtelTracer(Tracer):
 
     @override
     def replayed(self, hit: ReplayedHit, context: str) -> None:
-        # It has three spans.
+        # A hit has three spans.
         self._queue.add((None, None, partial(self._hit_spans, hit, context)))
 
     def _hit_spans(self, hit: ReplayedHit, context: str) -> Sequence[ReadableSpan | bytes]:
-        # A `tracestate` is in every span, and rare.
+        # Templates do not support `tracestate`, which is rare and would be in every span.
         if self._queue.takes_encoded and len(context) <= LENGTH:
             kind = hit.name, hit.model, hit.revision, context != ""
             template = self._templates.get(kind)
@@ -82,7 +82,7 @@ class OtelTracer(Tracer):
         started, context = time_ns() - int(age * 1e9), span.traceparent
         if not (isinstance(span, UnsampledSpan) and span.begins_trace):
             return self._begin(name, context, SpanKind.SERVER, {}, started)
-        # Backends may know the ids that it was given: they are its own, and nobody's above it.
+        # Backends may have received this span's ids already. The span is the root of its trace.
         own = _parsed(context, is_remote=False)
         return RecordedSpan(self, name, own, None, kind=SpanKind.SERVER, started=started)
 
@@ -122,7 +122,7 @@ class OtelTracer(Tracer):
 
     @override
     def close(self) -> None:
-        """Send the queued spans, for at most a few seconds."""
+        """Send the queued spans for at most a few seconds."""
         self._provider.shutdown()
 
     def _make(
@@ -150,14 +150,14 @@ class OtelTracer(Tracer):
         )
 
     def _add_template(self, kind: tuple[str, str, str, bool], hit: ReplayedHit) -> HitTemplate:
-        if len(self._templates) >= _MOST_TEMPLATES:
+        if len(self._templates) >= _MAX_TEMPLATES:
             self._templates.clear()
         template = HitTemplate(hit, has_parent=kind[3], make=self._make)
         self._templates[kind] = template
         return template
 
     def _ids(self, context: str) -> tuple[bytes, bytes]:
-        """Return the ids of the trace and the parent, of a new trace where there is no context."""
+        """Return the ids of the trace and its parent span; without a context, of a new trace."""
         if context:
             return bytes.fromhex(context[3:35]), bytes.fromhex(context[36:52])
         return self.sampler.new_trace_id().to_bytes(16, "big"), b""
@@ -185,21 +185,21 @@ class OtelTracer(Tracer):
 def open_tracer(
     environ: Mapping[str, str], attributes: Mapping[str, str], contexts: ContextReader
 ) -> OtelTracer:
-    """Return a tracer of a service with these `attributes`, configured by `environ`.
+    """Return a tracer for a service with `attributes`, configured by `environ`.
 
     Raises:
-        TracingProblem: it asks for what is not installed or impossible.
+        TracingProblem: the configuration is impossible, or a package is not installed.
     """
     queue = open_queue(environ)
     return OtelTracer(queue, open_provider(queue, attributes), contexts)
 
 
 def _limits() -> SpanLimits | None:
-    """Return the limits on attributes that the environment sets, `None` where it sets none."""
+    """Return the limits on attributes in the environment; `None` if there are none."""
     limits = SpanLimits()
-    # More attributes than are set here are no limit.
+    # A limit above the number of attributes that spans have here has no effect.
     is_unlimited = limits.max_span_attribute_length is None and (
-        limits.max_span_attributes is None or limits.max_span_attributes >= _MOST_ATTRIBUTES
+        limits.max_span_attributes is None or limits.max_span_attributes >= _MAX_ATTRIBUTES
     )
     return None if is_unlimited else limits
 

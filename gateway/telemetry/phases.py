@@ -1,4 +1,8 @@
-"""Counts how long the phases of requests took, on a clock that is finer than the event loop's."""
+"""Measures the durations of request phases.
+
+It uses `perf_counter`, because the event loop's clock stands still while callbacks run and has a
+resolution of a millisecond.
+"""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -12,26 +16,23 @@ PHASES: Final = ("admission", "cache", "wait", "dispatch")
 
 
 class PhaseDurations:
-    """Holds the durations of each phase until the next flush. Belongs to the event loop.
-
-    The event loop's own clock stands still while callbacks run, and counts milliseconds.
-    """
+    """Holds the durations of each phase until the next flush. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self.clock = perf_counter
         self._counts = {phase: DurationCounts(SECONDS) for phase in PHASES}
 
     def end(self, phase: str, began: float, count: int = 1) -> float:
-        """Count a phase that began at `began` and ends now `count` times; return the time."""
+        """Count a phase from `began` until now, `count` times; return the present time."""
         now = self.clock()
-        # As `add`, which would be another call.
+        # The code of `DurationCounts.add`, inlined to save a call.
         durations = self._counts[phase]
         durations.counts[bisect_left(SECONDS, now - began)] += count
         durations.total += (now - began) * count
         return now
 
     def add(self, phase: str, duration: float, count: int) -> None:
-        """Count a phase `count` times."""
+        """Count a phase of `duration` seconds, `count` times."""
         self._counts[phase].add(duration, count)
 
     def take(self) -> Iterator[tuple[str, list[int], float]]:

@@ -1,4 +1,4 @@
-"""Measures a process: how late its event loop is, its resident memory and its processor time."""
+"""Measures a process: its event loop's delay, resident memory and CPU time."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class ProcessMetrics:
-    """Publishes the figures of this process, whose role is `role`, at each call of `publish`."""
+    """Publishes the metrics of this process, whose role is `role`."""
 
     def __init__(self, registry: CollectorRegistry, *, role: str) -> None:
         self._instruments = Instruments(registry)
@@ -32,7 +32,7 @@ class ProcessMetrics:
         self._lags.add(max(0.0, seconds))
 
     def publish(self) -> None:
-        """Publish lags, memory and processor time."""
+        """Publish event-loop delays, memory and CPU time."""
         counts, total = self._lags.take()
         labels = (self._role,)
         self._instruments.add_durations("event_loop_lag_seconds", labels, counts, total)
@@ -47,7 +47,7 @@ class ProcessMetrics:
 async def measured_process(
     role: str, registry: CollectorRegistry = REGISTRY
 ) -> AsyncIterator[None]:
-    """Measure the process whose event loop runs, twice a second; by a timer, as heartbeats are."""
+    """Measure this process twice a second, with a timer on the running event loop."""
     metrics = ProcessMetrics(registry, role=role)
     loop = asyncio.get_running_loop()
     due = perf_counter() + INTERVAL

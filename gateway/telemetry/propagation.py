@@ -1,8 +1,8 @@
-"""Reads the trace context of requests in the formats that `OTEL_PROPAGATORS` names.
+"""Reads trace contexts of requests in the formats that `OTEL_PROPAGATORS` names.
 
-W3C Trace Context is read here. Others, such as `b3`, are read by the propagators of OpenTelemetry,
-where their packages are installed. Backends are always sent W3C Trace Context; `baggage` is read by
-nobody, and is not passed on.
+W3C Trace Context is read here. OpenTelemetry's propagators read other formats, such as `b3`, if
+their packages are installed. Requests to backends always carry W3C Trace Context. `baggage` is
+neither read nor passed on.
 """
 
 import logging
@@ -18,16 +18,16 @@ _log = logging.getLogger(__name__)
 
 
 class ContextReader:
-    """Reads contexts of requests in the formats `names`, the value of `OTEL_PROPAGATORS`.
+    """Reads trace contexts in the formats `names`, the value of `OTEL_PROPAGATORS`.
 
-    Those that are unknown, or whose package is not installed, are ignored with a warning.
+    A format that is unknown or whose package is not installed is ignored with a warning.
     """
 
     def __init__(self, names: str = "") -> None:
         formats = {name.strip().lower() for name in names.split(",")} - {""} or DEFAULT
         self._reads_w3c = "tracecontext" in formats and "none" not in formats
         self.split = split_context if self._reads_w3c else _without_context
-        """Returns the trace context of a request's bytes, and these without it."""
+        """Returns the trace context of a request's bytes, and the bytes without it."""
         others = set() if "none" in formats else formats - {"tracecontext", "baggage"}
         self._others = [found for name in sorted(others) if (found := _installed(name))]
 
@@ -36,7 +36,7 @@ class ContextReader:
         context = context_of(headers) if self._reads_w3c else ""
         if context or not self._others:
             return context
-        from opentelemetry.trace import get_current_span  # noqa: PLC0415 - it is rarely needed
+        from opentelemetry.trace import get_current_span  # noqa: PLC0415 - rarely needed
 
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
         for propagator in self._others:
@@ -56,5 +56,8 @@ def _installed(name: str) -> Any:  # a `TextMapPropagator` of any package, or `N
         (entry,) = found
         return entry.load()()
     except Exception:  # noqa: BLE001 - whatever a propagator's package raises
-        _log.warning("a propagator is not installed and is ignored", extra={"propagator": name})
+        _log.warning(
+            "an `OTEL_PROPAGATORS` format is ignored because its package is not installed",
+            extra={"propagator": name},
+        )
         return None

@@ -1,4 +1,4 @@
-"""Has the spans of a request that are recorded."""
+"""Implements the spans of traced requests."""
 
 from random import getrandbits
 from time import time_ns
@@ -14,7 +14,7 @@ OK: Final = Status()
 
 
 class SpanSink(Protocol):
-    """Takes ended spans."""
+    """Receives ended spans."""
 
     def add(
         self,
@@ -26,12 +26,12 @@ class SpanSink(Protocol):
         kind: SpanKind = SpanKind.INTERNAL,
         status: Status = OK,
     ) -> None:
-        """Queue a span, of a start and an end; never waits and never raises."""
+        """Queue a span; `times` are its start and end. Never waits and never raises."""
         ...
 
 
 class RecordedSpan(Span):
-    """Times a step, which began at `started` (ns of the wall clock), by default now."""
+    """Records a step that began at `started` (nanoseconds since 1970); 0 means now."""
 
     is_recorded = True
 
@@ -64,8 +64,8 @@ class RecordedSpan(Span):
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            # The code of a `GatewayError`, the code or cause of a `CallFailed`. A message might
-            # hold a caller's text.
+            # The code of a `GatewayError`, or the code or cause of a `CallFailed`. A message could
+            # contain a caller's text.
             code = getattr(error, "code", "") or getattr(error, "cause", "")
             self.fail(str(code) or type(error).__name__)  # an enumeration is encoded slowly
         self.end()
@@ -103,7 +103,7 @@ class RecordedSpan(Span):
         self.end_at(time_ns())
 
     def end_at(self, ended: int) -> None:
-        """End the step at a time of the wall clock, in ns."""
+        """End the step at `ended`, in nanoseconds since 1970."""
         if not self._has_ended:
             self._has_ended = True
             times = self._started, ended
@@ -119,7 +119,7 @@ class RecordedSpan(Span):
 
 
 def below(parent: SpanContext) -> SpanContext:
-    """Return the context of a new span below `parent`."""
+    """Return the context of a new child span of `parent`."""
     return SpanContext(
         parent.trace_id,
         getrandbits(64) or 1,

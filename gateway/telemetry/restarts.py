@@ -1,4 +1,4 @@
-"""Counts the restarts of processes by the supervisor, in a file that the metrics page reads."""
+"""Counts process restarts in a file that the metrics page reads."""
 
 from collections import Counter
 from pathlib import Path
@@ -9,9 +9,9 @@ FILE = "restarts.json"
 
 
 class Restart(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts restarts of processes of `role` for `reason`, since the supervisor's start.
+    """Counts restarts of `role` processes for `reason` since the supervisor started.
 
-    Reasons: `ended` by itself, `silent` event loop, too much `memory`.
+    Reasons: `ended` (exited), `silent` (no heartbeat), `memory` (above its limit).
     """
 
     role: str
@@ -20,14 +20,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RestartCounts:
-    """Counts the restarts by one supervisor; writes them to `folder` at each change."""
+    """Counts one supervisor's restarts, and writes the file in `folder` at each change."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._counts: Counter[tuple[str, str]] = Counter()
 
     def add(self, role: str, reason: str) -> None:
-        """Count a restart; if the disk is full, only the file is not updated."""
+        """Count a restart. On a full disk, the file keeps the old counts."""
         self._counts[role, reason] += 1
         restarts = [
             Restart(role=role, reason=reason, count=count)
@@ -41,7 +41,7 @@ class RestartCounts:
             return
 
     def forget_former(self) -> None:
-        """Delete the file of a former supervisor."""
+        """Delete the file of a previous supervisor."""
         (self._folder / FILE).unlink(missing_ok=True)
 
 

@@ -1,6 +1,6 @@
-"""Decides which traces are recorded, by the rules of the SDK's sampler and at their least cost.
+"""Decides which traces are recorded, with the rules of the OpenTelemetry SDK's samplers.
 
-The SDK takes 2 µs for a decision, a seventh of what a cache hit costs.
+The SDK's own sampler takes 2 µs for a decision, a seventh of the cost of a cache hit.
 """
 
 import sys
@@ -16,15 +16,16 @@ _ALL: Final = 1 << 64
 
 
 class HeadSampler:
-    """Decides about requests by their trace context, at first sight of them.
+    """Decides whether to record a request, from its trace context.
 
-    `sampler` is one of those that `OTEL_TRACES_SAMPLER` names. Each of them samples, of the traces
-    that are not decided by a parent, those whose id ends in a number below a bound.
+    `sampler` is a sampler that `OTEL_TRACES_SAMPLER` can name. Each of them records the trace ids
+    whose last 64 bits are below a bound. A parent-based sampler follows the parent's decision if
+    there is a parent.
     """
 
     def __init__(self, sampler: Sampler) -> None:
         self._follows_parent = isinstance(sampler, ParentBased)
-        # The SDK has no other way to ask for it.
+        # The SDK has no public attribute for it.
         root: Sampler = getattr(sampler, "_root", sampler)
         if isinstance(root, TraceIdRatioBased):
             self.bound = root.bound
@@ -32,26 +33,27 @@ class HeadSampler:
             decision = root.should_sample(None, 0, "").decision
             self.bound = _ALL if decision is Decision.RECORD_AND_SAMPLE else 0
         self.is_off = self.bound == 0 and not self._follows_parent
-        """Nothing is recorded whatever happens."""
+        """Whether no request is ever recorded."""
 
     def samples(self, context: str) -> bool:
-        """Tell whether a request that came with `context` is recorded."""
+        """Return whether to record a request with the trace context `context`."""
         if not context:
             return getrandbits(64) < self.bound
         if self._follows_parent:
-            return context[54] in ODD  # as `is_sampled`, which would be another call
+            return context[54] in ODD  # the code of `is_sampled`, inlined to save a call
         return int(context[19:35], 16) < self.bound
 
     def gap(self) -> int:
-        """Return the number of the next request without a context that is recorded, 1 for the next.
+        """Return the distance to the next recorded request without a context; 1: the next request.
 
-        To count down to it costs half of drawing random bits for each request, and is as random.
+        Counting down costs half of drawing random bits for each request, and has the same
+        distribution.
         """
         if not 0 < self.bound < _ALL:
             return 1 if self.bound else sys.maxsize
         return 1 + int(log(1.0 - random()) / log1p(-self.bound / _ALL))  # noqa: S311 - no secret
 
     def new_trace_id(self) -> int:
-        """Return the id of a new trace that is sampled, so that others decide in the same way."""
+        """Return the id of a new sampled trace, which other services' samplers record, too."""
         low = (getrandbits(64) * (self.bound or _ALL)) >> 64
         return getrandbits(64) << 64 | low or 1

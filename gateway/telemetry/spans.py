@@ -1,7 +1,7 @@
-"""Has the spans that are not recorded: they pass a trace context on, and read no clock.
+"""Implements spans that are not recorded: they pass a trace context on and read no clock.
 
-Those that are recorded are in `recorded_spans`. This module needs nothing of OpenTelemetry, which
-is imported only where tracing is on.
+`recorded_spans` implements recorded spans. This module does not import OpenTelemetry, which is
+needed only if tracing is on.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from gateway.telemetry.trace_context import unsampled
 Attributes = Mapping[str, str | int | float | bool]
 NO_ATTRIBUTES: Final[Attributes] = {}
 MEMORY: Final[Attributes] = {"sluicegate.cache.tier": "memory"}
-"""Of the look-up in memory."""
+"""The attributes of a lookup in memory."""
 
 
 class Span:
-    """Stands for a step that is not recorded, and passes its caller's trace context on.
+    """A step that is not recorded. It passes its caller's trace context on.
 
-    A context manager that ends it.
+    As a context manager, it ends the step.
     """
 
     is_recorded = False
@@ -42,35 +42,35 @@ class Span:
 
     @property
     def traceparent(self) -> str:
-        """The trace context of steps below this one."""
+        """The trace context for child steps."""
         return self._traceparent
 
     def child(self, name: str, attributes: Attributes = NO_ATTRIBUTES) -> "Span":
-        """Begin a step below this one."""
+        """Begin a child step."""
         return self
 
     def record(
         self, name: str, started: int, ended: int, attributes: Attributes = NO_ATTRIBUTES
     ) -> None:
-        """Record a step below this one that has ended; times are in ns of the wall clock."""
+        """Record a child step that has ended; times are in nanoseconds since 1970."""
 
     def set(self, name: str, value: str | float | bool) -> None:  # noqa: FBT001
         """Set an attribute, which must not contain a caller's text."""
 
     def fail(self, code: str) -> None:
-        """Mark the step as failed with the reason `code`."""
+        """Mark the step as failed with the error code `code`."""
 
     def end(self) -> None:
-        """End the step; does nothing the second time."""
+        """End the step. A second call has no effect."""
 
 
 NO_SPAN: Final = Span()
 
 
 class UnsampledSpan(Span):
-    """Is the root of what is not recorded, so that backends do not record it either.
+    """The root of a trace that is not recorded, so that backends do not record it either.
 
-    Without a trace context of the caller it begins a trace.
+    Without a caller's trace context, it begins a new trace.
     """
 
     def __init__(self, traceparent: str = "") -> None:

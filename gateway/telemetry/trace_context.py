@@ -1,7 +1,7 @@
-"""Reads the W3C trace context of requests, which travels on as one text.
+"""Reads the W3C trace context of requests, which is passed on as one string.
 
-The text is a valid `traceparent` of version 00, then a blank and the `tracestate` where there is
-one. It is empty where there is no trace.
+The string is a valid `traceparent` of version 00. If there is a `tracestate`, it follows after a
+blank. Without a trace, the string is empty.
 """
 
 import re
@@ -11,31 +11,32 @@ from typing import Final
 
 SAMPLED: Final = 1
 LENGTH: Final = 55
-"""Of a `traceparent`; what follows it after a blank is the `tracestate`."""
+"""The length of a `traceparent`. A `tracestate` follows after a blank."""
 MOST_LINES: Final = 3
-"""Of a head, that are taken out of a request."""
+"""The most header lines that `split_context` removes from a request."""
 _LONGEST_STATE = 512
 ODD: Final = "13579bdf"
-"""The last digits of flags that say sampled."""
+"""The last hexadecimal digits of flags that include `sampled`."""
 _IDS = rb"(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 _VALUE = re.compile(rb"(?:00-(%b)|(?!00|ff)[0-9a-f]{2}-(%b)(?:-.*)?)" % (_IDS, _IDS))
-# As most clients write them. A folded line is left to the parser.
+# The form that most clients write. A parser reads folded lines.
 _PARENT_LINE = re.compile(rb"\r\n[Tt]raceparent: (00-%b)(?=\r\n[^ \t])" % _IDS)
 _STATE_LINE = re.compile(rb"\r\n[Tt]racestate: ([ -~]*)(?=\r\n[^ \t])")
 MARK: Final = b"raceparent: 00-"
-"""Is in each request that `split_context` takes a context out of."""
+"""Bytes that are in every request from which `split_context` takes a context."""
 
 
 def split_context(request: bytes) -> tuple[str, bytes]:
     """Return the trace context of a request, and the request without it.
 
-    So requests are the same whose traces differ. A head of unusual form is returned as it is, with
-    no context: a parser then reads it, and `context_of` its fields.
+    Requests that differ only in their trace then have equal bytes. A head of unusual form is
+    returned unchanged, without a context: a parser then reads it, and `context_of` reads its header
+    fields.
     """
     start = request.find(MARK) - 3
     found = _PARENT_LINE.match(request, start) if start > 0 else None
-    # Not in a body, where it would end elsewhere than its declared length says.
-    # The empty line may end where the field begins.
+    # The field must be in the head: removing bytes of the body would change its length. The blank
+    # line may end where the field begins.
     if found is None or request.find(b"\r\n\r\n", 0, start + 2) >= 0:
         return "", request
     rest = request[:start] + request[found.end() :]
@@ -47,12 +48,12 @@ def split_context(request: bytes) -> tuple[str, bytes]:
     head += mark
     states = _STATE_LINE.findall(head)
     if len(states) >= MOST_LINES or sum(map(len, states)) > _LONGEST_STATE:
-        return "", request  # the bounds of heads hold for it
+        return "", request  # the parser enforces the limits on heads
     return _text(found[1], states), _STATE_LINE.sub(b"", head) + body
 
 
 def context_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Return the trace context that `headers` (names in lower case) carry."""
+    """Return the trace context in `headers`, whose names are in lower case."""
     parents: list[bytes] = []
     states: list[bytes] = []
     for name, value in headers:
@@ -65,12 +66,12 @@ def context_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 def is_sampled(context: str) -> bool:
-    """Tell whether the `sampled` flag of a context is set."""
+    """Return whether the `sampled` flag of a context is set."""
     return context[54] in ODD
 
 
 def unsampled(context: str) -> str:
-    """Return `context` as one that is not recorded, a new one where there is none."""
+    """Return `context` without the `sampled` flag; for an empty context, a new one."""
     if not context:
         return f"00-{getrandbits(128) or 1:032x}-{getrandbits(64) or 1:016x}-00"
     flags = int(context[53:55], 16) & ~SAMPLED

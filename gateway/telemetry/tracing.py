@@ -1,7 +1,7 @@
-"""Begins spans of any step of the gateway; with tracing off, these only pass a context on.
+"""Begins spans for steps of the gateway; with tracing off, spans only pass a context on.
 
-A parent is passed as the text of its context (see `trace_context`), not through context variables,
-so that work which outlives its request (a detached computation, a probe) needs no special care.
+A parent is passed as the string of its context (see `trace_context`) and not in context variables.
+Work that outlives its request, such as a detached computation or a probe, needs no special care.
 """
 
 import sys
@@ -19,8 +19,8 @@ _ID = b"x-request-id: "
 class ReplayedHit(msgspec.Struct, frozen=True):
     """A memory hit that the fast path replayed.
 
-    `name` and `attributes` are those of its request's span. `times` are when it began, was found,
-    was charged, and ended, in ns of the wall clock.
+    `name` and `attributes` belong to the span of the request. `times` are in nanoseconds since
+    1970: when the request began, was found in the cache, was charged, and ended.
     """
 
     name: str
@@ -32,34 +32,35 @@ class ReplayedHit(msgspec.Struct, frozen=True):
 
     @property
     def request_id(self) -> bytes:
-        """The id that the head of the answer has: it is read where there is time for it."""
+        """The request id, read from the head of the response only when a span needs it."""
         start = self.answer.index(_ID) + len(_ID)
         return self.answer[start : self.answer.index(b"\r", start)]
 
 
 class Tracer:
-    """Begins spans. This one records nothing and reads no clock: tracing is off."""
+    """Begins spans. This base class records nothing and reads no clock: tracing is off."""
 
     is_on = False
 
     def __init__(self, contexts: ContextReader | None = None) -> None:
         self.contexts = contexts or ContextReader()
         self.samples: Callable[[str], bool] = _samples_none
-        """Tells whether a request that came with a trace context is recorded."""
+        """Returns whether a request with this trace context is recorded."""
         self.gap: Callable[[], int] = _no_gap
-        """Returns the number of the next request without a context that is recorded."""
+        """Returns the distance to the next recorded request without a context; 1: the next
+        request."""
 
     def request(self, name: str, context: str, attributes: Attributes = NO_ATTRIBUTES) -> Span:
-        """Begin the span of a request that came with `context`."""
+        """Begin the span of a request with the trace context `context`."""
         return Span(context) if context else NO_SPAN
 
     def replayed(self, hit: ReplayedHit, context: str) -> None:
-        """Record a hit that came with `context`."""
+        """Record a hit of a request with the trace context `context`."""
 
     def failure(self, name: str, span: Span, *, age: float) -> Span:
-        """Begin the span of a request, `age` seconds old, that failed without being sampled.
+        """Begin the span of a failed request that was not sampled; it began `age` seconds ago.
 
-        `span` is the one that it had, which recorded nothing.
+        `span` is the request's unrecorded span.
         """
         return NO_SPAN
 
@@ -71,15 +72,15 @@ class Tracer:
         kind: str = "internal",
         attributes: Attributes = NO_ATTRIBUTES,
     ) -> Span:
-        """Begin a step under `parent`; without one it is not recorded."""
+        """Begin a child step of the context `parent`; without a parent it is not recorded."""
         return Span(parent) if parent else NO_SPAN
 
     def records(self, parent: str) -> bool:
-        """Tell whether steps under `parent` are recorded."""
+        """Return whether child steps of the context `parent` are recorded."""
         return False
 
     def statistics(self) -> TracingStatistics:
-        """Return counts since the start."""
+        """Return counts of spans since the start."""
         return TracingStatistics()
 
     def close(self) -> None:

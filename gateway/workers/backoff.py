@@ -1,4 +1,4 @@
-"""Provides waits that a stop interrupts, and back-off of waits and batch sizes after failures."""
+"""Provides waits that a stop event ends, and backs off waits and batch sizes after failures."""
 
 import asyncio
 import random
@@ -18,9 +18,9 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
 
 
 class StoppableBackoff:
-    """Doubles the wait from 50 ms to `longest` with each failure in a row, less a random half.
+    """Doubles the wait from 50 ms to `longest` with each consecutive failure, less a random half.
 
-    The jitter keeps processes that lost the same server from returning to it all at once.
+    The jitter spreads the retries of processes that lost the same server.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class StoppableBackoff:
         return whole * (1 - self._chance() / 2)
 
     def succeeded(self) -> bool:
-        """Forget the failures; return whether there were any."""
+        """Reset the failures; return whether there were any."""
         failed, self.failures = self.failures > 0, 0
         return failed
 
 
 class BatchSize:
-    """Halves the size of batches after a failure, and doubles it after 20 successes in a row.
+    """Halves the batch size after a failure, and doubles it after 20 successes in a row.
 
-    A slow server may time out on a large batch every time.
+    A slow server may time out on the same large batch every time.
     """
 
     def __init__(self, most: int) -> None:

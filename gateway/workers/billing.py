@@ -1,4 +1,4 @@
-"""Reads streams into the ledger: commits, then acknowledges."""
+"""Writes stream entries to the ledger, and acknowledges them after the commit."""
 
 import asyncio
 import logging
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what was billed since the start.
+    """Counts billed events since the start.
 
-    `lag` is the age in seconds of the oldest event when the last blocks were committed; `failures`
-    are those in a row, of Redis or of the ledger.
+    `lag` is the age in seconds of the oldest event when the last blocks were committed. `failures`
+    counts consecutive failures of Redis or the ledger.
     """
 
     events: int
@@ -48,10 +48,10 @@ class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Billing:
-    """Reads entries of `group` and has `writer` commit them to the ledger.
+    """Reads entries of `group` and commits them to the ledger with `writer`.
 
     While Redis or the ledger is down, it retries. Entries that were committed but not acknowledged
-    are delivered again and not counted twice. Several may run, in one process or many.
+    are delivered again and not counted twice. Several instances may run, in one process or many.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Billing:
         self._counts = dict.fromkeys(("events", "duplicates", "dead", "lost"), 0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Bill until `stop`, then what is still in the stream, for at most the drain time."""
+        """Bill until `stop`, then bill the rest of the stream for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await self._run_once(stop, self._wait)
@@ -84,7 +84,7 @@ class Billing:
         return BillingStatistics(**self._counts, lag=self._lag, failures=self._backoff.failures)
 
     async def _run_once(self, stop: asyncio.Event, wait: float) -> bool:
-        """Bill the next entries; return whether there may be more, also after a failure."""
+        """Bill the next entries; return whether there may be more. True after a failure."""
         try:
             entries = await self._group.read(wait=wait)
             if entries:
@@ -95,10 +95,11 @@ class Billing:
                 if isinstance(error, DependencyUnavailable):
                     reason = error.detail
                 _log.warning(
-                    "billing is retried: events wait in the stream", extra={"reason": reason}
+                    "billing failed and is retried; events wait in the stream",
+                    extra={"reason": reason},
                 )
             await pause(stop, self._backoff.failed())
-            # A stop interrupts the wait; the loop must not spin then.
+            # After `stop`, the wait above ends at once, and the loop must not spin.
             await asyncio.sleep(0.05 if stop.is_set() else 0)
             return True
         if self._backoff.succeeded():
@@ -127,7 +128,7 @@ class Billing:
 
 
 async def run_billing(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Bill the streams of all regions until `stop`; a stream that is down delays no other."""
+    """Bill the streams of all regions until `stop`. A stream that is down does not delay others."""
     metrics = GatewayMetrics(CollectorRegistry())
     with Ledger(settings.ledger) as ledger:
         async with asyncio.TaskGroup() as group:

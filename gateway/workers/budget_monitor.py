@@ -1,4 +1,4 @@
-"""Watches budgets of tenants, in the billing process."""
+"""Compares tenants' costs with their budgets, in the billing process."""
 
 import asyncio
 import logging
@@ -16,26 +16,26 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetStore(Protocol):
-    """Stores budgets; calls block."""
+    """Stores budgets. Methods block."""
 
     def watch(self) -> Sequence[BudgetEvent]:
-        """Note what the costs of this month have reached, and return what is new.
+        """Record which budget thresholds this month's costs have reached, and return the new ones.
 
         Raises:
-            DependencyUnavailable: it may be asked again; what was noted is not new then.
+            DependencyUnavailable: try again. Thresholds that were recorded are not returned again.
         """
         ...
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts thresholds that were reached since the start; `failures` are those in a row."""
+    """Counts reached thresholds since the start, and consecutive failures."""
 
     reached: int
     failures: int
 
 
 class BudgetMonitor:
-    """Has the store compare costs with budgets, each `every` seconds."""
+    """Compares costs with budgets every `every` seconds."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class BudgetMonitor:
         self._reached = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Watch until `stop`."""
+        """Compare costs with budgets until `stop`."""
         while not stop.is_set():
             await pause(stop, await self.run_once())
 
@@ -61,11 +61,14 @@ class BudgetMonitor:
             found = await asyncio.to_thread(self._store.watch)
         except GatewayError as error:
             if not self._backoff.failures:
-                _log.warning("budgets are not watched", extra={"reason": error.detail})
+                _log.warning(
+                    "costs could not be compared with budgets; trying again",
+                    extra={"reason": error.detail},
+                )
             return self._failed()
-        except Exception:  # noqa: BLE001 - a failed look must not end billing
+        except Exception:  # noqa: BLE001 - a failed comparison must not end billing
             if not self._backoff.failures:
-                _log.exception("budgets are not watched")
+                _log.exception("costs could not be compared with budgets; trying again")
             return self._failed()
         self._backoff.succeeded()
         for one in found:

@@ -1,4 +1,4 @@
-"""Locks a file, so that one process at a time works on a data directory."""
+"""Locks a file, so that only one process at a time uses a data directory."""
 
 import fcntl
 import os
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class FileLock:
-    """Locks `path` until the process ends; `held` tells whether this process has the lock."""
+    """Locks the file `path` until the process ends. `held`: this process has the lock."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""Reads the event stream in a consumer group: entries come again until they are acknowledged."""
+"""Reads the event stream in a Redis consumer group.
+
+Entries are delivered again until they are acknowledged.
+"""
 
 import asyncio
 import socket
@@ -15,24 +18,31 @@ from gateway.workers.backoff import BatchSize
 
 
 class StreamEntry(NamedTuple):
-    """Holds an entry of the stream."""
+    """Holds a stream entry."""
 
     id: bytes
     fields: Mapping[bytes, bytes]
 
 
 def consumer_name(settings: Settings) -> str:
-    """Return this worker's name in groups, which a restart keeps so that entries are found."""
+    """Return this process's name in consumer groups.
+
+    A restart keeps the name, so that the process finds its pending entries.
+    """
     return f"{socket.gethostname()}-{settings.worker}"
 
 
 class GroupReader:
-    """Reads as `consumer` of `group`; raises what redis-py raises.
+    """Reads entries as `consumer` of `group`. Methods raise the errors of redis-py.
 
-    Entries come in this order: those pending for this consumer, from before a crash, an error or a
-    restart; those pending for `claim_after` seconds for another, which may be dead; new ones.
-    Pending entries are read at the start and three times in `claim_after`; own ones also after
-    errors.
+    Entries are returned in this order:
+
+    - Entries pending for this consumer, after a crash, an error or a restart.
+    - Entries pending for another consumer for `claim_after` seconds, because it may be dead.
+    - New entries.
+
+    Pending entries are read at the start and three times in `claim_after` seconds. This consumer's
+    pending entries are also read after an error.
     """
 
     def __init__(
@@ -55,7 +65,7 @@ class GroupReader:
         self._pending_after: bytes | None = b"0"
 
     async def read(self, *, wait: float) -> list[StreamEntry]:
-        """Return entries to process; none if none comes within `wait` seconds."""
+        """Return entries to process; empty if no entry arrives within `wait` seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         entries = await self._read_group(wait)
@@ -65,7 +75,7 @@ class GroupReader:
         return entries
 
     async def _read_group(self, wait: float) -> list[StreamEntry]:
-        """Read, and create the group if it does not exist."""
+        """Read entries, and create the group if it does not exist."""
         try:
             return await self._read(wait)
         except ResponseError as error:
@@ -88,18 +98,18 @@ class GroupReader:
         self._count.succeeded()
 
     def reread(self) -> None:
-        """Deliver the entries that were not acknowledged again, before any others."""
+        """Deliver unacknowledged entries again before other entries."""
         self._pending_after = b"0"
 
     def reread_smaller(self) -> None:
-        """Deliver them again, in smaller batches until those succeed."""
+        """Deliver unacknowledged entries again, in smaller batches until batches succeed."""
         self._count.failed()
         self.reread()
 
     async def _read(self, wait: float) -> list[StreamEntry]:
         is_due = self._clock() >= self._claim_at
         if is_due and self._pending_after is None:
-            # A command that timed out may have run since, and left entries pending.
+            # A command that timed out may have run later, and left entries pending.
             self._pending_after = b"0"
         while self._pending_after is not None:
             entries = await self._read_after(self._pending_after, None)
@@ -130,7 +140,7 @@ class GroupReader:
         return await self._present([StreamEntry(i, f or {}) for i, f in reply[1]])
 
     async def _present(self, entries: list[StreamEntry]) -> list[StreamEntry]:
-        """Acknowledge the entries that are no longer in the stream; return the others."""
+        """Acknowledge entries that were deleted from the stream; return the others."""
         deleted = [entry for entry in entries if not entry.fields]
         if deleted:
             await self.acknowledge(deleted)
@@ -145,7 +155,7 @@ class GroupReader:
 
 
 def _entries(reply: Any) -> list[StreamEntry]:
-    """Return the entries in a reply about one stream, in either version of the protocol."""
+    """Return the entries in a reply about one stream, in RESP2 or RESP3."""
     if not reply:
         return []
     found = next(iter(reply.values())) if isinstance(reply, dict) else reply[0][1]

@@ -1,4 +1,4 @@
-"""Asks the ledger up to which record it has committed event logs, within a time-out."""
+"""Reads how far the ledger has committed each event log, with a timeout."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from gateway.tasks import ignore_outcome
 
 
 class LedgerMarks:
-    """Reads marks in a thread, one query at a time, for at most `timeout` seconds.
+    """Reads high-water marks in a thread, one query at a time, for at most `timeout` seconds.
 
-    `high_water` returns the mark per log, 0 for nothing, or raises `DependencyUnavailable`.
+    `high_water` returns the mark of each log, 0 for no records, or raises `DependencyUnavailable`.
     """
 
     def __init__(
@@ -20,12 +20,12 @@ class LedgerMarks:
         self._high_water = high_water
         self._timeout = timeout
         self._query: asyncio.Future[dict[str, int]] | None = None
-        """The last query, which may have timed out and still run."""
+        """The last query. It may have timed out but still run."""
 
     async def read(self, log_ids: list[str]) -> dict[str, int]:
-        """Return the mark per log; none if the ledger is down or does not answer in time.
+        """Return the mark of each log; empty if the ledger is down or too slow.
 
-        A late answer is discarded: the stream has changed since.
+        A late result is discarded, because the stream has changed since.
         """
         if not log_ids or (self._query is not None and not self._query.done()):
             return {}

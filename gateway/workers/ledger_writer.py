@@ -1,4 +1,4 @@
-"""Writes entries of the stream to the ledger; unreadable ones become dead letters."""
+"""Writes stream entries to the ledger. Unreadable entries become dead letters."""
 
 from collections.abc import Sequence
 
@@ -12,20 +12,21 @@ from gateway.workers.group import StreamEntry
 
 
 class WriteResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the events written; `oldest` is the time of the oldest, 0 if there was none."""
+    """Counts written events. `oldest` is the time of the oldest event, 0 if there was none."""
 
     recorded: Recorded
     oldest: int
 
 
-def joined(batches: Sequence[Batch]) -> list[Batch]:
-    """Return `batches`, with consecutive batches of the same log joined.
+def merged(batches: Sequence[Batch]) -> list[Batch]:
+    """Return `batches`, with consecutive batches of the same log merged.
 
-    The cost of a batch hardly depends on its size, and a billing that lags gets many small ones.
+    The cost of a batch hardly depends on its size, and a billing process that lags gets many small
+    batches.
     """
     found: list[Batch] = []
     ends: dict[str, int] = {}
-    """Index in `found` of the last batch of each log."""
+    """The index in `found` of each log's last batch."""
     for batch in batches:
         index = ends.get(batch.log_id)
         if index is not None and _follows(found[index], batch):
@@ -42,22 +43,22 @@ def _follows(one: Batch, other: Batch) -> bool:
 
 
 def _is_complete(batch: Batch) -> bool:
-    """Tell whether the batch has exactly one event for each sequence number."""
+    """Return whether the batch has exactly one event for each sequence number."""
     return not batch.wrong and not batch.lost and len(batch.events) == batch.last - batch.first + 1
 
 
 class LedgerWriter:
-    """Writes entries to `ledger`. Calls block."""
+    """Writes entries to `ledger`. Methods block."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._recorder = ledger.recorder
         self._unpacker = Unpacker()
 
     def write(self, entries: Sequence[StreamEntry]) -> WriteResult:
-        """Commit `entries`; after this returns, they may be acknowledged.
+        """Commit `entries`. The caller may acknowledge them after this returns.
 
         Raises:
-            DependencyUnavailable: not all were committed; write them again.
+            DependencyUnavailable: some entries were not committed; write all of them again.
         """
         blocks: list[Block] = []
         dead = 0
@@ -94,7 +95,7 @@ class LedgerWriter:
 
     def _record(self, blocks: Sequence[Block], batches: Sequence[Batch]) -> Recorded:
         try:
-            return self._recorder.record(joined(batches))
+            return self._recorder.record(merged(batches))
         except UnrecordableBatch:
             each = [self._record_alone(b, x) for b, x in zip(blocks, batches, strict=True)]
         return Recorded(

@@ -1,4 +1,4 @@
-"""Writes a line of JSON per request to a file; it never contains input texts."""
+"""Writes a JSON line for each request to a file. Lines never contain input texts."""
 
 import asyncio
 import logging
@@ -28,7 +28,8 @@ GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 2.0
 _REMEMBERED: Final = 64
-"""Entries remembered as written, as their acknowledgement may be lost: more than one read."""
+"""The most written entries to remember, in case their acknowledgement is lost. A read returns
+fewer."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
@@ -38,7 +39,7 @@ _copied = attrgetter(
 
 
 class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts lines written and events dropped since the start."""
+    """Counts written lines and dropped events since the start."""
 
     lines: int
     dropped: int
@@ -46,7 +47,7 @@ class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestLog:
-    """Writes the events of `group` to `file`; drops and counts those it cannot write."""
+    """Writes the events of `group` to `file`; drops and counts events that cannot be written."""
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class RequestLog:
         self._dropped = 0
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Write until `stop`, then what is still in the stream, for at most the drain time."""
+        """Write until `stop`, then write the rest of the stream for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await self._run_once(stop, self._wait)
@@ -90,7 +91,7 @@ class RequestLog:
         except (RedisError, OSError) as error:
             if not self._backoff.failures:
                 _log.warning(
-                    "the request log is retried: Redis does not answer",
+                    "the request log cannot read from Redis and tries again",
                     extra={"reason": type(error).__name__},
                 )
             await pause(stop, self._backoff.failed())
@@ -100,7 +101,7 @@ class RequestLog:
         return bool(entries)
 
     async def _append(self, entries: Sequence[StreamEntry]) -> None:
-        """Write and acknowledge `entries`, without those that were written before."""
+        """Write `entries`, except entries that were written before, and acknowledge all."""
         new = [entry for entry in entries if entry.id not in self._written]
         if new:
             await asyncio.to_thread(self._write, new)
@@ -115,7 +116,7 @@ class RequestLog:
         except OSError as error:
             self._dropped += count
             _log.warning(
-                "request log lines are dropped: check the disk",
+                "lines of the request log could not be written and are dropped; check the disk",
                 extra={"reason": type(error).__name__},
             )
             return
@@ -130,7 +131,7 @@ class RequestLog:
 
 
 class _Line(msgspec.Struct):
-    """A line of the log, in the order of its fields."""
+    """Defines the fields of a line, in order."""
 
     id: str
     time: str
@@ -150,12 +151,12 @@ class _Line(msgspec.Struct):
 
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
-    """Return a time in seconds since the epoch, without its zone."""
+    """Return a time in seconds since the epoch as ISO 8601, without its zone."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def request_lines(event: RequestEvent) -> bytes:
-    """Return `event` as lines of JSON, one per request of its run."""
+    """Return the JSON lines of `event`, one for each request of its run."""
     seconds, rest = divmod(event.time, 1_000_000_000)
     micros = rest // 1_000
     fields = _Line(

@@ -1,4 +1,4 @@
-"""Keeps committed segments of event logs for a time, in case the ledger is restored."""
+"""Keeps committed segments of event logs for some time, in case the ledger is restored."""
 
 import contextlib
 import math
@@ -20,7 +20,7 @@ _RESERVE_FRACTION: Final = 0.1
 
 
 class RetainedLog:
-    """Opens a log and the mark up to which the ledger has it."""
+    """Opens a log, and the mark up to which the ledger has committed it."""
 
     def __init__(self, directory: Path) -> None:
         self.reader = LogReader(directory)
@@ -28,7 +28,7 @@ class RetainedLog:
 
 
 class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the segments kept now, and those deleted since the start."""
+    """Counts present segments, and deleted segments since the start."""
 
     segments: int
     size_bytes: int
@@ -36,7 +36,7 @@ class RetentionStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Segment(NamedTuple):
-    """Describes a committed segment; sorts by the time of its commit."""
+    """Describes a committed segment. Segments sort by the time of their commit."""
 
     committed: float
     log_id: str
@@ -46,7 +46,7 @@ class _Segment(NamedTuple):
 
 
 def missing_bytes(directory: Path) -> int:
-    """Return how much more of the disk of `directory` should be free; 0 or less is enough."""
+    """Return how many bytes must be freed on the disk of `directory`; 0 or less if none."""
     try:
         disk = shutil.disk_usage(directory)
     except OSError:  # unknown space counts as sufficient
@@ -55,10 +55,11 @@ def missing_bytes(directory: Path) -> int:
 
 
 class SegmentRetention:
-    """Deletes committed segments, the oldest first.
+    """Deletes committed segments, oldest first.
 
-    A segment is deleted `keep` seconds after its commit; earlier while all take more than
-    `keep_bytes`, or while less than 1 GiB (or a tenth, if that is less) of the disk is free.
+    A segment is deleted `keep` seconds after its commit. It is deleted earlier if all segments use
+    more than `keep_bytes`, or if less than 1 GiB of the disk (or a tenth of it, if that is less) is
+    free.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class SegmentRetention:
         *,
         keep: float = 0.0,
         keep_bytes: int = 0,
-        wall: Callable[[], float] = time.time,  # noqa: TID251 - files keep the time of the day
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - file times are wall-clock times
         missing_bytes: Callable[[Path], int] = missing_bytes,
     ) -> None:
         self._directory = directory
@@ -79,7 +80,7 @@ class SegmentRetention:
         self._kept: list[_Segment] = []
 
     def record_commit(self, log: RetainedLog, mark: int) -> None:
-        """Record that the ledger has `log` up to `mark`; retention of its segments starts now."""
+        """Record that the ledger has committed `log` up to `mark`, and start the retention time."""
         if mark != log.mark.value:
             before = set(log.reader.committed_segments(log.mark.value))
             for number in log.reader.committed_segments(mark):
@@ -91,13 +92,13 @@ class SegmentRetention:
                 self._stamp(truncated)
 
     def _stamp(self, path: Path) -> None:
-        """Store the time of the commit as the modification time of the file."""
+        """Store the time of the commit as the file's modification time."""
         now = self._wall()
         with contextlib.suppress(OSError):
             os.utime(path, (now, now))
 
     def expire(self, logs: Iterable[RetainedLog]) -> None:
-        """Delete segments whose time is over, or for which there is no room."""
+        """Delete segments whose retention time is over, or for which there is no space."""
         self._kept = sorted(segment for log in logs for segment in _segments(log))
         short = self._missing_bytes(self._directory)
         size = sum(segment.size for segment in self._kept)
@@ -122,12 +123,12 @@ class SegmentRetention:
 
 
 def _segments(log: RetainedLog) -> Iterable[_Segment]:
-    """Yield the committed segments of a log; none is dated later than those after it."""
+    """Yield the committed segments of a log; none has a later time than its successors."""
     committed = math.inf
     for number in sorted(log.reader.committed_segments(log.mark.value), reverse=True):
         with contextlib.suppress(OSError):
             found = log.reader.path_of(number).stat()
-            # Shortening a segment after its commit sets a later time.
+            # Truncating a segment after its commit sets a later time.
             committed = min(committed, found.st_mtime)
             yield _Segment(
                 committed=committed,

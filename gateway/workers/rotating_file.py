@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class RotatingFile:
-    """Appends to `path`; keeps `keep` older files, `path.1` being the newest. Calls block."""
+    """Appends to `path`, and keeps `keep` older files; `path.1` is the newest. Methods block."""
 
     def __init__(self, path: Path, *, max_bytes: int, keep: int) -> None:
         self._path = path
@@ -14,10 +14,10 @@ class RotatingFile:
         self._keep = keep
 
     def append(self, lines: bytes) -> None:
-        """Append all of `lines`, or none; opens the file anew, as it may have been moved.
+        """Append all `lines` or none. The file is opened each time, because it may have been moved.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the lines cannot be written.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         size = self._path.stat().st_size if self._path.exists() else 0
@@ -38,7 +38,7 @@ class RotatingFile:
 
 
 def _write(file: io.FileIO, lines: bytes) -> None:
-    """Write all of `lines`; if the disk is full, truncate what was written."""
+    """Write all `lines`; on an error, remove lines that were written in part."""
     size, left = file.tell(), memoryview(lines)
     try:
         while left:

@@ -29,18 +29,18 @@ LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0
 _CHECK_EVERY: Final = 2
-"""Rounds of polling between two comparisons of the stream with the logs."""
+"""Polls between two comparisons of the logs with the stream."""
 _log = logging.getLogger(__name__)
 
 
 class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what was shipped since the start, and the state of stream and logs.
+    """Counts shipped events since the start, and describes the state of the stream and the logs.
 
-    `unconsumed` are blocks in the stream; `full` tells that no more are added. `lost` events were
-    destroyed by a power cut or a crash of the machine, as far as is known; `dropped` blocks never
-    reached the request log. `lagging` are events that a consumer has not acknowledged, by the
-    average of a block; `lag` is how long the oldest unshipped part of a log has waited,
-    `unshipped_bytes` all such parts.
+    `unconsumed` counts blocks in the stream; `full` says that the stream accepts no more. `lost`
+    events were destroyed by a power cut or machine crash, as far as is known. `dropped` blocks
+    never reached the request log. `lagging` estimates each consumer's unacknowledged events from
+    the average size of a block. `lag` is how long the oldest unshipped events have waited.
+    `unshipped_bytes` is the size of all unshipped events.
     """
 
     logs: int
@@ -62,24 +62,24 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ShippedLog(RetainedLog):
-    """Tracks a log that is being shipped; `shipped` is its last sequence number in the stream."""
+    """Tracks a log. `shipped` is its last sequence number in the stream."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.shipped: int | None = None
         self.is_positioned = False
         self.waits_since: float | None = None
-        """When events were first seen that are not in the stream."""
+        """When unshipped events were first noticed."""
 
 
 class Shipper:
-    """Ships every log in `directory`, also those of dead writers, in one process at a time.
+    """Ships every log in `directory`, including logs of dead writers; one process at a time.
 
     While Redis is down or full, or a consumer is dead, the logs wait on disk. While the ledger is
-    down or does not answer, nothing is deleted; shipping goes on. At every second `poll` the logs
-    are compared with the stream. Events that Redis lost are shipped again from the ledger's mark,
-    and so are events missing in a ledger that was restored from a backup, if `retention` still has
-    them.
+    down or does not respond, nothing is deleted, but shipping continues. At every second poll, the
+    logs are compared with the stream. Events that Redis lost are shipped again from the ledger's
+    mark. If a ledger was restored from a backup, its missing events are shipped again, provided
+    that `retention` still has them.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Shipper:
         self._busy = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Ship until `stop`, then what is left, for at most the drain time."""
+        """Ship until `stop`, then ship the rest for at most the drain time."""
         clock = asyncio.get_running_loop().time
         while not stop.is_set():
             await pause(stop, await self.run_once())
@@ -123,20 +123,21 @@ class Shipper:
                 return
 
     async def run_once(self) -> float:
-        """Ship one block of each log that has any; return the seconds until the next call."""
+        """Ship one block of each log that has events; return the seconds until the next call."""
         clock = asyncio.get_running_loop().time
         before = self._counts["blocks"]
         try:
-            self._discover()  # first: logs that Redis is asked about in vain wait, too
+            # first, so that the statistics include logs that cannot be shipped while Redis is down
+            self._discover()
             if clock() >= self._check_at:
                 await self._check()
                 self._check_at = clock() + _CHECK_EVERY * self._poll
             self._busy = any([await self._ship(log) for log in list(self._logs.values())])
         except (RedisError, OSError) as error:
-            # Each log keeps its position: the next call continues there.
+            # Each log keeps its position, and the next call continues there.
             if not self._backoff.failures:
                 _log.warning(
-                    "shipping is retried: events wait on disk",
+                    "shipping failed and is retried; events wait on disk",
                     extra={"reason": type(error).__name__},
                 )
             self._report(self.statistics())
@@ -145,7 +146,7 @@ class Shipper:
             _log.info("shipping has recovered")
         if self._full:
             return self._poll * _CHECK_EVERY
-        # Logs whose position is wrong again and again count as busy; the loop must not spin.
+        # A log whose position keeps being wrong counts as busy, but the loop must not spin.
         return 0.0 if self._busy and self._counts["blocks"] > before else self._poll
 
     def statistics(self) -> ShipperStatistics:
@@ -167,7 +168,7 @@ class Shipper:
         )
 
     def _waiting(self) -> dict[float, int]:
-        """Return the bytes that are not in the stream, by how long those of a log have waited."""
+        """Return the unshipped bytes by how long they have waited."""
         now = time.monotonic()
         found: dict[float, int] = {}
         for log in self._logs.values():
@@ -182,11 +183,11 @@ class Shipper:
         return found
 
     def _unshipped_bytes(self, log: _ShippedLog) -> int | None:
-        """Return about how much of a log is not in the stream, `None` where it cannot be read."""
+        """Return the approximate unshipped bytes of a log; `None` if it cannot be read."""
         reader = log.reader
         try:
             if not log.is_positioned:
-                # Redis has not told what it has: nothing but what the ledger has is surely there.
+                # The stream's position is unknown, so only events in the ledger count as shipped.
                 reader.seek(max(log.mark.value, reader.deleted_up_to()))
                 if reader.read(self._block_events) is None:
                     return 0
@@ -203,17 +204,19 @@ class Shipper:
             except UnreadableLog as error:
                 self._unreadable.add(path.name)
                 _log.error(
-                    "a log has another format and is not shipped", extra={"reason": str(error)}
+                    "an event log has an unknown format and is not shipped",
+                    extra={"reason": str(error)},
                 )
-            except OSError as error:  # such as missing permission; it may be readable later
+            except OSError as error:  # for example a missing permission, which may be granted later
                 if path.name not in self._unreachable:
                     self._unreachable.add(path.name)
                     _log.error(
-                        "a log cannot be read: check its permissions", extra={"reason": str(error)}
+                        "an event log cannot be read; check its permissions",
+                        extra={"reason": str(error)},
                     )
 
     async def _ship(self, log: _ShippedLog) -> bool:
-        """Ship the next block; return whether there may be more at once."""
+        """Ship the next block; return whether more can be shipped at once."""
         if not log.is_positioned:
             await self._set_position(log)
         reader = log.reader
@@ -237,7 +240,7 @@ class Shipper:
         log.shipped = block.last
         has_more = batch is not None and batch.more
         if not has_more:
-            # What is there next came after this was read.
+            # Later events were written after this read.
             log.waits_since = None
         if batch is None or missing:
             reader.sequence = block.last
@@ -252,12 +255,12 @@ class Shipper:
         log_id = log.reader.id
         log.shipped = (await self._stream.last_shipped([log_id]))[log_id]
         marks = await self._marks.read([log_id])
-        # While the ledger is down, its last seen mark applies.
+        # While the ledger is down, its last known mark applies.
         mark = marks.get(log_id, max(log.mark.value, log.reader.deleted_up_to()))
         is_behind = mark < log.mark.value
         log.reader.seek(mark if is_behind else max(log.shipped or 0, mark))
         if is_behind:
-            self._note_rewind("the ledger was restored: it lacks events that it had")
+            self._note_rewind("the ledger was restored and lacks events")
             log.mark.set(mark)
         log.is_positioned = True
 
@@ -274,7 +277,7 @@ class Shipper:
         self._counts["dropped"] += trimmed.dropped
         logs = {log_id: log for log_id, log in self._logs.items() if log.is_positioned}
         shipped = await self._stream.last_shipped(list(logs))
-        # Queried after the stream: if that is empty, these marks cover everything shipped.
+        # Read after the stream: if the stream is empty, these marks cover all shipped events.
         marks = await self._marks.read(list(logs))
         for log_id, mark in marks.items():
             self._compare(logs[log_id], mark, shipped[log_id], is_empty=trimmed.left == 0)
@@ -282,7 +285,7 @@ class Shipper:
         for log_id, mark in marks.items():
             log = logs[log_id]
             reader = log.reader
-            # A log without records has nothing that a restored ledger could lack.
+            # A log without records has no events that a restored ledger could lack.
             is_empty = reader.sequence == 0 or reader.is_empty
             is_whole = reader.destroyed_up_to() <= reader.sequence
             if reader.ended and reader.sequence <= mark and is_empty and is_whole:
@@ -292,7 +295,7 @@ class Shipper:
     def _compare(self, log: _ShippedLog, mark: int, shipped: int | None, *, is_empty: bool) -> None:
         """Rewind to the ledger's mark if the ledger or the stream has lost events."""
         if mark < log.mark.value:
-            self._rewind(log, mark, shipped, "the ledger was restored: it lacks events that it had")
+            self._rewind(log, mark, shipped, "the ledger was restored and lacks events")
         elif log.reader.sequence > mark and (is_empty or shipped != log.shipped):
             self._rewind(log, mark, shipped, "the stream has lost events")
         self._retention.record_commit(log, mark)
@@ -313,7 +316,7 @@ class Shipper:
 
 
 async def run_shipper(settings: Settings, *, stop: asyncio.Event) -> None:
-    """Ship the logs of the data directory until `stop`; wait while another process ships them."""
+    """Ship the data directory's logs until `stop`; wait while another process ships them."""
     metrics = GatewayMetrics(CollectorRegistry())
     redis = connect(
         settings.state_url, key=STREAM, timeout=_REDIS_TIMEOUT, keepalive=settings.tcp_keepalive

@@ -1,4 +1,4 @@
-"""Appends blocks of events to the stream, each once, and trims the stream."""
+"""Appends each block of events to the stream once, and trims the stream."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -12,8 +12,8 @@ from gateway.events.block import SHIPPED, STREAM, Block
 
 BILLING: Final = "billing"
 
-# The hash and the stream change together, so that they agree after a restart or failover that lost
-# recent writes. This also detects a lost reply: the shipper retries and gets `moved`.
+# The script changes the hash and the stream together, so that they agree after a restart or
+# failover that lost recent writes. It also detects a lost reply: the retry returns `moved`.
 _SHIP: Final = """
 local shipped = redis.call('HGET', KEYS[2], ARGV[2]) or ''
 if shipped ~= ARGV[3] then return 'moved' end
@@ -22,7 +22,7 @@ redis.call('XADD', KEYS[1], '*', unpack(ARGV, 5))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
 return 'shipped'
 """
-# A script, since no command returns the last id without the payload of its entry.
+# A script, because no command returns the last id without its entry.
 _END: Final = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 return {redis.call('XLEN', KEYS[1]), last and last[1] or '0-0'}
@@ -30,18 +30,18 @@ return {redis.call('XLEN', KEYS[1]), last and last[1] or '0-0'}
 
 
 class AppendOutcome(Enum):
-    """Tells whether a block was appended."""
+    """Says whether a block was appended."""
 
     SHIPPED = "shipped"
     MOVED = "moved"
-    """The stream does not end where the shipper expected."""
+    """The log's last block in the stream is not the expected one."""
     FULL = "full"
 
 
 class TrimCounts(NamedTuple):
-    """Counts the blocks that remain, and those deleted before every group had read them.
+    """Counts remaining blocks, and blocks deleted before every group had read them.
 
-    `lagging` counts those that a group has not acknowledged.
+    `lagging` counts the blocks that each group has not acknowledged.
     """
 
     left: int
@@ -50,10 +50,10 @@ class TrimCounts(NamedTuple):
 
 
 class EventStream:
-    """Writes the stream `sg:events` of the state Redis; raises what redis-py raises.
+    """Writes the stream `sg:events` in the state Redis. Methods raise the errors of redis-py.
 
-    Holds at most `max_blocks`. Only billing may keep more than half of them: other groups that
-    lag further lose blocks.
+    The stream holds at most `max_blocks`. Only billing may keep more than half of them: other
+    groups that lag further lose blocks.
     """
 
     def __init__(self, redis: Redis, *, max_blocks: int) -> None:
@@ -70,14 +70,14 @@ class EventStream:
         return AppendOutcome(word.decode())
 
     async def last_shipped(self, log_ids: list[str]) -> dict[str, int | None]:
-        """Return, per log, the last sequence number that was appended."""
+        """Return each log's last sequence number that was appended; `None` if there is none."""
         if not log_ids:
             return {}
         values: list[Any] = await self._redis.hmget(SHIPPED, log_ids)
         return {i: None if v is None else int(v) for i, v in zip(log_ids, values, strict=True)}
 
     async def delete_log(self, log_id: str) -> None:
-        """Delete the state of a log that the ledger has completely."""
+        """Delete the position of a log that the ledger has committed completely."""
         await self._redis.hdel(SHIPPED, log_id)
 
     async def trim(self) -> TrimCounts:
@@ -94,12 +94,12 @@ class EventStream:
         return TrimCounts(left=left - dropped, dropped=dropped, lagging=lagging)
 
     async def _acknowledged(self) -> tuple[dict[str, tuple[int, int]], dict[str, int]]:
-        """Return, per group, the id before which it has acknowledged every block, and its lag.
+        """Return each group's position, before which it has acknowledged all blocks, and its lag.
 
-        After a restart or a promotion, the `lag` of Redis 7.0 is missing, or counts deleted blocks.
-        Then the lag is the number of blocks that may not have been delivered.
+        Redis 7.0 loses the `lag` field after a restart or failover, or counts deleted blocks. The
+        lag is then the number of blocks that may not have been delivered.
         """
-        # Read this first: blocks that a group gets meanwhile make its lag smaller.
+        # Read first: blocks that a group receives meanwhile only reduce its lag.
         length, last = await self._end(keys=[STREAM])
         try:
             groups = await self._redis.xinfo_groups(STREAM)
@@ -110,7 +110,7 @@ class EventStream:
         done: dict[str, tuple[int, int]] = {}
         lagging: dict[str, int] = {}
         for group in groups:
-            # In this order: deliveries between the two replies only make the result smaller.
+            # In this order, a delivery between the two replies only lowers the result.
             delivered = _number(group["last-delivered-id"])
             pending = await self._redis.xpending(STREAM, group["name"])
             following = (delivered[0], delivered[1] + 1)

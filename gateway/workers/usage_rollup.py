@@ -1,4 +1,4 @@
-"""Rolls up old usage events of the ledger, in the billing process."""
+"""Sums old usage events in the ledger by hour, in the billing process."""
 
 import asyncio
 import logging
@@ -14,15 +14,15 @@ from gateway.workers.backoff import BatchSize, StoppableBackoff, pause
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
 _LONGEST: Final = 1e9
-"""Seconds of `keep` that switch the roll-up off: longer than there have been events."""
+"""The largest `keep` in seconds. With it, no event is ever old enough to be summed."""
 _log = logging.getLogger(__name__)
 
 
 class UsageStore(Protocol):
-    """Stores usage events; calls block."""
+    """Stores usage events. Methods block."""
 
     def add_up(self, *, before: int, limit: int) -> int:
-        """Add up at most `limit` rows of hours that end before a time; return their number.
+        """Sum at most `limit` rows of hours that end before a time; return their number.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -30,7 +30,7 @@ class UsageStore(Protocol):
         ...
 
     def sum_day(self) -> bool:
-        """Sum a day whose rows were added up; return whether there may be another one.
+        """Sum a day whose hours were summed; return whether there may be another day.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -38,7 +38,7 @@ class UsageStore(Protocol):
         ...
 
     def keep_hours(self) -> bool:
-        """Sum an hour that has no sums, or delete old ones; return whether there may be more.
+        """Sum an hour without sums, or delete old sums; return whether there may be more.
 
         Raises:
             DependencyUnavailable: nothing changed; try again.
@@ -47,17 +47,17 @@ class UsageStore(Protocol):
 
 
 class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts rows added up since the start; `failures` are those in a row."""
+    """Counts summed rows since the start, and consecutive failures."""
 
     rows: int
     failures: int
 
 
 class UsageRollup:
-    """Adds up events older than `keep` seconds; looks for them each `every` seconds.
+    """Sums events older than `keep` seconds, and looks for them every `every` seconds.
 
-    A transaction takes at most a thousand rows, fewer after failures. Transactions are `rest`
-    seconds apart, so that billing and accounts get the lock.
+    A transaction has at most a thousand rows, and fewer after failures. There are `rest` seconds
+    between transactions, so that other writers of the ledger get the lock.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class UsageRollup:
         self._limit = BatchSize(_ROWS)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Add up until `stop`."""
+        """Sum events until `stop`."""
         while not stop.is_set():
             await pause(stop, await self.run_once())
 
     async def run_once(self) -> float:
-        """Add up some rows; without any, sum a day or an hour. Return the seconds to wait then."""
+        """Sum some rows, or else a day or an hour; return the seconds until the next call."""
         before = self._clock() - self._keep
         try:
             limit = self._limit.now
@@ -96,12 +96,15 @@ class UsageRollup:
                 goes_on = goes_on or await asyncio.to_thread(step)
         except GatewayError as error:
             if not self._backoff.failures:
-                _log.warning("the roll-up of usage is retried", extra={"reason": error.detail})
+                _log.warning(
+                    "the rollup of usage events failed and is retried",
+                    extra={"reason": error.detail},
+                )
             self._limit.failed()
             return self._backoff.failed()
-        except Exception:  # noqa: BLE001 - a failed roll-up must not end billing
+        except Exception:  # noqa: BLE001 - a failed rollup must not end billing
             if not self._backoff.failures:
-                _log.exception("the roll-up of usage failed and is retried")
+                _log.exception("the rollup of usage events failed and is retried")
             return self._backoff.failed()
         self._backoff.succeeded()
         self._limit.succeeded()

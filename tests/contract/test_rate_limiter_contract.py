@@ -172,10 +172,10 @@ async def test_a_quota_is_refilled_at_the_months_end_and_not_before(limiter: Rat
 
 
 async def test_so_much_may_be_under_way_at_a_time_and_no_more(limiter: RateLimiter) -> None:
-    places = [charge(1, hold=True, of=Rule(name="running", unit="concurrent", capacity=3))]
+    places = [charge(1, is_reserved=True, of=Rule(name="running", unit="concurrent", capacity=3))]
     first = [await decide(limiter, places) for _ in range(5)]
 
-    first[0].holds[0].settle(0)
+    first[0].reservations[0].settle(0)
     await until(lambda: limiter.statistics().leased == 0)
     after = [await wait_for_place(limiter, places), await decide(limiter, places)]
 
@@ -186,15 +186,15 @@ async def test_so_much_may_be_under_way_at_a_time_and_no_more(limiter: RateLimit
 
 async def test_what_was_held_and_not_spent_goes_back(limiter: RateLimiter) -> None:
     tokens = Rule(name="tokens", unit="tokens", capacity=100, window=3_600.0)
-    one = await decide(limiter, [charge(80, of=tokens, hold=True)])
-    meanwhile = await decide(limiter, [charge(30, of=tokens, hold=True)])
+    one = await decide(limiter, [charge(80, of=tokens, is_reserved=True)])
+    meanwhile = await decide(limiter, [charge(30, of=tokens, is_reserved=True)])
 
-    one.holds[0].settle(10)
-    one.holds[0].settle(10)
-    after = await decide(limiter, [charge(90, of=tokens, hold=True)])
+    one.reservations[0].settle(10)
+    one.reservations[0].settle(10)
+    after = await decide(limiter, [charge(90, of=tokens, is_reserved=True)])
 
     assert (one.allowed, meanwhile.allowed, after.allowed) == (True, False, True)
-    assert not (await decide(limiter, [charge(1, of=tokens, hold=True)])).allowed
+    assert not (await decide(limiter, [charge(1, of=tokens, is_reserved=True)])).allowed
 
 
 async def wait_for_place(limiter: RateLimiter, charges: list[Charge]) -> Decision:

@@ -221,10 +221,10 @@ async def test_a_shipper_that_stops_ships_what_is_there(pipeline: Pipeline) -> N
     billing = pipeline.billing()
     async with running(shipper.run, billing.run):
         with EventLog(pipeline.events, name="w0") as log:
-            fill(log, 0, 1000)
+            fill(log, 0, 50)
 
-    assert shipper.statistics().events == 1000
-    assert pipeline.billed() == 1000
+    assert shipper.statistics().events == 50
+    assert pipeline.billed() == 50
 
 
 @pytest.mark.parametrize("successor", ["same", "another"])
@@ -387,9 +387,5 @@ async def test_a_log_that_cannot_be_read_holds_up_no_other(
             (tmp_path / other.id / "00000000.log").rename(bad / "00000000.log")
             await until(lambda: pipeline.billed() == 20)
 
-    said = [
-        record
-        for record in caplog.records
-        if record.message == "a log cannot be read: check its permissions"
-    ]
+    said = [record for record in caplog.records if "cannot be read" in record.message]
     assert len(said) == 1

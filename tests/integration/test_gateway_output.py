@@ -139,4 +139,4 @@ def test_without_operators_their_port_and_key_are_left_alone(tmp_path: Path) -> 
         with suppress(BlockingIOError):
             connection, _ = somebody.accept()
             raise AssertionError(f"{connection} came")
-    assert b"no operators' listener runs here" in output.read_bytes()
+    assert b"runs no operators' listener" in output.read_bytes()

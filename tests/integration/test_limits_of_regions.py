@@ -194,13 +194,15 @@ async def test_work_at_a_time_is_within_the_cap_over_both_regions(scene: Scene) 
         region = 0 if step % 300 < 150 else 1
         worker = chooser.choice(scene.workers(region))
         for _ in range(3):
-            decision = await worker.admit([charge(of=PLACES, hold=True)])
+            decision = await worker.admit([charge(of=PLACES, is_reserved=True)])
             if decision.allowed:
-                running.append((scene.clock() + chooser.random() * 9.0, list(decision.holds)))
+                running.append(
+                    (scene.clock() + chooser.random() * 9.0, list(decision.reservations))
+                )
         most = max(most, len(running))
         await scene.advance(0.3)
-        for _, holds in [one for one in running if one[0] <= scene.clock()]:
-            for hold in holds:
+        for _, reservations in [one for one in running if one[0] <= scene.clock()]:
+            for hold in reservations:
                 hold.settle(0)  # type: ignore[attr-defined]
         running = [one for one in running if one[0] > scene.clock()]
         await scene.give_back()

@@ -217,7 +217,7 @@ def test_the_url_of_several_servers_says_where_they_are() -> None:
         ("redis-sentinel://a:1", "primary"),
         ("redis-cluster://a:1,:2", "host:port"),
         ("redis-cluster://a:port", "host:port"),
-        ("redis-cluster://a:1/2", "database 0 only"),
+        ("redis-cluster://a:1/2", "`2`"),
     ],
 )
 def test_a_url_that_lacks_something_says_what(url: str, what: str) -> None:

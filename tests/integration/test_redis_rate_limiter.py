@@ -253,7 +253,7 @@ async def test_a_place_is_not_lost_to_who_is_cancelled_as_it_is_granted(redis: R
     places = Rule(name="jobs", unit=CONCURRENT, capacity=1, window=0.0)
     limiter = make_limiter(redis, "worker")
     async with limiter:
-        caller = asyncio.create_task(limiter.admit([charge(of=places, hold=True)]))
+        caller = asyncio.create_task(limiter.admit([charge(of=places, is_reserved=True)]))
         await asyncio.wait((caller,), timeout=0)
         (turn,) = limiter._calls.values()
         turn.add_done_callback(lambda _: caller.cancel())

@@ -67,7 +67,7 @@ class Bench:
         )
         (child,) = self.supervisor.start([spec])
         await self.supervisor.ready([child])
-        await until(lambda: child.has_spoken, within=60, what="a sign of life")
+        await until(lambda: child.has_responded, within=60, what="a sign of life")
         return self.pid()
 
     def pid(self) -> int:
@@ -102,7 +102,7 @@ async def test_a_frozen_process_is_killed_and_replaced(bench: Bench) -> None:
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "silent", 1)]
-    assert any("no sign of life for" in line and "it is killed" in line for line in bench.said)
+    assert any("it is killed" in line for line in bench.said)
 
 
 async def test_a_spinning_event_loop_is_killed_and_replaced(bench: Bench) -> None:
@@ -126,7 +126,7 @@ async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
     )
     (child,) = bench.supervisor.start([spec])
     await bench.supervisor.ready([child])
-    await until(lambda: child.has_spoken, within=60, what="an answer to PING")
+    await until(lambda: child.has_responded, within=60, what="an answer to PING")
     pid = bench.pid()
 
     os.kill(pid, signal.SIGSTOP)
@@ -142,7 +142,7 @@ async def test_a_process_that_takes_too_much_memory_is_asked_to_leave(bench: Ben
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "memory", 1)]
-    assert any("MiB, more than 200; it is replaced" in line for line in bench.said)
+    assert any("200 MiB; it is replaced" in line for line in bench.said)
     assert any("gateway-0 exited with code 0" in line for line in bench.said)
 
 
@@ -153,4 +153,4 @@ async def test_a_process_whose_memory_runs_away_is_killed(bench: Bench) -> None:
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "memory", 1)]
-    assert any("MiB, more than 100; it is killed" in line for line in bench.said)
+    assert any("100 MiB; it is killed" in line for line in bench.said)

@@ -36,11 +36,13 @@ def charge(
     *,
     of: Rule | None = None,
     bucket: str = "",
-    hold: bool = False,
+    is_reserved: bool = False,
 ) -> Charge:
     """Return a charge on a bucket of tenant `acme`'s."""
     of = of or rule()
-    return Charge(rule=of, bucket=bucket or f"rl:{{acme}}:t:{of.name}", amount=amount, hold=hold)
+    return Charge(
+        rule=of, bucket=bucket or f"rl:{{acme}}:t:{of.name}", amount=amount, is_reserved=is_reserved
+    )
 
 
 class LocalRateLimiter(MemoryRateLimiter):

@@ -1,6 +1,6 @@
-"""Writes the reference of both listeners: every route, with programs that call it.
+"""Writes the API reference of both listeners: every route, with programs that call it.
 
-It is what the OpenAPI documents say, and the programs are those that a test runs.
+The text comes from the OpenAPI documents. A test runs the programs.
 """
 
 import inspect
@@ -24,24 +24,23 @@ from tools.reference.markdown import NOTE, cell, fence, table
 from tools.reference.schema_text import Json, fields_table, objects, type_text
 
 _COMMON = """\
-Programs run as they stand, with the gateway's address in `SLUICEGATE_URL` and a key in \
-`SLUICEGATE_KEY`; those in Python need `pip install '.[client]'` in a clone, or the \
-same extra of the wheel.
-[The customer API](../../api.md) explains headers, limits, caching and batches; every error is \
-in [the catalogue](../errors.md).
+The programs run unchanged if `SLUICEGATE_URL` holds the gateway's address and `SLUICEGATE_KEY` an \
+API key. Python programs need `pip install '.[client]'` in a clone, or the wheel's extra `client`.
+[The customer API](../../api.md) explains headers, limits, caching and batches. \
+[Errors](../errors.md) lists every error.
 """
 _OPERATORS = """\
-Every route but health and documentation needs the key of an operator who has the route's role: \
+Every route except health and documentation needs the key of an operator with the route's role: \
 `curl -H "Authorization: Bearer $(cat .sluicegate/admin-key)" http://127.0.0.1:8081/admin/config`.
-Programs run as they stand, with the listener's address in `SLUICEGATE_ADMIN_URL` and that key in
-`SLUICEGATE_ADMIN_KEY`; those in Python need `httpx`.
-[Operators](../../operations/operators.md) says what roles are, and when a change is in force.
+The programs run unchanged if `SLUICEGATE_ADMIN_URL` holds the listener's address and
+`SLUICEGATE_ADMIN_KEY` the key. Python programs need `httpx`.
+[Operators](../../operations/operators.md) explains roles, and when a change takes effect.
 """
 _MEDIA = ("application/json", "multipart/form-data", "application/octet-stream")
 
 
 class ReferencePage(NamedTuple):
-    """One page: its file, its title, and the tags whose routes it has."""
+    """Describes a page: its file, its title, and the tags of its routes."""
 
     file: str
     title: str
@@ -58,11 +57,11 @@ PAGES = (
     ReferencePage("open-inference", "As clients of Triton and KServe", ("open-inference",)),
     ReferencePage("jina-voyage", "As Jina's and Voyage's clients", ("jina", "voyage")),
 )
-"""The pages; each tag of the document is on one."""
+"""The pages. Each tag of the document is on one page."""
 
 
 def api_pages() -> dict[str, str]:
-    """Return the pages by their paths below `docs`.
+    """Return the pages by path below `docs`.
 
     Raises:
         LookupError: a tag of the document is on no page.
@@ -70,7 +69,7 @@ def api_pages() -> dict[str, str]:
     document = customers()
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
-        raise LookupError(f"say in `PAGES` of `{__file__}` on which page {sorted(lost)} are")
+        raise LookupError(f"add the tags {sorted(lost)} to a page in `PAGES` of `{__file__}`")
     found = {page.file: _page(page, document, tags, _COMMON, {}) for page in PAGES}
     operators = operators_routes()
     tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
@@ -80,7 +79,7 @@ def api_pages() -> dict[str, str]:
 
 
 def customers() -> Json:
-    """Return the OpenAPI document of customers."""
+    """Return the OpenAPI document of the customers' listener."""
     handlers = [*CONTROLLERS, *(handler for dialect in DIALECTS for handler in dialect.handlers)]
     encoded = customers_document("reference", frozenset(_dependencies(handlers)), DIALECTS)
     document: Json = msgspec.json.decode(encoded)
@@ -88,14 +87,14 @@ def customers() -> Json:
 
 
 def operators_routes() -> Json:
-    """Return the OpenAPI document of operators."""
+    """Return the OpenAPI document of the operators' listener."""
     encoded = operators_document(HANDLERS, frozenset(_dependencies(HANDLERS)))
     document: Json = msgspec.json.decode(encoded)
     return document
 
 
 def operator_roles() -> dict[str, Role]:
-    """Return the role that each route of operators needs, by `METHOD /path`."""
+    """Return the role for each of the operators' routes, by `METHOD /path`."""
     found = {}
     for owner in HANDLERS:
         prefix = owner.path if isinstance(owner, type) and issubclass(owner, Controller) else ""
@@ -149,7 +148,7 @@ def _route(method: str, path: str, operation: Json, document: Json, role: Role |
     schemas = document["components"]["schemas"]
     parts = [f"## {method} {path}\n\n{_summary(operation)}\n\n"]
     if operation.get("security") == []:
-        parts.append("Needs no key.\n\n")
+        parts.append("No key is needed.\n\n")
     if role is not None:
         parts.append(f"Needs the role `{role}`.\n\n")
     parts.append(_parameters(operation))
@@ -166,7 +165,7 @@ def _route(method: str, path: str, operation: Json, document: Json, role: Role |
 
 
 def _summary(operation: Json) -> str:
-    """Return what an operation does: its summary, and its description if that says more."""
+    """Return the summary of an operation, and its description if that says more."""
     summary: str = operation["summary"].rstrip(".") + "."
     text = cell(operation.get("description", "").partition("\n\n")[0])
     if summary.rstrip(".").lower() in text.lower():
@@ -196,7 +195,7 @@ def _answer(operation: Json) -> str:
     parts = []
     contents = operation["responses"].get("200", {}).get("content", {})
     for media, content in contents.items():
-        parts.append(f"Answer, `{media}`: {type_text(content.get('schema', {}))}\n\n")
+        parts.append(f"Response, `{media}`: {type_text(content.get('schema', {}))}\n\n")
         for example in content.get("examples", {}).values():
             if media == _MEDIA[0]:
                 text = msgspec.json.format(msgspec.json.encode(example["value"]), indent=2)
@@ -224,7 +223,7 @@ def _media(part: Json) -> Iterator[tuple[str, Json]]:
 
 
 def _described(operation: Json, schemas: Json) -> list[str]:
-    """Return the names of the objects of an answer, and of those within the body's fields."""
+    """Return the names of the objects in a response, and of objects inside the fields of a body."""
     bodies = [
         schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
         for _, schema in _media(operation.get("requestBody", {}))

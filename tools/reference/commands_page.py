@@ -1,4 +1,4 @@
-"""Writes the reference of commands: what `--help` of each command of `sluicegate` says."""
+"""Writes the reference of commands from the `--help` texts of `sluicegate`."""
 
 import inspect
 import re
@@ -10,8 +10,8 @@ from gateway.cli.root import main
 from tools.reference.markdown import NOTE, cell, fence, table
 
 _TEXT = """\
-For operators and model owners who look for an option. `sluicegate COMMAND --help` says the same.
-[Commands](../operations/commands.md) explains which gateway a command talks to, and exit codes.
+For operators and model owners. `sluicegate COMMAND --help` prints the same text.
+[Commands](../operations/commands.md) explains exit codes, and how commands find a gateway.
 """
 
 
@@ -53,5 +53,5 @@ def _row(record: tuple[str, str]) -> tuple[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return help as Markdown: without click's mark of lists, placeholders as code."""
+    """Return help text as Markdown: without click's list markers, placeholders as code."""
     return re.sub(r"(<[\w-]+>(?:/[\w.-]*\w)?)", r"`\1`", text.replace("\b\n", ""))

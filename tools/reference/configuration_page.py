@@ -1,6 +1,6 @@
 """Writes the reference of the configuration: every field and variable, from their types.
 
-What a field means is what docs/configuration.md says of it.
+The meaning of a field comes from docs/configuration.md.
 """
 
 import re
@@ -19,7 +19,7 @@ from tools.reference.units import unit
 
 _SOURCE = "configuration.md"
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
-# The columns of the page's tables of fields, and of the one of fields that take effect late.
+# The columns of that page's tables of fields, and of its table of fields that take effect late.
 _TOLD = ("field", "default", "meaning")
 _LATE = ("field", "takes effect")
 _SCALARS = {
@@ -29,34 +29,34 @@ _SCALARS = {
     msgspec.inspect.FloatType: "number",
 }
 _NUMBERS = (msgspec.inspect.IntType, msgspec.inspect.FloatType)
-# One rule is written once for tenants, keys and models alike.
+# Rules are described once for tenants, keys and models.
 _RULES = re.compile(r"limits\.(tenant|key)\[\]")
 _DOCUMENT_TEXT = """\
 ## The document
 
-Files of the folder `config/`; every field takes effect with `sluicegate config reload`, and \
-none needs a restart.
+The document is made of the files in the folder `config/`. Every field takes effect with \
+`sluicegate config reload`, without a restart.
 """
 _GATEWAY_TEXT = """\
 ## Gateway processes
 
-Variables of the environment of workers, operators' listener, shipper, billing, request log \
-and batches; they are read when a process starts.
+Environment variables of workers, operators' listener, shipper, billing, request log and batches. \
+A process reads them when it starts.
 """
 _BACKEND_TEXT = """\
 ## Backends
 
-Variables of the environment of backends, read when one starts; options of `sluicegate \
+Environment variables of backends. A backend reads them when it starts. Options of `sluicegate \
 backend` override them.
 """
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A field of the document, or a variable."""
+    """Describes a field of the document, or a variable."""
 
     name: str
     kind: Any
-    """Its annotation."""
+    """The type annotation."""
     default: object
     is_required: bool = False
 
@@ -82,7 +82,7 @@ def configuration_page() -> str:
 
 
 def document_entries() -> dict[str, list[Entry]]:
-    """Return the fields of the document by its sections, as the pages write them."""
+    """Return the fields of the document by section, with the names in the pages."""
     found: dict[str, list[Entry]] = {}
     for field in msgspec.structs.fields(Document):
         entries = {
@@ -165,7 +165,7 @@ def _unit(entry: Entry) -> str:
 
 
 def type_name(annotation: Any) -> str:
-    """Return a type in words, with the bounds that it has."""
+    """Return a description of a type, including its bounds."""
     return _type_name(msgspec.inspect.type_info(annotation))
 
 

@@ -1,4 +1,4 @@
-"""Knows all generated pages."""
+"""Lists all generated pages."""
 
 from tools.reference.api_pages import api_pages
 from tools.reference.commands_page import commands_page
@@ -7,7 +7,7 @@ from tools.reference.errors_page import errors_page
 
 
 def pages() -> dict[str, str]:
-    """Return the text of each generated page by its path below `docs`."""
+    """Return the text of each generated page, by its path below `docs`."""
     return {
         "reference/commands.md": commands_page(),
         "reference/configuration.md": configuration_page(),

@@ -1,4 +1,4 @@
-"""Writes what JSON schemas of an OpenAPI document say, in words."""
+"""Describes the JSON schemas of an OpenAPI document in words."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ _HEAD = ("field", "type", "default", "meaning")
 
 
 def type_text(schema: Json) -> str:
-    """Return the type that `schema` allows, `null` left out; objects are links to their section."""
+    """Return the type of `schema` without `null`. Objects are links to their sections."""
     if reference := schema.get("$ref"):
         name = reference.removeprefix(_PREFIX)
         return f"[{name}](#{name.lower()})"
@@ -41,7 +41,7 @@ def _bounds(schema: Json) -> str:
 
 
 def fields_table(schema: Json) -> str:
-    """Return a table of an object's fields; empty where it names none."""
+    """Return a table of an object's fields; empty if it has none."""
     required = schema.get("required", ())
     found = schema.get("properties", {})
     if not found:
@@ -83,7 +83,7 @@ def references(part: Any) -> Iterator[str]:
 
 
 def objects(part: Any, schemas: Json) -> list[str]:
-    """Return the names of all schemas below `part`, sorted."""
+    """Return the sorted names of all schemas that `part` refers to, directly or not."""
     found: set[str] = set()
     waiting = list(references(part))
     while waiting:

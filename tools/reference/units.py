@@ -1,10 +1,10 @@
-"""Says in what unit the numbers of the configuration are."""
+"""Knows the units of numbers in the configuration."""
 
 import re
 
 SECONDS = "s"
 _SHARE = "share, 0 to 1"
-# The first pattern that a name ends with decides.
+# The first pattern that matches the end of a name decides.
 _UNITS = (
     (r"_bytes", "bytes"),
     (r"prices\[\]\.(hit|computed|row|token)", "10^-9 of the currency"),
@@ -32,15 +32,15 @@ _UNITS = (
 
 
 def unit(name: str) -> str:
-    """Return the unit of the number that is called `name`.
+    """Return the unit of the number `name`.
 
     Raises:
-        LookupError: no pattern knows it.
+        LookupError: no pattern matches.
     """
     lower = name.lower()
     for pattern, found in _UNITS:
         if re.search(f"(?:{pattern})$", lower):
             return found
     raise LookupError(
-        f"`{name}` is a number of no known unit: add it to `tools/reference/units.py`"
+        f"the unit of `{name}` is unknown; add a pattern to `tools/reference/units.py`"
     )

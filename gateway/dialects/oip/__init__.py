@@ -1,4 +1,5 @@
-"""Answers the Open Inference Protocol v2, of Triton and KServe.
+"""Implements the Open Inference Protocol v2, which Triton and KServe speak.
 
-`tensors`, `task_tensors`, `calls` and `models` know no transport; others are of HTTP.
+`tensors`, `task_tensors`, `calls` and `models` are independent of the transport. The other modules
+serve HTTP.
 """

@@ -1,8 +1,8 @@
-"""Turns requests of tensors into requests of the gateway, and answers into tensors.
+"""Converts tensor requests to native requests, and results to tensors.
 
-A transport makes a `TensorRequest` of what it received. `tensor_call` finds out what is asked of
-the model, and returns a `TensorCall`: it is the `RequestBody` of an `InferenceRoute`, with `items`
-and `request`, and its `outputs` are the tensors of an answer.
+A transport builds a `TensorRequest` from the bytes that it received. `tensor_call` determines the
+task and returns a `TensorCall`. A `TensorCall` is the `RequestBody` of an `InferenceRoute`, with
+`items` and `request`; its `outputs` are the tensors of the response.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,22 +20,22 @@ from gateway.errors import InvalidRequest, TaskNotSupported
 from gateway.http.body_decoding import convert_body
 from gateway.types import Answer, InferenceRequest, ServedModel
 
-# What clients and servers of the protocol say to each other; none of it shapes an answer here.
+# Parameters of the protocol that do not affect the results.
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})
 _TASK = "task"
-# Inputs that tell a task by themselves.
-_BY_INPUT = {
+# Inputs that identify the task.
+_TASK_BY_INPUT = {
     "QUERY": Task.RERANK,
     "LABELS": Task.ZERO_SHOT,
     "CHOICES": Task.CHOOSE,
     "TEXT_PAIR": Task.CLASSIFY,
     "INPUT": Task.INFER,
 }
-_OF_TEXTS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
+_TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
 
 class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what is asked of a model. Without `outputs`, all of the task are wanted."""
+    """Holds a request in tensors. If `outputs` is empty, all outputs of the task are wanted."""
 
     inputs: Sequence[InputTensor]
     outputs: Sequence[RequestedOutput] = ()
@@ -44,12 +44,12 @@ class TensorRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a checked request, as the native body that says the same."""
+    """Holds a validated request, with the equivalent native body."""
 
     model: str
-    """What the gateway names the model by."""
+    """The gateway's name of the model."""
     version: str
-    """What its answer names the version by; empty where several share the items."""
+    """The version in the response; empty if several revisions share the items."""
     id: str
     body: Body
     tensors: TaskTensors
@@ -60,11 +60,11 @@ class TensorCall(msgspec.Struct, frozen=True, kw_only=True):
         return self.body.items()
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request that the native route would make of it."""
+        """Return the request of the native route."""
         return self.body.request(self.model)
 
     def outputs(self, answer: Answer) -> list[OutputTensor]:
-        """Return the outputs that are wanted, in the order of the request."""
+        """Return the wanted outputs, in the order of the request."""
         results = [outcome.result for outcome in answer.outcomes]
         info = answer.model.info
         return [self.tensors.tensor(one, results, self.body, info) for one in self.wanted]
@@ -78,25 +78,25 @@ def tensor_call(
     version: str,
     bounds: RequestConfig,
 ) -> TensorCall:
-    """Return what is asked of a `model` that is `served` (`None`: it is refused later on).
+    """Return the validated call to `model`; if `served` is `None`, the call is refused later.
 
-    `model` and `version` are as `gateway.dialects.oip.models.find_model` returns them. An input may
-    have `max_values` elements.
+    `model` and `version` come from `gateway.dialects.oip.models.find_model`. `bounds` limits the
+    number of elements of an input.
 
     Raises:
-        TaskNotSupported: the model does not answer the task.
-        InvalidRequest: an input, output or parameter is not one of the task, or does not fit it.
-        PayloadTooLarge: an input has more elements, or would have if each item had its own.
-        MsgspecError: a parameter, or an element, is not what the native route takes.
+        TaskNotSupported: the model does not have the task.
+        InvalidRequest: the task has no such input, output or parameter, or a value is invalid.
+        PayloadTooLarge: an input has too many elements, counting copies for each item.
+        MsgspecError: the native route refuses a parameter or an element.
     """
     if served is None:
-        return _nobody(model, version)
+        return _unserved_call(model, version)
     tasks = tasks_of(served.info)
     tensors = TASK_TENSORS[_task(request, tasks)]
     if tensors.task not in tasks:
         raise TaskNotSupported(
-            f"The model `{model}` answers {', '.join(tasks)}, not {tensors.task}: see"
-            " its inputs in its metadata."
+            f"The model `{model}` has the tasks {', '.join(tasks)}, not {tensors.task}; its"
+            " metadata lists its inputs."
         )
     known = [spec.name for spec in tensors.inputs]
     missing = [spec.name for spec in tensors.inputs if not spec.is_optional]
@@ -126,39 +126,41 @@ def tensor_call(
     )
 
 
-def _nobody(model: str, version: str) -> TensorCall:
-    """Return a request to a model that is not served, which is refused as every other one."""
+def _unserved_call(model: str, version: str) -> TensorCall:
+    """Return a call of a model that is not served, which the request path refuses later."""
     tensors = TASK_TENSORS[Task.EMBED]
     body = msgspec.convert({"model": model, "input": ["-"]}, tensors.body)
     return TensorCall(model=model, version=version, id="", body=body, tensors=tensors, wanted=())
 
 
 def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
-    """Return which task is asked for: by the parameter `task`, the inputs, or the model's only one.
+    """Return the requested task, from the parameter `task`, else from the inputs or the model.
 
     Raises:
-        InvalidRequest: it is not one that a model answers, or several might be meant.
+        InvalidRequest: there is no such task, or the model has several tasks of texts.
     """
     if (named := request.parameters.get(_TASK)) is not None:
         if not isinstance(named, str) or named not in TASK_TENSORS:
             raise InvalidRequest(f"The parameter `task` must be one of {', '.join(TASK_TENSORS)}.")
         return Task(named)
     for tensor in request.inputs:
-        if tensor.name in _BY_INPUT:
-            return _BY_INPUT[tensor.name]
-    found = [task for task in _OF_TEXTS if task in tasks]
+        if tensor.name in _TASK_BY_INPUT:
+            return _TASK_BY_INPUT[tensor.name]
+    found = [task for task in _TEXT_TASKS if task in tasks]
     if len(found) > 1:
         names = " or ".join(found)
-        raise InvalidRequest(f"The model answers {names}: say which by the parameter `task`.")
-    # Where it needs more than texts, the first task says which input is missing.
+        raise InvalidRequest(
+            f"The model has the tasks {names}: choose one with the parameter `task`."
+        )
+    # If the first task needs other inputs too, the caller reports which are missing.
     return found[0] if found else next(iter(tasks), Task.EMBED)
 
 
 def _parameters(request: TensorRequest, tensors: TaskTensors) -> dict[str, Any]:
-    """Return the fields of the native body that are set by parameters.
+    """Return the fields of the native body that parameters set.
 
     Raises:
-        InvalidRequest: there is one that the task does not take.
+        InvalidRequest: the task does not have a parameter.
     """
     given = {
         name: value
@@ -183,19 +185,21 @@ def _wanted(
         _check_known("output", wanted.name, list(specs))
         if wanted.classification < 0 or (wanted.classification and wanted.name != "SCORES"):
             raise InvalidRequest(
-                f"The output `{wanted.name}` has no `classification`; `SCORES` has, of labels or"
-                " choices, with a number from 1 on."
+                f"The output `{wanted.name}` does not support this `classification`; use a number"
+                " from 1 on with the output `SCORES`."
             )
     if len({wanted.name for wanted in request.outputs}) < len(request.outputs):
-        raise InvalidRequest("An output is named twice.")
+        raise InvalidRequest("An output is named twice in `outputs`; name each output once.")
     return tuple(request.outputs)
 
 
 def _check_known(kind: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
-        raise InvalidRequest(f"The {kind} `{name}` is unknown here; {_listed(kind, known)}.")
+        raise InvalidRequest(
+            f"The {kind} `{name}` is unknown or was given twice; {_listed(kind, known)}."
+        )
 
 
 def _listed(kind: str, known: Sequence[str]) -> str:
     names = ", ".join([f"`{name}`" for name in known])
-    return f"this task takes the {kind}s {names}" if names else f"there is no more {kind}"
+    return f"this task also has the {kind}s {names}" if names else f"there is no further {kind}"

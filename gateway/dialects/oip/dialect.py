@@ -26,7 +26,7 @@ def _operation(route: InferenceRoute, name: str, path: dict[str, str]) -> Operat
         route,
         dialect="open-inference",
         id=name,
-        summary="Ask a model by tensors, as Triton's and KServe's clients do",
+        summary="Run a model with tensors, as Triton's and KServe's clients do",
         body=OipInferBody,
         example=_EXAMPLE,
         answer=OipInferAnswer,
@@ -38,7 +38,7 @@ def _operation(route: InferenceRoute, name: str, path: dict[str, str]) -> Operat
 _MODEL, _VERSION = OipInferRoute(), OipVersionInferRoute()
 OPEN_INFERENCE = Dialect(
     name="open-inference",
-    description="The Open Inference Protocol v2, of Triton and KServe: point their clients here.",
+    description="The Open Inference Protocol v2, for clients of Triton and KServe.",
     routes={
         _MODEL: _operation(_MODEL, "oip_infer", {"model": "sentiment"}),
         _VERSION: _operation(_VERSION, "oip_version_infer", {"model": "sentiment", "version": "1"}),

@@ -1,4 +1,4 @@
-"""Writes errors as servers of the Open Inference Protocol do: a string under `error`."""
+"""Writes errors in the format of the Open Inference Protocol: a string under `error`."""
 
 import msgspec
 from typing_extensions import override
@@ -8,12 +8,12 @@ from gateway.errors import GatewayError, InvalidItem
 
 
 class OipError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error as the clients of Triton and KServe read it."""
+    """An error in the format of Triton and KServe."""
 
     error: str
     """What was wrong, and what to do."""
     code: str
-    """What programs should look at; it is stable."""
+    """A stable code for programs."""
 
 
 class OipErrorFormat(ErrorFormat):

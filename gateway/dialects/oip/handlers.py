@@ -1,6 +1,7 @@
-"""Answers the routes of the Open Inference Protocol v2 that ask nothing of a model.
+"""Serves the routes of the Open Inference Protocol v2 that do not run a model.
 
-Litestar has one handler for all of them: each costs a process a millisecond when it starts.
+One Litestar handler serves all of them, because each handler adds a millisecond to a process's
+start.
 """
 
 import re
@@ -48,20 +49,20 @@ from gateway.inference.visibility import visible_models
 from gateway.types import ServedModel
 
 _READY, _NOT_READY = 200, 503
-_NO_MEMORY = "There is no shared memory: send tensors in the body."
-_NO_TRACES = "Traces are configured by operators; send `traceparent` to join a request to one."
+_NO_MEMORY = "Shared memory is not supported; send tensors in the body."
+_NO_TRACES = "Operators configure tracing; send `traceparent` to add a request to a trace."
 _REFUSED: Final = {
     r"/v2/repository/models/.+/(un)?load": (
-        "Clients do not load or unload models: operators do, by `sluicegate models`."
+        "Clients cannot load or unload models; operators do, with `sluicegate models`."
     ),
     r"/v2/(system|cuda)sharedmemory/.+": _NO_MEMORY,
     r"/v2(/models/[^/]+)?/trace/setting": _NO_TRACES,
-    r"/v2/logging": "Logs are configured by operators.",
+    r"/v2/logging": "Clients cannot configure logs; operators do.",
 }
 
 
 class OipLiveness(msgspec.Struct, frozen=True, kw_only=True):
-    """The process answers."""
+    """The process is running."""
 
     live: bool = True
     """Is always `true`."""
@@ -71,27 +72,27 @@ class OipReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests can be answered."""
 
     ready: bool
-    """Whether they can."""
+    """Whether requests can be answered."""
 
 
 class OipModelReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """Whether requests to a model can be answered."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     ready: bool
-    """Whether they can."""
+    """Whether requests can be answered."""
 
 
 class OipStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The versions of models, with figures that are 0."""
+    """The versions of models, with statistics that are always 0."""
 
     model_stats: list[OipModelStatistics]
-    """Each version by itself."""
+    """The statistics of each version."""
 
 
-class _Asked(NamedTuple):
-    """Holds what a route answers from: what the caller may know of, and the path's parameters."""
+class _RouteRequest(NamedTuple):
+    """Holds the data for a response: models visible to the caller, and path parameters."""
 
     visible: list[ServedModel]
     document: Document
@@ -106,42 +107,42 @@ class _Asked(NamedTuple):
         return found._replace(visible=self.visible)
 
 
-def _server(_: _Asked) -> OipServerMetadata:
+def _server(_: _RouteRequest) -> OipServerMetadata:
     return OipServerMetadata(version=_version())
 
 
-def _model(asked: _Asked) -> OipModelMetadata:
-    return model_metadata(asked.found(), asked.name, asked.version)
+def _model(data: _RouteRequest) -> OipModelMetadata:
+    return model_metadata(data.found(), data.name, data.version)
 
 
-def _config(asked: _Asked) -> OipModelConfig:
-    return model_config(asked.found(), asked.name, max_items=asked.document.request.max_items)
+def _config(data: _RouteRequest) -> OipModelConfig:
+    return model_config(data.found(), data.name, max_items=data.document.request.max_items)
 
 
-def _model_ready(asked: _Asked) -> OipModelReadiness:
-    asked.found().known()
-    return OipModelReadiness(name=asked.name, ready=asked.is_ready)
+def _model_ready(data: _RouteRequest) -> OipModelReadiness:
+    data.found().known()
+    return OipModelReadiness(name=data.name, ready=data.is_ready)
 
 
-def _model_stats(asked: _Asked) -> OipStatistics:
-    asked.found().known()
-    found = model_statistics([one for one in asked.visible if one.info.name == asked.name])
-    return OipStatistics(model_stats=[one for one in found if asked.version in ("", one.version)])
+def _model_stats(data: _RouteRequest) -> OipStatistics:
+    data.found().known()
+    found = model_statistics([one for one in data.visible if one.info.name == data.name])
+    return OipStatistics(model_stats=[one for one in found if data.version in ("", one.version)])
 
 
-def _stats(asked: _Asked) -> OipStatistics:
-    return OipStatistics(model_stats=model_statistics(asked.visible))
+def _stats(data: _RouteRequest) -> OipStatistics:
+    return OipStatistics(model_stats=model_statistics(data.visible))
 
 
-def _index(asked: _Asked) -> list[OipIndexEntry]:
-    return repository_index(asked.visible)
+def _index(data: _RouteRequest) -> list[OipIndexEntry]:
+    return repository_index(data.visible)
 
 
-_Answering = Callable[[_Asked], Any]
+_Handler = Callable[[_RouteRequest], Any]
 
 
 class _Route(NamedTuple):
-    answer: _Answering
+    answer: _Handler
     operation: Operation
 
 
@@ -181,7 +182,7 @@ def _routes() -> dict[tuple[str, str], _Route]:
 
 
 def _limited(
-    answer: _Answering,
+    answer: _Handler,
     name: str,
     summary: str,
     returned: Any,
@@ -229,18 +230,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/v2/health/live"): _probe("live", "Whether the process answers", OipLiveness),
     ("get", "/v2/health/ready"): _probe("ready", "Whether requests are answered", OipReadiness),
 } | {name: one.operation for name, one in _ROUTES.items()}
-"""What the OpenAPI document says of the routes."""
+"""The operations of all routes for the OpenAPI document."""
 Health = NamedDependency[SkipValidation[ReadinessSource]]
 
 
 @get("/v2/health/{probe:str}", opt={"public": True}, include_in_schema=False)
 async def probe_health(probe: FromPath[str], health: Health) -> Response[Any]:
-    """Answer 200 when live or ready, as the path asks, else 503."""
+    """Return status 200 if the process is live or ready, as the path asks, else 503."""
     if probe == "live":
         return Response(OipLiveness())
     if probe != "ready":
-        raise NotFound("Ask for `/v2/health/live` or `/v2/health/ready`.")
-    return _whether_ready(OipReadiness(ready=health.readiness().ready))
+        raise NotFound("There is no such probe; use `/v2/health/live` or `/v2/health/ready`.")
+    return _readiness_response(OipReadiness(ready=health.readiness().ready))
 
 
 @route(
@@ -255,7 +256,7 @@ async def answer_route(
     runtimes: Runtimes,
     health: Health,
 ) -> Response[Any]:
-    """Answer a route of `OPERATIONS`, or refuse what operators do in another way."""
+    """Serve a route of `OPERATIONS`, or refuse a route whose function operators have elsewhere."""
     path = request.scope["path"].rstrip("/")
     if request.method == HttpMethod.OPTIONS:
         allowed = {method for method, pattern, _ in _PATTERNS if pattern.fullmatch(path)}
@@ -263,27 +264,27 @@ async def answer_route(
         return Response(None, status_code=HTTP_204_NO_CONTENT, headers=headers)
     answer, names = _routed(request.method, path)
     document, principal = runtimes.current.document, principal_of(request)
-    asked = _Asked(
+    data = _RouteRequest(
         visible=visible_models(models.models(), document, principal),
         document=document,
         is_ready=health.readiness().ready,
         name=names.get("model", ""),
         version=names.get("version", ""),
     )
-    return _whether_ready(answer(asked))
+    return _readiness_response(answer(data))
 
 
-def _routed(asked_method: str, path: str) -> tuple[_Answering, dict[str, str]]:
-    """Return what answers a path, and the values of its parameters.
+def _routed(request_method: str, path: str) -> tuple[_Handler, dict[str, str]]:
+    """Return the function that serves a path, and the values of the path's parameters.
 
     Raises:
-        MethodNotAllowedException: another method is answered.
-        GatewayError: nothing is.
+        MethodNotAllowedException: the path exists with other methods.
+        GatewayError: there is no such path, or it is refused.
     """
     methods = set()
     for method, pattern, answer in _PATTERNS:
         if (match := pattern.fullmatch(path)) is not None:
-            if method == asked_method:
+            if method == request_method:
                 return answer, match.groupdict()
             methods.add(method)
     if methods:
@@ -294,7 +295,7 @@ def _routed(asked_method: str, path: str) -> tuple[_Answering, dict[str, str]]:
     raise NotFound(NO_ROUTE)
 
 
-def _whether_ready(answer: Any) -> Response[Any]:
+def _readiness_response(answer: Any) -> Response[Any]:
     is_ready = getattr(answer, "ready", True)
     return Response(answer, status_code=_READY if is_ready else _NOT_READY)
 

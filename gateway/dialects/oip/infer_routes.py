@@ -1,4 +1,4 @@
-"""Answers the inference routes of the Open Inference Protocol v2 over HTTP."""
+"""Serves the inference routes of the Open Inference Protocol v2 over HTTP."""
 
 from typing import Any
 
@@ -16,25 +16,25 @@ from gateway.types import Answer, InferenceRequest, RequestId, Usage
 
 
 class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what is asked of a model, and how its outputs are sent."""
+    """Holds a call to a model, and how to send its outputs."""
 
     call: TensorCall
     name: str
-    """What the path names the model by."""
+    """The model's name in the path."""
     are_binary: tuple[bool, ...]
-    """Of each output, whether it is sent as bytes."""
+    """For each output, whether it is sent as bytes."""
 
     def items(self) -> list[Any]:
         """Return the items."""
         return self.call.items()
 
     def request(self, model: str) -> InferenceRequest:
-        """Return the request; the path may name a version."""
+        """Return the request. `model` is not used, because the path may also name a version."""
         return self.call.request()
 
 
 class OipInferRoute(InferenceRoute):
-    """Answers `POST /v2/models/{model}/infer`."""
+    """Serves `POST /v2/models/{model}/infer`."""
 
     path = "/v2/models/{model}/infer"
     task = Task.INFER
@@ -77,6 +77,6 @@ class OipInferRoute(InferenceRoute):
 
 
 class OipVersionInferRoute(OipInferRoute):
-    """Answers `POST /v2/models/{model}/versions/{version}/infer`."""
+    """Serves `POST /v2/models/{model}/versions/{version}/infer`."""
 
     path = "/v2/models/{model}/versions/{version}/infer"

@@ -1,7 +1,7 @@
-"""Describes models in the words of the Open Inference Protocol v2, as plain data.
+"""Describes models in the terms of the Open Inference Protocol v2.
 
-HTTP sends these structs as JSON, which is Triton's; gRPC copies their fields to its messages, which
-have the same names. A version is the number of a revision; `name@number` is a version of `name`.
+HTTP sends these structs as JSON in Triton's format. gRPC copies their fields to messages with the
+same field names. A version is the number of a revision; `name@number` names a version of `name`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ EXTENSIONS = (
     "parameters",
     "statistics",
 )
-"""The extensions of the protocol that are answered; models cannot be loaded or unloaded."""
+"""The supported extensions of the protocol. Models cannot be loaded or unloaded with it."""
 _PLATFORM = "sluicegate"
 _FIRST = "1"
 _TYPES: dict[str, str] = {"BYTES": "TYPE_STRING", "FP32": "TYPE_FP32", "INT64": "TYPE_INT64"}
@@ -30,53 +30,53 @@ _Served = Callable[[str], ServedModel | None]
 
 
 class OipServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway, as a server of the protocol."""
+    """Metadata of the gateway."""
 
     name: str = "sluicegate"
-    """Is always the same."""
+    """Always the same."""
     version: str
     """The version of the gateway."""
     extensions: tuple[str, ...] = EXTENSIONS
-    """What is answered beside the protocol itself."""
+    """The supported extensions of the protocol."""
 
 
 class OipTensorMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """An input or output of a model."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     datatype: str
     """The type of its elements."""
     shape: list[int]
-    """Rows and the size of one; -1 is any."""
+    """The number of rows and the size of a row; -1 is any size."""
 
 
 class OipModelMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A model with its tensors, those of all its tasks."""
+    """A model with the tensors of all its tasks."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     versions: list[str]
-    """The numbers of its revisions that are served."""
+    """The numbers of its served revisions."""
     platform: str = _PLATFORM
-    """Is always the same."""
+    """Always the same."""
     inputs: list[OipTensorMetadata]
-    """What it takes."""
+    """Its inputs."""
     outputs: list[OipTensorMetadata]
-    """What it answers."""
+    """Its outputs."""
 
 
 class OipTensorConfig(msgspec.Struct, frozen=True, kw_only=True):
     """An input or output in a model's configuration."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     data_type: str
     """The type of its elements."""
     dims: list[int]
-    """The size of a row; -1 is any."""
+    """The size of a row; -1 is any size."""
     optional: bool = False
-    """Whether requests may lack it."""
+    """Whether requests may omit it."""
 
 
 class OipParameter(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,42 +87,42 @@ class OipParameter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OipModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A model's configuration, as far as Triton's has the like."""
+    """A model's configuration, in Triton's format."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     platform: str = _PLATFORM
-    """Is always the same."""
+    """Always the same."""
     backend: str = _PLATFORM
-    """Is always the same."""
+    """Always the same."""
     max_batch_size: int
-    """Items that a request may have."""
+    """The most items of a request."""
     input: list[OipTensorConfig]
-    """What it takes."""
+    """Its inputs."""
     output: list[OipTensorConfig]
-    """What it answers."""
+    """Its outputs."""
     dynamic_batching: dict[str, int] = {}
-    """Rows of all requests are batched."""
+    """Present because the gateway batches the rows of all requests."""
     parameters: dict[str, OipParameter]
-    """`tasks`, `revision` and `profile`, and where it has them `labels`, as JSON, in the order of
-    `SCORES`."""
+    """`tasks`, `revision` and `profile`. For a classifier also `labels`, as JSON, in the order
+    of `SCORES`."""
 
 
 class OipIndexEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A version of a model that is served."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     version: str
     """The number of the revision."""
     state: Literal["READY"] = "READY"
-    """Others are not listed."""
+    """Always `READY`: other versions are not listed."""
     reason: str = ""
-    """Is always empty."""
+    """Always empty."""
 
 
 class OipItemStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Always 0: what others ask of a model is not shown to a key."""
+    """Always 0, because an API key must not see the use of a model by others."""
 
     count: int = 0
     """Always 0."""
@@ -134,7 +134,7 @@ _NONE = OipItemStatistics()
 
 
 class OipInferStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a model, for clients that need them to be there."""
+    """Statistics of a model, for clients that require the fields."""
 
     success: OipItemStatistics = _NONE
     """Always 0."""
@@ -155,10 +155,10 @@ class OipInferStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OipModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """A version of a model, with figures that are 0: `/metrics` has them, for operators."""
+    """A version of a model, with statistics that are always 0; operators use `/metrics`."""
 
     name: str
-    """What requests name it by."""
+    """Its name in requests."""
     version: str
     """The number of the revision."""
     last_inference: int = 0
@@ -174,21 +174,21 @@ class OipModelStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundModel(NamedTuple):
-    """A model as a request names it, and as the gateway does."""
+    """Holds a model, with the name and version under which the gateway serves it."""
 
     served: ServedModel | None
     name: str
-    """What the gateway names the version by."""
+    """The gateway's name of the version."""
     version: str
-    """The number of the version; empty where several share the items."""
+    """The number of the version; empty if several revisions share the items."""
     visible: Sequence[ServedModel] = ()
-    """All models that the caller may know of."""
+    """All models that are visible to the caller."""
 
     def known(self) -> ServedModel:
-        """Return the model.
+        """Return the served model.
 
         Raises:
-            ModelNotFound: it is not served.
+            ModelNotFound: the model is not served.
         """
         if self.served is None:
             raise model_not_found(self.name, self.visible, listed_by="POST /v2/repository/index")
@@ -196,7 +196,10 @@ class FoundModel(NamedTuple):
 
 
 def find_model(served: _Served, name: str, version: str = "") -> FoundModel:
-    """Return the model that `served` (which knows of what a caller may) has for a version of it."""
+    """Return the model of this name and version, looked up with `served`.
+
+    `served` returns only models that are visible to the caller.
+    """
     found = served(name)
     sharing = _sharing(found.info) if found is not None else []
     if sharing and version in ("", *(sharing if len(sharing) == 1 else ())):
@@ -218,7 +221,7 @@ def model_metadata(found: FoundModel, name: str, version: str = "") -> OipModelM
     """Return the metadata of a model, or of one `version` of it.
 
     Raises:
-        ModelNotFound: it is not served.
+        ModelNotFound: the model is not served.
     """
     info = found.known().info
     inputs, outputs = _tensors(info)
@@ -231,10 +234,10 @@ def model_metadata(found: FoundModel, name: str, version: str = "") -> OipModelM
 
 
 def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelConfig:
-    """Return the configuration of a model; `max_items` are those that a request may have.
+    """Return the configuration of a model; `max_items` is the most items of a request.
 
     Raises:
-        ModelNotFound: it is not served.
+        ModelNotFound: the model is not served.
     """
     info = found.known().info
     inputs, outputs = _tensors(info)
@@ -255,17 +258,17 @@ def model_config(found: FoundModel, name: str, *, max_items: int) -> OipModelCon
 
 
 def repository_index(models: Iterable[ServedModel]) -> list[OipIndexEntry]:
-    """Return the versions of `models`, those that a caller may know of."""
+    """Return the versions of `models`, which the caller has filtered by visibility."""
     return [OipIndexEntry(name=name, version=number) for name, number in _each_version(models)]
 
 
 def model_statistics(models: Iterable[ServedModel]) -> list[OipModelStatistics]:
-    """Return each version of `models`; nothing of what was counted is a caller's business."""
+    """Return each version of `models`, with statistics of 0."""
     return [OipModelStatistics(name=name, version=number) for name, number in _each_version(models)]
 
 
 def _each_version(models: Iterable[ServedModel]) -> Iterator[tuple[str, str]]:
-    """Yield the name and number of each version."""
+    """Yield name and number of each version."""
     for model in models:
         name = model.info.name
         if "@" not in name:
@@ -274,14 +277,17 @@ def _each_version(models: Iterable[ServedModel]) -> Iterator[tuple[str, str]]:
 
 
 def _sharing(info: ModelInfo) -> list[str]:
-    """Return the numbers of the revisions that answer requests which name none."""
+    """Return the numbers of the revisions that serve requests without a version."""
     if info.serving is None or not info.serving.revisions:
         return [info.name.partition("@")[2] or _FIRST]
     return list(info.serving.revisions)
 
 
 def _tensors(info: ModelInfo) -> tuple[list[TensorSpec], list[TensorSpec]]:
-    """Return the inputs and outputs of all tasks of a model; those of some tasks are optional."""
+    """Return the inputs and outputs of all tasks of a model.
+
+    An input is optional unless every task requires it.
+    """
     tasks = [TASK_TENSORS[task] for task in tasks_of(info)]
     inputs = {spec.name: spec for task in tasks for spec in task.inputs}
     outputs: dict[str, TensorSpec] = {}

@@ -1,7 +1,7 @@
-"""Defines the tensors of each task: what is asked by which inputs, and what its outputs are.
+"""Defines the input and output tensors of each task.
 
-An item is an element of `TEXT` (of `INPUT`, for owners' algorithms), and outputs have a row for
-each. What all items share is an input with one row, or with equal rows, as a batch has them.
+Each element of `TEXT` is an item (of `INPUT` for owners' algorithms). Outputs have a row for each
+item. An input that all items share has one row, or equal rows if a client has batched requests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ _Results = Sequence[bytes]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an input or output by the size of a row; the number of rows comes before it."""
+    """Describes an input or output tensor, where `row` is the size of a row."""
 
     name: str
     datatype: DataType = "BYTES"
@@ -54,22 +54,22 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shape(self) -> list[int]:
-        """Its shape, where the number of rows is any."""
+        """The shape, with any number of rows."""
         return [ANY, self.row]
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the elements of an input, and how many rows they are."""
+    """Holds the elements of an input, and the number of its rows."""
 
     name: str
     texts: list[str]
     count: int
 
     def shared(self) -> list[str]:
-        """Return the only row, or the one that all others equal.
+        """Return the only row, or the first of equal rows.
 
         Raises:
-            InvalidRequest: its rows differ.
+            InvalidRequest: the rows differ.
         """
         rows = self.each(1)
         if any(row != rows[0] for row in rows):
@@ -79,10 +79,10 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         return rows[0]
 
     def each(self, items: int) -> list[list[str]]:
-        """Return its rows, as many as there are `items` if it has only one.
+        """Return the rows. A single row is repeated for each of the `items`.
 
         Raises:
-            InvalidRequest: it has none.
+            InvalidRequest: the input has no elements.
         """
         if not self.texts:
             raise InvalidRequest(f"The input `{self.name}` has no elements.")
@@ -92,7 +92,7 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTensors:
-    """Turns inputs into the body of a native route, and results into outputs, of one task."""
+    """Converts the inputs of one task to the native body, and results to outputs."""
 
     task: Task
     body: type[Body]
@@ -100,35 +100,35 @@ class TaskTensors:
     """The input whose elements are the items."""
     inputs: tuple[TensorSpec, ...] = (TensorSpec(name="TEXT"),)
     parameters: tuple[str, ...] = ("truncate",)
-    """Fields of the native body that a request's parameters may set."""
+    """Fields of the native body that a request may set with parameters."""
 
     def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
-        """Return what is answered by a model."""
+        """Return the outputs of a model."""
         raise NotImplementedError
 
     def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
-        """Check what becomes larger in the native body than it was sent.
+        """Check inputs that are larger in the native body than in the request.
 
         Raises:
-            PayloadTooLarge: it is larger there than `bounds` allow.
+            PayloadTooLarge: the native body would exceed `bounds`.
         """
 
     def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
-        """Return the fields of the native body that inputs say; those required are there."""
+        """Return the fields of the native body. `inputs` includes all required inputs."""
         return {"input": inputs["TEXT"].texts}
 
     def tensor(
         self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
     ) -> OutputTensor:
-        """Return an output, one of `outputs`."""
+        """Return the output tensor `wanted`, which is one of `outputs`."""
         raise NotImplementedError
 
 
 class _LabelTensors(TaskTensors):
-    """Answers the best label of each text, its score, and those of all labels."""
+    """Returns the best label of each text, its score, and the scores of all labels."""
 
     def order(self, results: _Results, body: Body, info: ModelInfo) -> Sequence[str]:
-        """Return the labels in the order in which `SCORES` has them."""
+        """Return the labels in the order of the output `SCORES`."""
         raise NotImplementedError
 
     @override
@@ -173,7 +173,7 @@ class ClassifyTensors(_LabelTensors):
 
 
 class ZeroShotTensors(_LabelTensors):
-    """Labels texts with labels of the caller's own."""
+    """Labels texts with the caller's labels."""
 
     task = Task.ZERO_SHOT
     body = ZeroShotBody
@@ -194,7 +194,7 @@ class ZeroShotTensors(_LabelTensors):
 
 
 class ChooseTensors(TaskTensors):
-    """Chooses among options, which each prompt may have of its own."""
+    """Chooses among options, which prompts may share."""
 
     task = Task.CHOOSE
     body = ChooseBody
@@ -209,12 +209,12 @@ class ChooseTensors(TaskTensors):
     def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
         choices, times = inputs["CHOICES"], len(inputs["TEXT"].texts)
         if choices.count > 1:
-            return  # each prompt has its own
+            return  # each prompt has its own options
         size = len("".join(choices.texts).encode())
         if times * len(choices.texts) > bounds.max_values or times * size > bounds.max_body_bytes:
             raise PayloadTooLarge(
-                f"{times} texts that share {len(choices.texts)} choices, of {size} bytes, are too"
-                " many; send several requests."
+                f"{times} texts that share {len(choices.texts)} choices of {size} bytes are too"
+                " large a request; send several requests."
             )
 
     @override
@@ -223,8 +223,8 @@ class ChooseTensors(TaskTensors):
         choices = inputs["CHOICES"].each(len(prompts))
         if len(choices) != len(prompts):
             raise InvalidRequest(
-                f"The input `CHOICES` has {len(choices)} rows for {len(prompts)} texts: send one,"
-                " or one for each."
+                f"The input `CHOICES` has {len(choices)} rows for {len(prompts)} texts; send one"
+                " row, or one row for each text."
             )
         pairs = zip(prompts, choices, strict=True)
         return {"input": [{"prompt": prompt, "choices": options} for prompt, options in pairs]}
@@ -262,7 +262,7 @@ class EmbedTensors(TaskTensors):
 
 
 class RerankTensors(TaskTensors):
-    """Scores texts by how well they answer a query."""
+    """Scores the relevance of texts to a query."""
 
     task = Task.RERANK
     body = RerankBody
@@ -276,7 +276,9 @@ class RerankTensors(TaskTensors):
     def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
         query = inputs["QUERY"].shared()
         if len(query) > 1:
-            raise InvalidRequest("The input `QUERY` takes one text for all of `TEXT`.")
+            raise InvalidRequest(
+                "The input `QUERY` must have one text, which all elements of `TEXT` share."
+            )
         return {"query": query[0], "documents": inputs["TEXT"].texts}
 
     @override
@@ -288,7 +290,7 @@ class RerankTensors(TaskTensors):
 
 
 class EntitiesTensors(TaskTensors):
-    """Finds named entities; a text's are a JSON list."""
+    """Finds named entities; an output row is a JSON list of a text's entities."""
 
     task = Task.ENTITIES
     body = EntitiesBody
@@ -307,7 +309,7 @@ class EntitiesTensors(TaskTensors):
 
 
 class AlgorithmTensors(TaskTensors):
-    """Runs an owner's algorithm, whose items and results are JSON; it takes all parameters."""
+    """Runs an owner's algorithm with any parameters; items and results are JSON."""
 
     task = Task.INFER
     body = InferBody
@@ -342,11 +344,11 @@ TASK_TENSORS: dict[Task, TaskTensors] = {
         AlgorithmTensors(),
     )
 }
-"""The tensors of every task but those of tokens, which no model runs."""
+"""The tensors of each task, except `tokenize` and `detokenize`, which run no model."""
 
 
 def tasks_of(info: ModelInfo) -> list[Task]:
-    """Return the tasks of a model that can be asked for by tensors."""
+    """Return a model's tasks that have tensors."""
     return [task for task in info.tasks if task in TASK_TENSORS]
 
 
@@ -355,7 +357,7 @@ def _value(index: int, text: str) -> Any:
         return _decode(text.removeprefix(_BYTE_ORDER_MARK))
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InvalidRequest(
-            f"The input `INPUT` has an element, number {index}, that is not JSON: {error}."
+            f"Element {index} of the input `INPUT` is not valid JSON: {error}."
         ) from error
 
 
@@ -375,7 +377,10 @@ def _in_order(labels: Sequence[StoredLabel], order: Sequence[str]) -> list[float
 def _score_tensor(
     wanted: RequestedOutput, rows: Sequence[Sequence[float]], labels: Sequence[Sequence[str]]
 ) -> OutputTensor:
-    """Return scores, or the best labels of each row; `labels` are of each row, or of all."""
+    """Return scores, or with `classification` the best labels of each row.
+
+    `labels` holds the labels of each row, or one list for all rows.
+    """
     size = len(rows[0])
     if not wanted.classification:
         values = [value for row in rows for value in row]

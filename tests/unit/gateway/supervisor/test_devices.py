@@ -71,11 +71,11 @@ def test_a_provider_that_is_set_needs_no_line() -> None:
 
 
 def test_gpus_that_were_asked_for_and_are_not_there_are_a_problem() -> None:
-    with pytest.raises(CannotStart, match=r"no NVIDIA driver\. To run them on the CPU, set"):
+    with pytest.raises(CannotStart, match=r"no NVIDIA driver\..*`cpu`"):
         chosen(NONE, "gpu")
     with pytest.raises(CannotStart, match="no NVIDIA driver"):
         chosen(NONE, "cpu", provider="cuda")
-    with pytest.raises(CannotStart, match=r"is `cuda`, and the GPU build .* is not installed"):
+    with pytest.raises(CannotStart, match=r"is `cuda`.* is not installed"):
         chosen(FOUR, "cpu", provider="cuda")
 
 

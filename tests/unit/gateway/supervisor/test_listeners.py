@@ -61,7 +61,7 @@ def test_several_workers_share_one_port(port: int) -> None:
 def test_a_second_supervisor_is_refused_before_the_first_one_listens(port: int) -> None:
     with (
         open_listeners(HOST, port, 1, option="--port"),
-        pytest.raises(CannotStart, match="belongs to another sluicegate"),
+        pytest.raises(CannotStart, match="another sluicegate"),
         open_listeners(HOST, port, 1, option="--port"),
     ):
         pytest.fail("it was opened twice")

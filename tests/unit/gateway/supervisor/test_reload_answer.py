@@ -13,7 +13,7 @@ from gateway.supervisor.reload import ReloadAnswer, describe
         (
             202,
             b'{"generation": 3}',
-            "the configuration is at generation 3, not yet taken by every worker",
+            "the configuration is at generation 3, which not every worker uses yet",
         ),
         (
             422,

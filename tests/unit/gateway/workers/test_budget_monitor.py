@@ -41,7 +41,5 @@ async def test_it_goes_on_after_a_failure(
     assert wait == 5.0
     counts = [(report.reached, report.failures) for report in reports]
     assert counts == [(0, 1), (0, 2), (1, 0)]
-    assert [record.message for record in caplog.records] == [
-        "budgets are not watched",
-        "a tenant reached a threshold of its budget",
-    ]
+    assert len(caplog.records) == 2  # the first failure, and the threshold
+    assert "threshold" in caplog.records[-1].message

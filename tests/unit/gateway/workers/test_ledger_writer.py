@@ -10,7 +10,7 @@ from gateway.events.block import Block, gap, pack
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Batch
 from gateway.workers.group import StreamEntry
-from gateway.workers.ledger_writer import LedgerWriter, joined
+from gateway.workers.ledger_writer import LedgerWriter, merged
 from tests.support.events import START, make_event
 from tests.support.ledgers import open_ledger, sums
 
@@ -46,7 +46,7 @@ def test_blocks_that_follow_each_other_are_one_batch(ledger: Ledger) -> None:
     lost = Batch(log_id="w0-1", first=7, last=9, lost=True)
     after = unpacker._batch(block_of(10, 1))
 
-    found = joined([whole[0], other, whole[1], whole[2], lost, after])
+    found = merged([whole[0], other, whole[1], whole[2], lost, after])
 
     assert [(b.log_id, b.first, b.last, len(b.events)) for b in found] == [
         ("w0-1", 1, 6, 6),

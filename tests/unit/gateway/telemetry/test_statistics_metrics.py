@@ -1,4 +1,4 @@
-"""Every figure of the statistics of parts is a declared metric."""
+"""Every field of the components' statistics is a declared metric."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ from gateway.regional_limits.limits import SharesStatistics
 from gateway.telemetry.catalogue import gateway_metrics
 from gateway.telemetry.instruments import PREFIX
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.part_figures import PART_FIGURES
+from gateway.telemetry.statistics_metrics import STATISTICS_METRICS
 from gateway.workers.billing import BillingStatistics
 from gateway.workers.budget_monitor import BudgetStatistics
 from gateway.workers.request_log import RequestLogStatistics
@@ -68,19 +68,21 @@ def fields(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[str]:
             yield prefix + field.name
 
 
-@pytest.mark.parametrize("part", PART_FIGURES)
+@pytest.mark.parametrize("part", STATISTICS_METRICS)
 def test_every_field_of_a_part_is_published(part: str) -> None:
-    named = {figure.field for figure in PART_FIGURES[part]}
+    named = {field_metric.field for field_metric in STATISTICS_METRICS[part]}
 
     assert named == set(fields(_PARTS[part])) - _ELSEWHERE.get(part, set())
 
 
-@pytest.mark.parametrize("part", PART_FIGURES)
+@pytest.mark.parametrize("part", STATISTICS_METRICS)
 def test_figures_fit_the_labels_of_declared_metrics(part: str) -> None:
     declared = gateway_metrics()
 
-    for figure in PART_FIGURES[part]:
-        assert len(figure.labels) <= len(declared[PREFIX + figure.metric].labels), figure
+    for field_metric in STATISTICS_METRICS[part]:
+        assert len(field_metric.labels) <= len(declared[PREFIX + field_metric.metric].labels), (
+            field_metric
+        )
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:

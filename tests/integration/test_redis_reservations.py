@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge, Hold
+from gateway.rate_limit.base import Charge, UnitReservation
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
@@ -58,7 +58,7 @@ async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(red
     fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     dead, alive = fleet.workers
-    place = [charge(1, of=PLACES, hold=True)]
+    place = [charge(1, of=PLACES, is_reserved=True)]
     assert [await decide(dead, place) for _ in range(4)] == [True, True, True, False]
     assert not await decide(alive, place)
 
@@ -72,7 +72,7 @@ import asyncio, sys, time
 
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
-from tests.integration.test_redis_holds import PLACES
+from tests.integration.test_redis_reservations import PLACES
 from tests.support.limits import charge
 
 async def main():
@@ -82,7 +82,8 @@ async def main():
     )
     async with limiter:
         for _ in range(3):
-            print((await limiter.admit([charge(1, of=PLACES, hold=True)])).allowed, flush=True)
+            decision = await limiter.admit([charge(1, of=PLACES, is_reserved=True)])
+            print(decision.allowed, flush=True)
         await asyncio.Event().wait()
 
 asyncio.run(main())
@@ -91,7 +92,7 @@ asyncio.run(main())
 
 @pytest.mark.anyio
 async def test_the_places_of_a_killed_worker_are_free_within_5_s(redis: Redis, valkey: str) -> None:
-    place = charge(1, of=PLACES, hold=True)
+    place = charge(1, of=PLACES, is_reserved=True)
     worker = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _HOLDER, valkey, stdout=asyncio.subprocess.PIPE
     )
@@ -118,8 +119,8 @@ async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(redis: Redis)
     fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
-    running = await first.admit([charge(1, of=PLACES, hold=True)])
-    reserved = await first.admit([charge(60, of=TOKENS, hold=True)])
+    running = await first.admit([charge(1, of=PLACES, is_reserved=True)])
+    reserved = await first.admit([charge(60, of=TOKENS, is_reserved=True)])
     assert running.allowed
     assert reserved.allowed
 
@@ -128,8 +129,8 @@ async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(redis: Redis)
         await first.give_back(idle=0.5)
     # In 10 s the bucket would be full again: what is held is not refilled behind the work's back.
     all_of_it = await decide(second, [charge(90, of=TOKENS)])
-    places = [await decide(second, [charge(1, of=PLACES, hold=True)]) for _ in range(3)]
-    reserved.holds[0].settle(10)
+    places = [await decide(second, [charge(1, of=PLACES, is_reserved=True)]) for _ in range(3)]
+    reserved.reservations[0].settle(10)
     await first.give_back(idle=0.0)
     await fleet.advance(0.2)
     after = await decide(second, [charge(90, of=TOKENS)])
@@ -144,7 +145,7 @@ async def test_what_is_held_for_a_caller_that_left_goes_back(redis: Redis) -> No
     async with RedisRateLimiter(
         redis=redis, holder="worker", local_share=0.1, monotonic=time.monotonic
     ) as limiter:
-        asking = asyncio.create_task(limiter.admit([charge(3, of=PLACES, hold=True)]))
+        asking = asyncio.create_task(limiter.admit([charge(3, of=PLACES, is_reserved=True)]))
         await asyncio.wait([asking], timeout=0)
         asking.cancel()
         await asyncio.wait([asking])
@@ -152,7 +153,7 @@ async def test_what_is_held_for_a_caller_that_left_goes_back(redis: Redis) -> No
         await until(lambda: limiter.statistics().asked > 1)
         await until(lambda: limiter.statistics().reserved == 0)
         await until(lambda: limiter.statistics().leased == 0)
-        assert (await limiter.admit([charge(3, of=PLACES, hold=True)])).allowed
+        assert (await limiter.admit([charge(3, of=PLACES, is_reserved=True)])).allowed
 
 
 @settings(max_examples=40, deadline=None)
@@ -178,7 +179,7 @@ async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[
     redis = connect(url, timeout=60.0)
     await redis.flushall()
     fleet = WorkerFleet(redis, workers=3)
-    running: list[tuple[float, int, Hold]] = []
+    running: list[tuple[float, int, UnitReservation]] = []
     taken: list[tuple[float, int]] = []
     for _ in range(120):
         await fleet.advance(chance.random() * pace)
@@ -192,11 +193,11 @@ async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[
             hold.settle(spent)
             taken.append((begun, spent))
         amount = chance.randrange(1, limit.capacity + 1)
-        charges = [charge(amount, of=limit, hold=True)]
+        charges = [charge(amount, of=limit, is_reserved=True)]
         worker = chance.choice(fleet.workers)
         decision = worker.try_admit(charges) or await worker.admit(charges)
         if decision.allowed:
-            running.append((fleet.clock(), amount, decision.holds[0]))
+            running.append((fleet.clock(), amount, decision.reservations[0]))
     taken += [(begun, amount) for begun, amount, _ in running]
     await redis.aclose()
     return sorted(taken)

@@ -1,7 +1,8 @@
-"""Says which metric each figure of the parts' statistics is.
+"""Maps the statistics of components to metrics.
 
-A figure is a field of a `statistics()`: a number, a state of a circuit breaker, or numbers by their
-last labels. In labels, `$part` is the name of the part and `$number` the number that ends it.
+A component's `statistics()` returns a struct. Each field is a number, a state of a circuit breaker,
+or a mapping from labels to numbers. In `labels`, `$component` stands for the component's name, and
+`$number` for the number at the end of that name.
 """
 
 import re
@@ -16,20 +17,20 @@ from gateway.telemetry.instruments import Instruments
 _NAME: Final = re.compile(r"(.+?)(?:_(\d+))?")
 
 
-class PartFigure(NamedTuple):
-    """Names a field (`outer.inner`), its metric and the metric's labels."""
+class StatisticsMetric(NamedTuple):
+    """Maps a field of the statistics (`outer.inner`) to a metric and its labels."""
 
     field: str
     metric: str
     labels: tuple[str, ...] = ()
 
 
-def _of(*figures: tuple[str, ...]) -> tuple[PartFigure, ...]:
-    return tuple(PartFigure(field, metric, labels) for field, metric, *labels in figures)  # type: ignore[arg-type]
+def _of(*fields: tuple[str, ...]) -> tuple[StatisticsMetric, ...]:
+    return tuple(StatisticsMetric(field, metric, labels) for field, metric, *labels in fields)  # type: ignore[arg-type]
 
 
-_FAILURES: Final = ("failures", "consecutive_failures", "$part")
-PART_FIGURES: Final[Mapping[str, tuple[PartFigure, ...]]] = {
+_FAILURES: Final = ("failures", "consecutive_failures", "$component")
+STATISTICS_METRICS: Final[Mapping[str, tuple[StatisticsMetric, ...]]] = {
     "cache": _of(
         ("memory.entries", "cache_entries", "memory"),
         ("memory.used_bytes", "cache_bytes", "memory"),
@@ -187,32 +188,32 @@ PART_FIGURES: Final[Mapping[str, tuple[PartFigure, ...]]] = {
 }
 
 
-class PartPublisher:
-    """Publishes the statistics of parts as the metrics that their figures are."""
+class StatisticsPublisher:
+    """Publishes the statistics of components as metrics."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._instruments = instruments
 
-    def publish(self, part: str, statistics: msgspec.Struct) -> None:
-        """Publish the statistics of `part`, which may end in a number: `billing_1`."""
-        name, number = _split(part)
-        for figure in PART_FIGURES[name]:
-            given = {"$part": part, "$number": number}
-            labels = tuple(given.get(label, label) for label in figure.labels)
-            for value_labels, value in _values(attrgetter(figure.field)(statistics)):
-                source = f"{part}.{figure.field}"
+    def publish(self, component: str, statistics: msgspec.Struct) -> None:
+        """Publish a component's statistics. The name may end in a number: `billing_1`."""
+        name, number = _split(component)
+        for field_metric in STATISTICS_METRICS[name]:
+            given = {"$component": component, "$number": number}
+            labels = tuple(given.get(label, label) for label in field_metric.labels)
+            for value_labels, value in _values(attrgetter(field_metric.field)(statistics)):
+                source = f"{component}.{field_metric.field}"
                 self._instruments.record(
-                    figure.metric, value, (*labels, *value_labels), source=source
+                    field_metric.metric, value, (*labels, *value_labels), source=source
                 )
 
 
-def _split(part: str) -> tuple[str, str]:
-    found = _NAME.fullmatch(part)
-    return (found[1], found[2] or "0") if found else (part, "0")
+def _split(component: str) -> tuple[str, str]:
+    found = _NAME.fullmatch(component)
+    return (found[1], found[2] or "0") if found else (component, "0")
 
 
 def _values(value: Any) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield the numbers of a field, each with the labels that it has beside the figure's own."""
+    """Yield the numbers of a field, each with the labels that the field adds."""
     if isinstance(value, Mapping):
         for labels, one in value.items():
             yield (labels,) if isinstance(labels, str) else labels, float(one)
