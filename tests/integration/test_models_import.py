@@ -85,7 +85,7 @@ def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
         ("model.safetensors", None, "holds neither `model.onnx` nor `model.safetensors`"),
         ("model.safetensors", b"none", "as safetensors"),
         ("config.json", b"{", "cannot read"),
-        ("tokenizer.json", b"{}", "it is no tokenizer file"),
+        ("tokenizer.json", b"{}", "tokenizer.json"),
     ],
 )
 def test_a_folder_that_is_no_model_is_refused_in_one_line(

@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     "half a config.json": (halve("config.json"), [], "config.json", "cannot read"),
     "no tokenizer": (remove("tokenizer.json"), [], "", "AutoTokenizer"),
     "a slow tokenizer": (rename("tokenizer.json", "vocab.txt"), [], "", "it has `vocab.txt`"),
-    "half a tokenizer": (halve("tokenizer.json"), [], "tokenizer.json", "no tokenizer file"),
+    "half a tokenizer": (halve("tokenizer.json"), [], "tokenizer.json", "tokenizer"),
     "no weights": (remove(WEIGHTS), [], "", "save_pretrained"),
     "empty weights": (write(WEIGHTS, b""), [], WEIGHTS, "as safetensors"),
     "half the weights": (halve(WEIGHTS), [], WEIGHTS, "cut short"),
@@ -297,15 +297,15 @@ def module(kind: str, prefix: str = "st.", **config: Any) -> Change:
 
 DENSE = "2_Dense/config.json"
 SENTENCES: dict[str, tuple[Change, str, str]] = {
-    "a module that is not computed": (module("CNN"), "modules.json", "`CNN` is not computed"),
-    "a module of its own": (module("M", "own."), "modules.json", "`own.M` is code of its own"),
-    "no list of modules": (remove("modules.json"), "modules.json", "`2_Dense` belongs to"),
-    "a list that is none": (write("modules.json", b"{}"), "modules.json", "no list of modules"),
+    "a module that is not computed": (module("CNN"), "modules.json", "`CNN`"),
+    "a module of its own": (module("M", "own."), "modules.json", "`own.M`"),
+    "no list of modules": (remove("modules.json"), "modules.json", "`2_Dense`"),
+    "a list that is none": (write("modules.json", b"{}"), "modules.json", "list of modules"),
     "no pooling": (remove("1_Pooling/config.json"), "1_Pooling/config.json", "is missing"),
     "another pooling": (
         edit("1_Pooling/config.json", pooling_mode="attention"),
         "1_Pooling/config.json",
-        "`attention` is not computed",
+        "`attention`",
     ),
     "no weights of a module": (remove(f"2_Dense/{WEIGHTS}"), f"2_Dense/{WEIGHTS}", "is missing"),
     "a module's pickle": (
@@ -314,18 +314,22 @@ SENTENCES: dict[str, tuple[Change, str, str]] = {
         "is a pickle",
     ),
     "another width": (edit(DENSE, in_features=16), "", "`2_Dense`: its weights"),
-    "an own activation": (edit(DENSE, activation_function="own.A"), "", "`own.A` is not computed"),
-    "a residual": (edit(DENSE, use_residual=True), DENSE, "`use_residual` is not computed"),
-    "vectors of tokens": (edit(DENSE, module_input_name="token_embeddings"), DENSE, "other than"),
+    "an own activation": (edit(DENSE, activation_function="own.A"), "", "`own.A`"),
+    "a residual": (edit(DENSE, use_residual=True), DENSE, "`use_residual`"),
+    "vectors of tokens": (
+        edit(DENSE, module_input_name="token_embeddings"),
+        DENSE,
+        "`module_input_name`",
+    ),
     "an unknown prompt": (
         edit("config_sentence_transformers.json", default_prompt_name="query"),
         "config_sentence_transformers.json",
-        "`prompts` has not",
+        "`prompts`",
     ),
     "a length of queries": (
         edit("sentence_bert_config.json", query_length=8),
         "sentence_bert_config.json",
-        "`query_length` is not computed",
+        "`query_length`",
     ),
     "a chat template": (
         edit("sentence_bert_config.json", modality_config={"message": {}}),
