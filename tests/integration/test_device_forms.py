@@ -378,7 +378,7 @@ def test_a_graph_that_opens_and_cannot_run_is_compared_on_a_cpu(tmp_path: Path) 
 
     (folder / form_record("fp16")).unlink()
     (folder / PLAIN).write_bytes(b"")
-    with pytest.raises(ModelProblem, match=r"model\.onnx: it cannot run here: no kernel"):
+    with pytest.raises(ModelProblem, match=r"model\.onnx: .*: no kernel"):
         choose(folder, open_executor, provider="tensorrt", profile="fp16")
 
 

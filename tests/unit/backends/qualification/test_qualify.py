@@ -81,7 +81,7 @@ def test_rows_of_a_dynamic_int8_graph_run_alone(
 
 
 def test_a_graph_that_reads_no_mask_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelProblem, match="may ignore `attention_mask`"):
+    with pytest.raises(ModelProblem, match="`attention_mask`"):
         qualify(candidate(tmp_path, MasklessExecutor()))
 
 
@@ -138,12 +138,12 @@ def test_a_variant_that_answers_otherwise_than_where_it_was_judged_is_refused(
 
     certificate.write_bytes(msgspec.json.encode({"expected": (-expected).tolist()}))
 
-    with pytest.raises(ModelProblem, match="answers otherwise than where it was judged"):
+    with pytest.raises(ModelProblem, match="cosine -1"):
         qualify(candidate(tmp_path, executor, digest="d2"))
 
 
 def test_a_certificate_nobody_can_read_is_no_certificate(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("{}")
 
-    with pytest.raises(ModelProblem, match="it is no certificate"):
+    with pytest.raises(ModelProblem, match=FILE):
         qualify(candidate(tmp_path, DummyExecutor()))
