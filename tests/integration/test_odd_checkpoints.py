@@ -185,12 +185,17 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         "model-00001-of-00002.safetensors",
         "cut short",
     ),
-    "a weight less in a shard": (fewer_shards, [], "model.safetensors.index.json", "lacks"),
+    "a weight less in a shard": (
+        fewer_shards,
+        [],
+        "model.safetensors.index.json",
+        "does not have it",
+    ),
     "numbers that are not read": (unknown_numbers, [], WEIGHTS, "F8X"),
-    "NaN": (broken_number(np.nan), [], "", "holds NaN"),
+    "NaN": (broken_number(np.nan), [], "", "NaN"),
     "infinity": (broken_number(np.inf), [], "", "infinity"),
-    "NaN in a graph": (graph(rewrite=nan_weight), [], GRAPH, "holds NaN"),
-    "too few labels": (edit("config.json", id2label={"0": "a"}), [], "", "1 `labels` and 3 logits"),
+    "NaN in a graph": (graph(rewrite=nan_weight), [], GRAPH, "NaN"),
+    "too few labels": (edit("config.json", id2label={"0": "a"}), [], "", "1 `labels`"),
     "labels from one": (
         edit("config.json", id2label={"1": "a", "2": "b", "3": "c"}),
         [],
@@ -225,7 +230,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         "",
         "merge_and_unload",
     ),
-    "layers of its own": (weights(extra__weight=np.ones(2)), [], "", "is of no layer"),
+    "layers of its own": (weights(extra__weight=np.ones(2)), [], "", "no layer"),
     "quantized weights": (
         edit("config.json", quantization_config={"bits": 4}),
         [],
@@ -234,18 +239,18 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     ),
     "static axes": (graph(rewrite=static_axes), [], GRAPH, "dynamic axes"),
     "names not given": (graph(rewrite=other_names), NAMED[-2:], GRAPH, "--input input_ids=NAME"),
-    "a wrong name": (graph(), ["--input", "input_ids=x"], GRAPH, "there is no input `x`"),
+    "a wrong name": (graph(), ["--input", "input_ids=x"], GRAPH, "`x`"),
     "an unknown class of tokenizer": (
         edit("tokenizer_config.json", tokenizer_class="LlamaTokenizerFast"),
         [],
         "tokenizer_config.json",
-        'write `"tokenizer_class": "TokenizersBackend"`',
+        '`"tokenizer_class": "TokenizersBackend"`',
     ),
     "a class of another vocabulary": (
         edit("tokenizer_config.json", tokenizer_class="RobertaTokenizer"),
         [],
         "tokenizer.json",
-        "WordPiece, but the class takes BPE",
+        "WordPiece",
     ),
     "cut at the beginning": (
         edit("tokenizer_config.json", truncation_side="left"),
@@ -256,7 +261,7 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     "no YAML": (manifest("labels: ["), [], "model.yaml", "as YAML"),
     "an unknown field": (manifest("lables: [a]\n"), [], "model.yaml", "`lables`"),
     "a graph that is not there": (manifest("graph: g.onnx\n"), [], "model.yaml", "`g.onnx`"),
-    "an algorithm": (manifest("kind: algorithm\n"), [], "model.yaml", "an import is of"),
+    "an algorithm": (manifest("kind: algorithm\n"), [], "model.yaml", "can be imported"),
     "an own activation": (
         all_of(
             weights(classifier__weight=np.ones((1, 32)), classifier__bias=np.ones(1)),
@@ -339,7 +344,7 @@ SENTENCES: dict[str, tuple[Change, str, str]] = {
     "a head, too": (
         edit("config.json", architectures=["BertForTokenClassification"]),
         "modules.json",
-        "names a head",
+        "names the head",
     ),
 }
 
