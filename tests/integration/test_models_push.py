@@ -41,7 +41,7 @@ def test_an_altered_object_is_sent_again_by_force(tmp_path: Path) -> None:
     run("push", tmp_path / "made", target, "--force")
     run("sync", target, tmp_path / "models")
 
-    assert "Push it again with `--force`" in refused.output
+    assert "`--force`" in refused.output
     assert files(tmp_path / "models") == CONTENT
 
 

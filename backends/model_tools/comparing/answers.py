@@ -1,17 +1,17 @@
-"""Compares two lists of answers to the same texts."""
+"""Compares two lists of results for the same texts."""
 
 import msgspec
 import numpy as np
 
 from backends.types import FloatArray
 
-# Of an answer whose best two labels are so near each other either may be first.
+# If the scores of two labels are this close, either label may come first.
 _TIE = 1e-4
 _SHOWN = 20
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds an entity that a model found, and how sure it is."""
+    """Holds an entity that a model found, and its score."""
 
     label: str
     start: int
@@ -20,7 +20,7 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds an answer for each text: scores by label, entities, or a vector of length one."""
+    """Holds a result for each text: scores by label, entities, or a vector of length one."""
 
     scores: list[dict[str, float]] | None = None
     entities: list[list[Entity]] | None = None
@@ -28,10 +28,10 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how far answers are apart; `changed` numbers the texts whose answer is another.
+    """Holds how much results differ; `changed` holds the indices of texts with another result.
 
-    Another answer is another first label, other entities, or a vector whose cosine is below that
-    of the tolerance. `cosine` is the least of any vector.
+    A result is another one if its first label, its entities, or its vector differ. A vector differs
+    if its cosine is below the tolerance. `cosine` is the least of all cosines.
     """
 
     answers: int
@@ -40,15 +40,15 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
     cosine: float | None = None
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether they are the same answers."""
+        """Whether the results are equal within the tolerance."""
         return not self.changed and self.largest <= tolerance
 
 
 def compare_answers(served: Answers, expected: Answers, *, tolerance: float) -> AnswerDifference:
-    """Return the difference of two lists of answers of one kind.
+    """Return the difference of two lists of results of one kind.
 
     Raises:
-        ValueError: they are of different labels or widths; the message says of which.
+        ValueError: labels or widths differ; the message names them.
     """
     if served.vectors is not None and expected.vectors is not None:
         return _vectors(served.vectors, expected.vectors, tolerance)
@@ -58,14 +58,14 @@ def compare_answers(served: Answers, expected: Answers, *, tolerance: float) -> 
 
 
 def describe_difference(found: AnswerDifference) -> list[str]:
-    """Return the numbers of a difference, a line each."""
+    """Return the lines that describe a difference."""
     shown = ", ".join(str(number + 1) for number in found.changed[:_SHOWN])
     lines = {
-        "answers": str(found.answers),
+        "results": str(found.answers),
         "largest difference": f"{found.largest:.2g}",
         "least cosine": "" if found.cosine is None else f"{found.cosine:.7f}",
-        "other answers": str(len(found.changed)),
-        "of texts": f"{shown}, ..." if len(found.changed) > _SHOWN else shown,
+        "different results": str(len(found.changed)),
+        "texts that differ": f"{shown}, ..." if len(found.changed) > _SHOWN else shown,
     }
     return [f"{title:22} {value}" for title, value in lines.items() if value]
 
@@ -74,7 +74,7 @@ def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) ->
     labels = set(expected[0]) if expected else set()
     if served and set(served[0]) != labels:
         here, there = ", ".join(sorted(served[0])), ", ".join(sorted(labels))
-        raise ValueError(f"it answers with the labels {here}, the checkpoint with {there}")
+        raise ValueError(f"the model has the labels {here}, but the checkpoint has {there}")
     largest, changed = 0.0, []
     for number, (found, right) in enumerate(zip(served, expected, strict=True)):
         largest = max(largest, *(abs(found[label] - score) for label, score in right.items()))
@@ -99,11 +99,11 @@ def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> Answe
 def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> AnswerDifference:
     if served.shape != expected.shape:
         raise ValueError(
-            f"its vectors have {served.shape[1]} values, those of the checkpoint "
+            f"the model's vectors have {served.shape[1]} values, but the checkpoint's have "
             f"{expected.shape[1]}"
         )
     cosines = (served * expected).sum(axis=1)
-    # Vectors of length one that are `tolerance` apart have this cosine.
+    # The cosine of two vectors of length one whose distance is `tolerance`.
     least = 1 - tolerance**2 / 2 - np.finfo(np.float32).eps
     return AnswerDifference(
         answers=len(expected),

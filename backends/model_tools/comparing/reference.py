@@ -1,4 +1,4 @@
-"""Answers texts with the reference libraries, as their own pipelines do."""
+"""Computes results with the reference libraries, by their own pipelines."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,10 @@ from backends.types import Text
 
 
 def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answers:
-    """Return what transformers, or sentence-transformers, answers with a checkpoint.
+    """Return the results of transformers, or of sentence-transformers, with a checkpoint.
 
     Raises:
-        StartProblem: the libraries are not installed, or cannot answer with this folder.
+        StartProblem: the libraries are not installed, or fail with this folder.
     """
     if not folder.is_dir():
         raise StartProblem(f"`--folder {folder}`: there is no such folder")
@@ -26,13 +26,12 @@ def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answer
         return _ANSWERERS[task](str(folder), texts)
     except ImportError as error:
         raise StartProblem(
-            f"`models compare` asks the reference library `{error.name}`, which is not installed: "
-            "install it with `pip install sentence-transformers`, which brings transformers and "
-            "torch"
+            f"`models compare` needs the reference library `{error.name}`, which is not installed; "
+            "`pip install sentence-transformers` installs it, with transformers and torch"
         ) from None
-    except Exception as error:  # noqa: BLE001 - whatever the libraries raise is the reason
+    except Exception as error:  # noqa: BLE001 - the libraries raise many types of errors
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise StartProblem(f"`{folder}`: the reference cannot answer: {reason[0]}") from None
+        raise StartProblem(f"`{folder}`: the reference library failed: {reason[0]}") from None
 
 
 def _classify(folder: str, texts: Sequence[Text]) -> Answers:

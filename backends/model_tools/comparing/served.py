@@ -1,4 +1,4 @@
-"""Answers texts with a model of a repository, as a backend does."""
+"""Computes results with a model of a repository, as a backend does."""
 
 import asyncio
 import time
@@ -34,10 +34,10 @@ _DEADLINE = 600.0
 def served_answers(
     settings: BackendSettings, name: str, texts: Sequence[Text], task: Task
 ) -> Answers:
-    """Return what a model answers to texts by one of its tasks.
+    """Return a model's results for texts, by one of its tasks.
 
     Raises:
-        StartProblem: it is not there, is broken, or refuses a text.
+        StartProblem: the model does not exist, is broken, or refuses a text.
     """
     return asyncio.run(_answer(settings, name, texts, task))
 

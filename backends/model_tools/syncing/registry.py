@@ -1,4 +1,4 @@
-"""Keeps artifacts in a registry, by the protocol of OCI's distribution specification."""
+"""Stores artifacts in a registry, by OCI's distribution specification."""
 
 import base64
 import contextlib
@@ -40,11 +40,11 @@ _HUB = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 
 
 class RegistryStore:
-    """Implements `ArtifactStore` for the repository `name` of a registry.
+    """Implements `ArtifactStore` with the repository `name` of a registry.
 
-    Credentials are those that `docker login` and `podman login` keep. They are sent to the registry
-    itself, and to where it gives tokens, alone. On loopback, or with `plain_http`, the registry is
-    asked over HTTP, else over HTTPS alone.
+    Credentials are read from the files of `docker login` and `podman login`. They are sent only to
+    the registry and its token service. The scheme is HTTPS, or HTTP on loopback and with
+    `plain_http`.
     """
 
     def __init__(self, host: str, name: str, *, plain_http: bool = False) -> None:
@@ -73,7 +73,7 @@ class RegistryStore:
             if start and response.status_code in (_OK, _OUT_OF_RANGE):
                 return
             self._check(response, f"the blob `{digest}`", _PARTIAL if start else _OK)
-            # As it arrives: what came before a cut is kept.
+            # Raw, so that the bytes before an interruption are kept.
             yield from response.iter_raw()
 
     def has(self, digest: str, size: int) -> bool:
@@ -102,7 +102,7 @@ class RegistryStore:
                 self._check(response, f"the manifest `{reference}`", _CREATED)
 
     def close(self) -> None:
-        """Close connections; see `ArtifactStore`."""
+        """Close the connections; see `ArtifactStore`."""
         self._client.close()
 
     @contextlib.contextmanager
@@ -113,7 +113,7 @@ class RegistryStore:
         headers: Mapping[str, str] | None = None,
         content: io.BufferedReader | bytes | None = None,
     ) -> Iterator[httpx.Response]:
-        """Send a request; log in where the registry asks for it, and follow where it leads."""
+        """Send a request; log in if the registry demands it, and follow redirects."""
         with self._translated():
             url = self._base.join(place)
             has_logged_in = False
@@ -129,7 +129,7 @@ class RegistryStore:
                         yield response
                         return
                     url = self._led(url, response)
-        raise SyncProblem(f"{self._where}: the registry leads from place to place without end")
+        raise SyncProblem(f"{self._where}: the registry redirects too often")
 
     def _send(
         self,
@@ -149,17 +149,17 @@ class RegistryStore:
         return self._client.send(request, stream=True)
 
     def _led(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
-        """Return where an answer leads."""
+        """Return the target of a redirect."""
         target = url.join(response.headers.get("location", ""))
         if url.scheme == "https" and target.scheme != "https":
             raise SyncProblem(
-                f"{self._where}: the registry leads from HTTPS to {target.scheme}://{target.host}, "
-                "which is not secure"
+                f"{self._where}: the registry redirects from HTTPS to "
+                f"{target.scheme}://{target.host}, which is not secure"
             )
         return target
 
     def _log_in(self, challenge: str) -> bool:
-        """Answer a challenge, by a token or by name and password; return whether that was done."""
+        """Answer a login challenge with a token or a password; return whether that was possible."""
         kind, _, rest = challenge.partition(" ")
         if kind.lower() == "basic" and self._credentials:
             self._authorization = f"Basic {self._credentials}"
@@ -173,8 +173,8 @@ class RegistryStore:
 
     def _token(self, parameters: dict[str, str]) -> str:
         realm = httpx.URL(parameters.pop("realm", ""))
-        # Over HTTP anybody may have written the challenge, and a password that came over HTTPS must
-        # not leave over HTTP.
+        # A challenge that came over HTTP may be forged, so the password goes only to the registry
+        # itself. After HTTPS, it must not be sent over HTTP.
         is_over_http = self._base.scheme == "http"
         may_know = realm.host == self._base.host if is_over_http else realm.scheme == "https"
         own = {"Authorization": f"Basic {self._credentials}"} if self._credentials else {}
@@ -182,7 +182,7 @@ class RegistryStore:
             "GET", realm.copy_merge_params(parameters), headers=own if may_know else {}
         )
         with contextlib.closing(self._client.send(request, stream=True)) as told:
-            content = read_document(told.iter_bytes(), f"{self._where}: the answer with a token")
+            content = read_document(told.iter_bytes(), f"{self._where}: the token")
         try:
             document = json.loads(content) if told.status_code == _OK else {}
             token = str(document.get("token") or document.get("access_token") or "")
@@ -194,20 +194,20 @@ class RegistryStore:
         if response.status_code == expected:
             return
         if response.status_code == _NOT_FOUND:
-            raise SyncProblem(f"{self._where}: {what} is not there")
+            raise SyncProblem(f"{self._where}: {what} does not exist")
         if response.status_code == _UNAUTHORIZED:
             raise SyncProblem(
-                f"{self._where}: the registry wants credentials: log in (`docker login`), or "
-                "name the folder of its `config.json` in `DOCKER_CONFIG`; credential helpers "
-                "(`credsStore`) are not asked"
+                f"{self._where}: the registry needs credentials: log in (`docker login`), or "
+                "set `DOCKER_CONFIG` to the folder of a `config.json`; credential helpers "
+                "(`credsStore`) are not supported"
             )
-        raise SyncProblem(f"{self._where}: the registry answers {response.status_code} for {what}")
+        raise SyncProblem(f"{self._where}: the registry answered {response.status_code} for {what}")
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        # `ValueError` for addresses and headers that cannot be sent.
+        # `ValueError` stands for addresses and headers that cannot be sent.
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL, ValueError) as error:
             reason = type(error).__name__
             raise SyncProblem(f"{self._where}: the registry cannot be reached: {reason}") from None
@@ -218,7 +218,7 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 
 def _credentials(host: str) -> str:
-    """Return name and password of a registry in base64, as login commands keep them."""
+    """Return a registry's user name and password in base64, as login commands store them."""
     key = "https://index.docker.io/v1/" if host in _HUB else host
     for path in _credential_files():
         try:

@@ -1,4 +1,4 @@
-"""Makes variants of a model in other precisions, of the graph that is served or its forms."""
+"""Makes variants of a model in other precisions, by converting its graph or using its forms."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -26,11 +26,11 @@ from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
 
-# Ranges converge within a few thousand tokens; counting flips needs more texts.
+# Ranges need few texts. Counting flips needs more.
 _RANGE_TEXTS = 500
 _SEARCH_TEXTS = 2000
 _DAMAGE_TEXTS = 200
-# The search overfits to its texts, so it must stay well within the bound.
+# The search overfits its texts, so its bound is stricter.
 _MARGIN = 0.5
 T = TypeVar("T")
 
@@ -47,19 +47,19 @@ class Precision:
     def make(
         self, profile: Profile, gate: VariantGate, *, calibrate: GoldenSet | None
     ) -> tuple[bytes | None, VariantReport]:
-        """Return a graph in `profile` and what it is worth; int8 needs texts to calibrate on.
+        """Return a graph in `profile` and its report; int8 needs texts in `calibrate`.
 
-        There is none where the model's own files are computed in that precision.
+        The graph is `None` if the model's own files can run in that precision.
 
         Raises:
-            StartProblem: there is nothing to compute in int8, no text to calibrate on, or no form
-                of the graph in bf16.
+            StartProblem: no product can be computed in int8, there is no text to calibrate with, or
+                the graph has no form in bf16.
         """
         if profile != "int8" and (form := self._subject.find_form(profile)) is not None:
             return None, gate.judge(form, profile=profile)
         if profile == "bf16":
             raise StartProblem(
-                f"beside `{self._subject.below.folder}` there is no form in bf16 that runs here; "
+                f"`{self._subject.below.folder}` has no form in bf16 that runs here; "
                 "import the model again"
             )
         if profile == "fp16" or calibrate is None:
@@ -76,14 +76,14 @@ class Precision:
     def _quantize(
         self, calibrate: GoldenSet, *, judging: Sequence[Text]
     ) -> tuple[bytes, int, list[str]]:
-        """Return a graph in int8, how many products it has, and which of them stayed in float."""
+        """Return a graph in int8, its number of products, and the products that stay in float."""
         products = find_products(self._model)
         if not products:
-            raise StartProblem(f"`{self._subject.graph}` holds no product that int8 could compute")
+            raise StartProblem(f"`{self._subject.graph}` has no product that int8 can compute")
         others = set(judging)
         kept = [place for place, text in enumerate(calibrate.texts) if text not in others]
         if not kept:
-            raise StartProblem("every text to calibrate on is one to judge by; name other texts")
+            raise StartProblem("all texts to calibrate with are texts to judge by; use other texts")
         sample = _Sample.of(calibrate, _spread(kept, _SEARCH_TEXTS))
         self._echo(f"Measuring {len(products)} products on {len(sample.texts)} texts")
         batches = self._subject.batches(_spread(sample.texts, _RANGE_TEXTS))
@@ -137,7 +137,7 @@ class Precision:
 
 
 class _Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds texts that are searched with, and of an order the query of each."""
+    """Holds texts for the search and, if documents are ranked, the query of each text."""
 
     texts: list[Text]
     groups: IntArray | None
@@ -151,7 +151,7 @@ class _Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _spread(values: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` values, from all over the list: files are often sorted by label."""
+    """Return at most `most` values, evenly spread, because files are often sorted by label."""
     if len(values) <= most:
         return list(values)
     return [values[place] for place in np.linspace(0, len(values) - 1, most).astype(int)]

@@ -22,7 +22,7 @@ def test_another_first_label_is_another_answer() -> None:
 
     assert found.changed == [1]
     assert found.largest == pytest.approx(0.2)
-    assert "of texts               2" in describe_difference(found)
+    assert "texts that differ      2" in describe_difference(found)
 
 
 def test_a_tie_of_labels_is_no_change() -> None:
@@ -64,7 +64,7 @@ def test_answers_of_another_model_are_named() -> None:
     other = Answers(scores=[{"ham": 0.1, "spam": 0.9}])
     wide, narrow = (Answers(vectors=np.ones((1, width), np.float32)) for width in (4, 3))
 
-    with pytest.raises(ValueError, match="the labels negative, positive, the checkpoint with ham"):
+    with pytest.raises(ValueError, match=r"negative, positive, .* ham"):
         compare_answers(scores(0.9), other, tolerance=1e-3)
-    with pytest.raises(ValueError, match="its vectors have 4 values, those of the checkpoint 3"):
+    with pytest.raises(ValueError, match=r"4 values, .* 3"):
         compare_answers(wide, narrow, tolerance=1e-3)
