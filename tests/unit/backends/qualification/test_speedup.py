@@ -34,5 +34,5 @@ def test_two_slow_turns_of_eleven_are_the_machine() -> None:
 
 def test_a_variant_that_is_slower_is_refused_with_its_ratio() -> None:
     assert speed_reasons(0.95, 0.9, 1.0) == [
-        "it is 0.95 times as fast as fp32, but must be 1 times as fast"
+        "it is 0.95 times as fast as fp32; at least 1 is required"
     ]
