@@ -47,7 +47,7 @@ def main() -> None:
     for name, scores in (("small", small), ("large", large), ("cascade", cascade)):
         accuracy = (scores.argmax(axis=1) == test.labels).mean()
         print(f"{name}: accuracy {accuracy:.4f} on {len(test.texts)}")  # noqa: T201
-    print(f"threshold {threshold:.3f}, {goes_on.mean():.3f} go on")  # noqa: T201
+    print(f"threshold {threshold:.3f}, {goes_on.mean():.1%} go to the large model")  # noqa: T201
 
 
 def _choose_threshold(vectors: Matrix, labels: NDArray[np.int64]) -> float:
@@ -55,7 +55,7 @@ def _choose_threshold(vectors: Matrix, labels: NDArray[np.int64]) -> float:
     apart = np.arange(len(labels)) % _KEPT_APART == 0
     scores = _fit(vectors[~apart], labels[~apart]).predict_proba(vectors[apart])
     accuracy = (scores.argmax(axis=1) == labels[apart]).mean()
-    print(f"kept apart: accuracy {accuracy:.4f} on {apart.sum()}")  # noqa: T201
+    print(f"held out: accuracy {accuracy:.4f} on {apart.sum()}")  # noqa: T201
     return round(float(np.quantile(scores.max(axis=1), ESCALATED)), 3)
 
 

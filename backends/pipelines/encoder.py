@@ -27,7 +27,7 @@ _EMPTY = "the text is empty; send text"
 
 
 class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds texts that are ready to be tokenized, and which of them were truncated before."""
+    """Holds texts that are ready to be tokenized, and whether each was truncated already."""
 
     texts: list[RowInput]
     are_cut: list[bool]
@@ -52,7 +52,7 @@ class Encoder:
     ) -> None:
         self._name = name
         self._prompt = prompt
-        # For inputs that come as token ids, so that the prompt cannot be joined to their text.
+        # Token ids of the prompt, for inputs that come as token ids.
         self._prompt_ids = tokenizer.prompt_ids(prompt) if prompt else ()
         self.tokenizer = tokenizer
         self.rows = rows
@@ -136,7 +136,7 @@ class Encoder:
         Raises:
             ItemRefused: a pair is empty or too long.
         """
-        # A call of its own, so that its tokens are freed before the rows are awaited.
+        # A separate call, so that its token ids are freed before the rows are awaited.
         encodings = await self._pair_rows(first, seconds, caller, cut_first_only=cut_first_only)
         return await self._pooled(encodings, caller)
 
@@ -302,9 +302,10 @@ class Encoder:
     def _spans(
         self, tokens: int, size: int, overlap: int, most: int = MAX_WINDOWS, *, rows: int = 1
     ) -> list[Span]:
-        """Return windows of `size` tokens; only the first `most`, if that is below `MAX_WINDOWS`.
+        """Return the windows of `size` tokens over a text.
 
-        `rows` is the number of rows for each window.
+        If `most` is below `MAX_WINDOWS`, later windows are left out. `rows` is the number of rows
+        for each window.
 
         Raises:
             ItemRefused: there are too many windows, or too many rows.
@@ -328,7 +329,7 @@ class Encoder:
         return spans
 
     def _read(self, text: RowInput) -> RowInput:
-        """Return the text, truncated to the most characters that the model can read."""
+        """Truncate a text with more characters than all tokens of the model can cover."""
         if isinstance(text, str) and 0 < len(text) <= self._max_characters and not text.isspace():
             return text
         if isinstance(text, TokenIds):

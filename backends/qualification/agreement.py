@@ -15,8 +15,8 @@ def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecu
     """Compare the server's outputs with local ones for a few rows, each run alone.
 
     Raises:
-        ModelProblem: the outputs differ by more than the precision explains, or the server fails
-            on a row.
+        ModelProblem: the outputs differ by more than the precision allows, or the server fails on
+            a row.
     """
     tolerance = TOLERANCES.get(candidate.profile, TOLERANCES["fp32"])
     for row in candidate.encode(ORDINARY + OUTLIERS):
@@ -31,7 +31,7 @@ def check_agreement(candidate: Candidate, there: ModelExecutor, here: ModelExecu
             if not apart <= tolerance:
                 raise ModelProblem(
                     f"{candidate.folder}: the server seems to run another graph: its outputs "
-                    f"differ by {apart:.2g} of the largest value, and `{candidate.profile}` "
-                    f"explains {tolerance:g}; give the server this graph, or describe the "
+                    f"differ by {apart:.2g} of the largest value, but `{candidate.profile}` "
+                    f"allows {tolerance:g}; give the server this graph, or describe the "
                     "server's own graph with an `upstream`"
                 )

@@ -172,7 +172,7 @@ def form_trials(
 
 def _serve(connection: Connection, make_opener: Callable[[], OpenExecutor]) -> None:
     """Try the forms that the parent sends, until it closes the pipe."""
-    # The parent logs the results.
+    # Nothing is logged here, because the parent logs the results.
     logging.getLogger().addHandler(logging.NullHandler())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try_form = local_trials(make_opener())

@@ -38,7 +38,8 @@ _log = logging.getLogger(__name__)
 RECORD = ".forms.json"
 FORM_FILES = "*.*-*.onnx"
 Device = Literal["cuda", "any"]
-# The device whose forms suit a provider. A runtime rounds forms for any device itself.
+# The device of the forms for each provider. Forms for `any` device are in fp32, and the runtime
+# rounds them.
 _SUITED: Mapping[str, Device] = MappingProxyType(
     {"cuda": "cuda", "tensorrt": "any", "openvino": "any"}
 )

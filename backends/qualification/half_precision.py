@@ -109,7 +109,7 @@ def _is_quicker(
 ) -> bool:
     """Return whether the fp16 form runs here, and is quicker than forms in the other precision.
 
-    TensorRT is not asked this, because its fp16 engine keeps the layers that are quicker in fp32.
+    TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
     """
     if half.file == other.path.name:
         return False

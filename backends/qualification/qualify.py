@@ -58,7 +58,7 @@ def qualify(candidate: Candidate) -> bool:
     An upstream server is measured each time, because its machine is unknown.
 
     Raises:
-        ModelProblem: padding changes an output by more than the precision explains, as in a graph
+        ModelProblem: padding changes an output by more than the precision allows, as in a graph
             that ignores its attention mask. Or a variant's outputs differ from its certificate.
     """
     provider, profile = candidate.executor.provider, candidate.profile
@@ -79,7 +79,7 @@ def qualify(candidate: Candidate) -> bool:
     if not found.shapes <= tolerance:
         raise ModelProblem(
             f"{candidate.folder}: padding changes an output by {found.shapes:.2g} of its largest "
-            f"value, and `{candidate.profile}` explains {tolerance:g}; check that the graph uses "
+            f"value, but `{candidate.profile}` allows {tolerance:g}; check that the graph uses "
             "`attention_mask`"
         )
     return True

@@ -26,7 +26,7 @@ from backends.repository.triton import FILE as TRITON, read_triton
 class Revisions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds all revisions of a model, and in `shares` the traffic weight of each serving revision.
 
-    `shares` is empty if the file that selects the revisions is missing or cannot be read.
+    `shares` is empty if the file that selects the revisions cannot be read.
     """
 
     folder: Path

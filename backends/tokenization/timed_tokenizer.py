@@ -14,7 +14,7 @@ from backends.types import Encoding
 
 
 class TimedTokenizer(Tokenizer):
-    """A tokenizer that records durations, with the wait for a thread, on the event loop."""
+    """Records the duration of each call, with its wait for a thread. Belongs to an event loop."""
 
     def __init__(self, *args: Any, **options: Any) -> None:  # the arguments of `Tokenizer`
         super().__init__(*args, **options)

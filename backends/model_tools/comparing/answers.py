@@ -28,10 +28,10 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds how much results differ; `changed` holds the indices of texts with another result.
+    """Holds how much results differ; `changed` holds the indices of texts whose results differ.
 
-    A result is another one if its first label, its entities, or its vector differ. A vector differs
-    if its cosine is below the tolerance. `cosine` is the least of all cosines.
+    Results differ if their first labels or entities differ, or if the cosine of their vectors is
+    too small for the tolerance. `cosine` is the smallest cosine.
     """
 
     answers: int

@@ -39,8 +39,8 @@ def compare_command(
 ) -> None:
     """Compare MODEL's results with those of transformers on its checkpoint.
 
-    Exits with 1 if a label, an entity or a vector is another one, or if scores differ by more than
-    the tolerance. Needs sentence-transformers, which installs transformers and torch.
+    Exits with 1 if labels or entities differ, or if scores or vectors differ by more than the
+    tolerance. Needs sentence-transformers, which installs transformers and torch.
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()

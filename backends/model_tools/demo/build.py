@@ -1,8 +1,8 @@
 """Builds the repository of demo models if it is missing or outdated.
 
 A revision appears in the target by one rename. The manifest is written last, so an interrupted
-build is repeated. The build replaces only what it has written: other models stay as they are, also
-one with the name of a demo model.
+build is repeated. The build replaces only revisions that it has written. It keeps other models,
+even one that has the name of a demo model.
 """
 
 import fcntl

@@ -9,11 +9,10 @@ Outputs, float32:
 - `tokens` `[batch, sequence, hidden]`: the last hidden state, undefined at padding;
 - `first` `[batch, hidden]`: the last hidden state of each row's first token.
 
-Measured on a CPU: `BiasGelu` costs as much as `Add` and `Gelu`, attention by mask as much as by
-mask index, and the bits are the same. `FastGelu` is 1 % faster, but wrong in the third decimal, so
-it is not used. `SkipLayerNormalization` takes six times as long as `Add` and `LayerNormalization`,
-which are written here. On a GPU it is faster, and ONNX Runtime fuses the two to it, except for
-packed rows.
+Measured on a CPU: `BiasGelu` costs as much as `Add` and `Gelu`, and gives the same bits. `FastGelu`
+is 1 % faster, but wrong in the third decimal, so it is not used. `SkipLayerNormalization` takes six
+times as long as `Add` and `LayerNormalization`, so these two are written. On a GPU it is faster,
+and ONNX Runtime replaces the two by it, except for packed rows.
 """
 
 import numpy as np

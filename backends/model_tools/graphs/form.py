@@ -22,7 +22,7 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
     - `fused`: `Attention` with the lengths of the rows, which also projects query, key and value;
     - `heads`: `MultiHeadAttention` with the lengths, for cuDNN's kernels;
     - `ranges`: the same with the first token of each row, for the memory-efficient kernels;
-    - `gathered`: `MultiHeadAttention`; everything else computes real tokens only; fp32, for CPUs;
+    - `gathered`: `MultiHeadAttention`, and real tokens only in all other nodes; fp32, for CPUs;
     - `plain`: ONNX's own operators, which TensorRT and OpenVINO fuse; fp32, which they round;
     - `packed`: `PackedMultiHeadAttention` on separate query, key and value, without padding, for
       the flash kernels; CUDA only, without CUDA graphs;
@@ -40,7 +40,7 @@ class GraphForm(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def packed(self) -> bool:
-        """Whether the layers compute no padding."""
+        """Whether the layers leave padding out."""
         return self.attention.startswith("packed")
 
     def problem(self) -> str | None:

@@ -87,7 +87,7 @@ class LengthGrids:
         width = self._width(number, mask)
         graph.plain("Range", [self._zero, width, self._one], f"{prefix}.line")
         graph.plain("Sub", [lengths, self._one], f"{prefix}.highest")
-        # For an empty row the index is that of the token before it, and for a first row -1.
+        # An empty row gets the index of the token before it, which is -1 for the first row.
         graph.plain("Unsqueeze", [f"{prefix}.highest", self._column], f"{prefix}.last")
         graph.plain("Unsqueeze", [f"{prefix}.starts", self._column], f"{prefix}.start")
         graph.plain("Min", [f"{prefix}.line", f"{prefix}.last"], f"{prefix}.offset")

@@ -53,7 +53,7 @@ def copy_graph(graph: Path, target: Path) -> None:
 def finish_graph(path: Path, source: CheckpointFolder, fields: dict[str, Any]) -> None:
     """Rewrite a graph file with the input names of an encoder and with all modules.
 
-    `fields` are those of the manifest: `outputs` is completed, and `inputs` is removed.
+    `fields` are the manifest's fields: `outputs` is completed, and `inputs` is removed.
 
     Raises:
         StartProblem: the fields name an input or output that does not exist, a weight is NaN, or
@@ -189,7 +189,7 @@ def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> No
 
 
 def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
-    """Return how many tokens at the start of a row are not pooled: the prompt's, and before it.
+    """Return how many tokens at the start of a row are not pooled: a special token and the prompt.
 
     The number becomes part of the graph, which then works with one prompt only. So a model with
     several prompts does not rank documents.

@@ -29,7 +29,7 @@ _FILES = (
 
 
 class FoundFolder(NamedTuple):
-    """Holds a local folder, and the names of all of the model's files, also of remote ones."""
+    """Holds a local folder, and the names of all of the model's files, fetched or not."""
 
     path: Path
     files: list[str]

@@ -40,7 +40,7 @@ _CPU = DeviceOptions(provider="cpu")
 
 
 def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]:
-    """Return the graph of a known family, rebuilt from its weights, if its outputs are equal.
+    """Rebuild the graph of a known family from its weights, and check that its outputs are equal.
 
     Returns:
         The rebuilt graph, and the weights by their names in the checkpoint.

@@ -77,7 +77,7 @@ def fetch_blob(store: ArtifactStore, blob: Descriptor, folder: Path, what: str) 
 
 
 def _append(store: ArtifactStore, blob: Descriptor, part: Path, what: str) -> str:
-    """Fetch the rest of `part`; if it is wrong then, remove it and return what is wrong."""
+    """Fetch the rest of `part`; if its content is wrong, remove it and return the reason."""
     with part.open("ab+") as file:
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")

@@ -286,7 +286,7 @@ def is_hidden(path: str) -> bool:
 
 
 def _remove_empty(folder: Path, model: Path) -> None:
-    """Remove empty folders of a model, and the model's own folder with files of backends."""
+    """Remove a model's empty folders, and its own folder if only files of backends are left."""
     while folder != model:
         if not folder.is_dir() or any(folder.iterdir()):
             return

@@ -109,7 +109,7 @@ def _gain(entry: VariantEntry) -> float:
 
 
 def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None) -> int | None:
-    """Return the memory of a graph on the CPU; `None` as the graph is the model's own."""
+    """Return the bytes that a graph takes on the CPU; without `graph`, those of the model's own."""
     if settings.provider != "cpu":
         return None
     most = subject.manifest.max_tokens

@@ -12,7 +12,8 @@ def find_sensitive(
 
     `flips` returns the share of labels that flip if all other products are in int8. `damage`
     returns how much logits change if only the given product is in int8. The search keeps products
-    with the most damage for their size first. `damage` is called only if int8 for all is too much.
+    with the most damage for their size first. `damage` is called only if int8 for all products
+    exceeds `bound`.
     """
     if flips(frozenset()) <= bound:
         return frozenset()

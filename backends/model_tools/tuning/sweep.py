@@ -24,7 +24,10 @@ _NEARLY = 0.97
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one setting and its measurements; `p95` is of a batch or, with clients, a response."""
+    """Holds one setting and its measurements.
+
+    `p95` is the 95th percentile of a batch's duration or, with clients, of a response's.
+    """
 
     batch_size: int
     threads: int

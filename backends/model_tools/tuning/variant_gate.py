@@ -129,7 +129,7 @@ def judge_answers(
 
 
 def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
-    """Return why a speedup is too small, or not certain; empty if it is certain."""
+    """Return why a speedup is too small or uncertain; empty if it is large enough."""
     if ratio < asked:
         return [f"it is {ratio:.2f} times as fast as fp32; at least {asked:g} is required"]
     if at_least < asked:
