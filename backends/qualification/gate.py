@@ -73,15 +73,15 @@ def judge(
     *,
     expected: Sequence[int] | None = None,
     bounds: Bounds,
-    several: bool = False,
+    multi_label: bool = False,
     measure: Measure = "labels",
     owners: IntArray | None = None,
 ) -> Verdict:
     """Compare outputs line by line; `expected` holds the right column of each line.
 
     `owners` holds, for each line, the index of a token's text or of a document's query. With
-    `several`, a text may have several labels: the sign of each logit is one decision, and a line
-    flips if any decision changes.
+    `multi_label`, a text may have several labels: the sign of each logit is one decision, and a
+    line flips if any decision changes.
     """
     moved = np.abs(candidate - reference)
     owned: IntArray = np.arange(len(reference), dtype=np.int32) if owners is None else owners
@@ -92,7 +92,7 @@ def judge(
     elif measure == "vectors":
         shares = _other_neighbours(_directions(reference), _directions(candidate))
     else:
-        shares = _by_owner(_flipped(reference, candidate, several=several), owned)
+        shares = _by_owner(_flipped(reference, candidate, multi_label=multi_label), owned)
     flips = float(shares.mean())
     verdict = Verdict(
         measure=measure,
@@ -131,8 +131,10 @@ def units_needed(share: float, bound: float) -> int:
     return math.ceil(_Z**2 * bound * (1 - bound) / (bound - share) ** 2)
 
 
-def _flipped(reference: FloatArray, candidate: FloatArray, *, several: bool) -> NDArray[np.bool_]:
-    if several:
+def _flipped(
+    reference: FloatArray, candidate: FloatArray, *, multi_label: bool
+) -> NDArray[np.bool_]:
+    if multi_label:
         signs: NDArray[np.bool_] = ((reference > 0) != (candidate > 0)).any(axis=1)
         return signs
     labels: NDArray[np.bool_] = reference.argmax(axis=1) != candidate.argmax(axis=1)

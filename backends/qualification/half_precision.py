@@ -23,7 +23,7 @@ from backends.gpus import GPU_PROVIDERS
 from backends.qualification.forms import QuickestForm, find_forms
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
-from backends.qualification.judged import kind_of, rank_scores
+from backends.qualification.measures import kind_of, rank_scores
 from backends.qualification.records import machine_key, read_record, write_record
 from backends.qualification.text_runs import make_batches, run_texts
 from backends.repository.manifest import ClassifierManifest, EncoderManifest, GraphManifest
@@ -173,7 +173,7 @@ def _judge(
         before,
         after,
         bounds=Bounds(),
-        several=getattr(subject.manifest, "function", "") == "sigmoid",
+        multi_label=getattr(subject.manifest, "function", "") == "sigmoid",
         measure=measure,
         owners=owners if golden.groups is None else np.array(golden.groups, dtype=np.int32),
     ).reasons

@@ -22,10 +22,10 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.model_tools.importing.convert import convert
-from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import VariantGate
+from backends.model_tools.tuning.variant_maker import VariantMaker
 from backends.qualification.forms import RECORD, QuickestForm, find_quickest, form_record
 from backends.qualification.gate import Bounds
 from backends.qualification.golden_texts import GoldenSet
@@ -396,11 +396,11 @@ def on_cuda(tmp_path: Path, opening: Opening) -> TunedModel:
     return msgspec.structs.replace(subject, provider="cuda", open_executor=opening)
 
 
-def variant_gate(subject: TunedModel) -> tuple[Precision, VariantGate]:
+def variant_gate(subject: TunedModel) -> tuple[VariantMaker, VariantGate]:
     bounds = Bounds(flips=1.0, accuracy_loss=1.0)
     texts = GoldenSet(texts=list(read_texts()[:20]))
     gate = VariantGate(subject, texts, bounds=bounds, min_speedup=0.0)
-    return Precision(subject, bounds=bounds, echo=print), gate
+    return VariantMaker(subject, bounds=bounds, echo=print), gate
 
 
 def test_the_gate_judges_the_quickest_form_and_publishes_it_with_all_others(tmp_path: Path) -> None:

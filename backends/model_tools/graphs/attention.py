@@ -55,7 +55,7 @@ def _fused(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[st
     return [state, graph.floats(f"{prefix}.weight", kernel), _bias(graph, prefix)]
 
 
-def _apart(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
+def _separate(graph: GraphBuilder, prefix: str, state: str, _heads: int) -> list[str]:
     """Add query, key and value as three products, and one bias."""
     products = [graph.matmul(f"{prefix}.{name}", state) for name in _NAMES]
     return [*products, _bias(graph, prefix)]
@@ -84,9 +84,9 @@ _Projection = Callable[[GraphBuilder, str, str, int], list[str]]
 _KERNELS: Mapping[Attention, tuple[str, _Projection]] = MappingProxyType(
     {
         "fused": ("Attention", _fused),
-        "heads": ("MultiHeadAttention", _apart),
-        "ranges": ("MultiHeadAttention", _apart),
-        "packed": ("PackedMultiHeadAttention", _apart),
+        "heads": ("MultiHeadAttention", _separate),
+        "ranges": ("MultiHeadAttention", _separate),
+        "packed": ("PackedMultiHeadAttention", _separate),
         "packed-qkv": ("PackedMultiHeadAttention", _interleaved),
         "packed-fused": ("PackedAttention", _fused),
     }

@@ -113,7 +113,9 @@ class _BertWriter:
                 context = attend_first(graph, grid, prefix, inputs, heads=shape.heads, bias=bias)
             else:
                 context = attend_gathered(grid, prefix, inputs, heads=shape.heads, bias=bias)
-            state = self._feed(layer, context, read, FIRST if only_first else f"state.{layer}")
+            state = self._feed_forward(
+                layer, context, read, FIRST if only_first else f"state.{layer}"
+            )
         if self._form.outputs != (FIRST,):
             grid.fill(state, TOKENS)
             if isinstance(grid, Grid) and POOLED in self._form.outputs:
@@ -179,13 +181,13 @@ class _BertWriter:
             heads=self._shape.heads,
             masking=masking,
         )
-        return self._feed(layer, context, state, output)
+        return self._feed_forward(layer, context, state, output)
 
     def _project(self, state: str) -> str:
         """Add the projection of narrower embeddings to the width of the layers."""
         return state if self._shape.embedding is None else self._graph.linear(PROJECTION, state)
 
-    def _feed(self, layer: int, context: str, state: str, output: str) -> str:
+    def _feed_forward(self, layer: int, context: str, state: str, output: str) -> str:
         return self._graph.feed_forward(
             f"encoder.layer.{layer}",
             context,

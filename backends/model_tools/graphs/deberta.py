@@ -135,7 +135,7 @@ class _DebertaWriter:
         ways = sum(way in shape.named for way in ("c2p", "p2c"))
         self._scale = math.sqrt(self._width * (1 + ways))
 
-    def _near_tables(self) -> dict[str, NDArray[np.int64]]:
+    def _position_tables(self) -> dict[str, NDArray[np.int64]]:
         """Return the index of the relative position for each distance, for `c2p` and `p2c`."""
         shape = self._shape
         reach = shape.max_position_embeddings - 1
@@ -188,18 +188,20 @@ class _DebertaWriter:
         split = graph.plain("Reshape", [rows, "heads"], f"{prefix}.split")
         return graph.plain("Transpose", [split], f"{prefix}.heads", perm=[0, 2, 1, 3])
 
-    def _nears(
+    def _position_products(
         self, prefix: str, query: str, key: str, positions: NDArray[np.float32] | None
     ) -> Iterator[tuple[str, str]]:
         """Add the products of contents with positions; yield the kind and the name of each."""
         if positions is not None and "c2p" in self._shape.attended:
-            yield "c2p", self._near(prefix, "c2p", query, positions)
+            yield "c2p", self._position_product(prefix, "c2p", query, positions)
         if positions is not None and "p2c" in self._shape.attended:
-            near = self._near(prefix, "p2c", key, positions)
+            near = self._position_product(prefix, "p2c", key, positions)
             turned = self._graph.plain("Transpose", [near], f"{prefix}.p2c", perm=[0, 1, 3, 2])
             yield "p2c", turned
 
-    def _near(self, prefix: str, way: str, state: str, positions: NDArray[np.float32]) -> str:
+    def _position_product(
+        self, prefix: str, way: str, state: str, positions: NDArray[np.float32]
+    ) -> str:
         """Add the products of `state` with the relative positions of all other tokens."""
         graph, shape = self._graph, self._shape
         own = {"c2p": "pos_key_proj", "p2c": "pos_query_proj"}[way]
@@ -251,7 +253,7 @@ class _GridWriter(_DebertaWriter):
         heads = graph.constant("distance.heads", np.array([shape.num_attention_heads]))
         size = [rows, heads, "distance.length", "distance.length"]
         graph.plain("Concat", size, "distance.size", axis=0)
-        for name, table in self._near_tables().items():
+        for name, table in self._position_tables().items():
             graph.constant(f"near.{name}.table", table)
             graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
             graph.plain("Expand", [f"near.{name}.square", "distance.size"], f"near.{name}")
@@ -290,7 +292,7 @@ class _GridWriter(_DebertaWriter):
         scale = graph.constant(f"{prefix}.scale", np.array(1 / self._scale, dtype=np.float32))
         graph.plain("MatMul", [query, turned], f"{prefix}.products")
         scores = graph.plain("Mul", [f"{prefix}.products", scale], f"{prefix}.contents")
-        for way, near in self._nears(prefix, query, key, positions):
+        for way, near in self._position_products(prefix, query, key, positions):
             scores = graph.plain("Add", [scores, near], f"{prefix}.with_{way}")
         graph.plain("Add", [scores, "padding"], f"{prefix}.scores")
         graph.plain("Softmax", [f"{prefix}.scores"], f"{prefix}.shares", axis=-1)
@@ -343,7 +345,7 @@ class _FusedWriter(_DebertaWriter):
         rows = graph.plain("Unsqueeze", ["columns.zeros", axes], "distance.zeros.rows")
         zeros = graph.constant("distance.zeros.heads", each)
         zeros = graph.plain("Add", [rows, zeros], "distance.zeros")
-        for name, table in self._near_tables().items():
+        for name, table in self._position_tables().items():
             # int32 is smaller than int64, and every layer reads the tensor.
             graph.constant(f"near.{name}.table", table.astype(np.int32))
             square = graph.plain("Gather", [f"near.{name}.table", pairs], f"near.{name}.square")
@@ -358,6 +360,6 @@ class _FusedWriter(_DebertaWriter):
             query, key = (
                 self._split(name, self._rows.pad(name, f"{name}.padded")) for name in inputs[:2]
             )
-            for way, near in self._nears(prefix, query, key, positions):
+            for way, near in self._position_products(prefix, query, key, positions):
                 bias = graph.plain("Add", [bias, near], f"{prefix}.with_{way}") if bias else near
         return self._rows.attend(prefix, inputs, heads=heads, bias=bias, scale=1 / self._scale)

@@ -122,14 +122,14 @@ class _ModernBertWriter:
         state = graph.plain("Gather", [table, ids], "embedded.words")
         return self._norm("embeddings.norm", state)
 
-    def _near_table(self) -> str:
+    def _local_table(self) -> str:
         """Add the table of what local attention adds to a score, by distance."""
         positions = self._shape.max_position_embeddings
         distances = np.abs(np.arange(1 - positions, positions))
         far = np.where(distances > self._shape.local_attention // 2, _FAR, 0.0)
         return self._graph.floats("near.table", far.astype(np.float32))
 
-    def _near(self, table: str, pairs: str) -> str:
+    def _local_bias(self, table: str, pairs: str) -> str:
         """Add what local attention adds to the scores: `[1, 1, sequence, sequence]`."""
         graph = self._graph
         axes = graph.constant("near.axes", np.array([0, 1], dtype=np.int64))
@@ -145,7 +145,7 @@ class _ModernBertWriter:
         prefix = f"layers.{layer}.attn.Wqkv"
         return [self._part(prefix, each, part, of=3) for part, each in enumerate(tokens)]
 
-    def _feed(self, layer: int, context: str, state: str) -> str:
+    def _feed_forward(self, layer: int, context: str, state: str) -> str:
         """Add the steps after attention; `context` is its output, and `state` its input."""
         prefix = f"layers.{layer}"
         state = self._add(f"{prefix}.attn.Wo", context, state)
@@ -202,8 +202,8 @@ class _GridWriter(_ModernBertWriter):
         graph.plain("Unsqueeze", ["rotation.flat", row], "rotation.positions")
         near = ""
         if _LOCAL in self._kinds:
-            table, positions = self._near_table(), self._shape.max_position_embeddings
-            near = self._near(table, add_distances(graph, positions=positions))
+            table, positions = self._local_table(), self._shape.max_position_embeddings
+            near = self._local_bias(table, add_distances(graph, positions=positions))
         state = self._embed(self._grid.take("input_ids", "input_ids.real"))
         for layer in layers:
             # With the output `first`, the last layer computes first tokens only.
@@ -212,7 +212,7 @@ class _GridWriter(_ModernBertWriter):
             context = self._attend(layer, state, bias, only_first=only_first)
             if only_first:
                 state = self._grid.first(state, f"layers.{layer}.first")
-            state = self._feed(layer, context, state)
+            state = self._feed_forward(layer, context, state)
         if output == FIRST:
             self._norm("final_norm", state, FIRST)
         else:
@@ -287,8 +287,8 @@ class _FusedWriter(_ModernBertWriter):
         rotations = self._rows.rotations(places)
         near = ""
         if _LOCAL in self._kinds:
-            table, positions = self._near_table(), shape.max_position_embeddings
-            near = self._near(table, subtract_places(graph, places, positions=positions))
+            table, positions = self._local_table(), shape.max_position_embeddings
+            near = self._local_bias(table, subtract_places(graph, places, positions=positions))
         state = self._rows.enter(self._embed("input_ids"))
         for layer in range(shape.num_hidden_layers):
             kind = shape.attention(layer)
@@ -301,5 +301,5 @@ class _FusedWriter(_ModernBertWriter):
                 heads=shape.num_attention_heads,
                 bias=near if kind == _LOCAL else "",
             )
-            state = self._feed(layer, context, state)
+            state = self._feed_forward(layer, context, state)
         self._rows.leave(self._norm("final_norm", state), output)

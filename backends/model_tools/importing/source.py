@@ -96,7 +96,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         """
         path = self.folder / folder / _WEIGHTS
         if not path.is_file():
-            raise StartProblem(f"`{path}` is missing{_instead(path.parent)}")
+            raise StartProblem(f"`{path}` is missing{_unusable_weights(path.parent)}")
         return self._read(path)
 
     def pooling(self) -> Pooling:
@@ -114,7 +114,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         index = self.folder / _SHARDS
         if not index.is_file():
             raise StartProblem(
-                f"`{self.folder}` has neither `model.onnx` nor `{_WEIGHTS}`{_instead(self.folder)}"
+                f"`{self.folder}` has neither `model.onnx` nor `{_WEIGHTS}`"
+                f"{_unusable_weights(self.folder)}"
             )
         places = read_json(index).get("weight_map")
         if not isinstance(places, dict) or not all(_is_beside(name) for name in places.values()):
@@ -253,7 +254,7 @@ def check_content(path: Path) -> None:
             raise StartProblem(f"`{path}` is a pointer of Git LFS: fetch it with `git lfs pull`")
 
 
-def _instead(folder: Path) -> str:
+def _unusable_weights(folder: Path) -> str:
     """Return which unusable weights a folder has, and what to do about it."""
     remedy = "save the model with `save_pretrained(folder, safe_serialization=True)`"
     pickle = next((name for name in _PICKLES if (folder / name).is_file()), None)

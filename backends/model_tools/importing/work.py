@@ -73,7 +73,7 @@ def import_model(
         with open_staging(root, _STAGING) as staging:
             source = open_source(folder, given)
             if variant is not None and variant.judge is None:
-                given, variant = _as_it_is(source, variant, given), None
+                given, variant = _with_half_profile(source, variant, given), None
             left_out = check_leftovers(source, files or files_of(folder), ignored)
             origin, info = _convert(source, staging, name, given)
             model = read_catalogue(staging).models[name]
@@ -97,7 +97,7 @@ def import_model(
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
 
 
-def _as_it_is(
+def _with_half_profile(
     source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """Return the fields with the precision of a graph that is in fp16 already.

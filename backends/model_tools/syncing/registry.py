@@ -59,7 +59,7 @@ class RegistryStore:
     def manifest(self, reference: str) -> tuple[str, bytes]:
         """Return a manifest; see `ArtifactStore`."""
         what = f"the manifest `{reference}`"
-        with self._asked("GET", f"manifests/{reference}", {"Accept": _ACCEPT}) as response:
+        with self._request("GET", f"manifests/{reference}", {"Accept": _ACCEPT}) as response:
             self._check(response, what, _OK)
             content = read_document(response.iter_bytes(), f"{self._where}: {what}")
         said = response.headers.get("docker-content-digest") or sha256(content)
@@ -69,7 +69,7 @@ class RegistryStore:
         """Yield a blob; see `ArtifactStore`."""
         own = {"Range": f"bytes={start}-"} if start else {}
         headers = {"Accept-Encoding": "identity", **own}
-        with self._asked("GET", f"blobs/{digest}", headers) as response:
+        with self._request("GET", f"blobs/{digest}", headers) as response:
             if start and response.status_code in (_OK, _OUT_OF_RANGE):
                 return
             self._check(response, f"the blob `{digest}`", _PARTIAL if start else _OK)
@@ -78,27 +78,27 @@ class RegistryStore:
 
     def has(self, digest: str, size: int) -> bool:
         """Return whether a blob is there; see `ArtifactStore`."""
-        with self._asked("HEAD", f"blobs/{digest}") as response:
+        with self._request("HEAD", f"blobs/{digest}") as response:
             said = response.headers.get("content-length", str(size))
             return response.status_code == _OK and said == str(size)
 
     def put_blob(self, digest: str, path: Path) -> None:
         """Store a blob; see `ArtifactStore`."""
-        with self._asked("POST", "blobs/uploads/") as began:
+        with self._request("POST", "blobs/uploads/") as began:
             self._check(began, "an upload", 202)
-            place = self._led(self._base, began).copy_merge_params({"digest": digest})
+            place = self._redirect_target(self._base, began).copy_merge_params({"digest": digest})
         headers = {
             "Content-Type": "application/octet-stream",
             "Content-Length": str(path.stat().st_size),
         }
-        with path.open("rb") as file, self._asked("PUT", place, headers, file) as response:
+        with path.open("rb") as file, self._request("PUT", place, headers, file) as response:
             self._check(response, f"the blob `{digest}`", _CREATED)
 
     def put_manifest(self, digest: str, content: bytes, tag: str) -> None:
         """Store a manifest; see `ArtifactStore`."""
         for reference in (digest, tag):
             own = {"Content-Type": MANIFEST}
-            with self._asked("PUT", f"manifests/{reference}", own, content) as response:
+            with self._request("PUT", f"manifests/{reference}", own, content) as response:
                 self._check(response, f"the manifest `{reference}`", _CREATED)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class RegistryStore:
         self._client.close()
 
     @contextlib.contextmanager
-    def _asked(
+    def _request(
         self,
         method: str,
         place: str | httpx.URL,
@@ -128,7 +128,7 @@ class RegistryStore:
                     if method not in ("GET", "HEAD") or response.status_code not in _MOVED:
                         yield response
                         return
-                    url = self._led(url, response)
+                    url = self._redirect_target(url, response)
         raise SyncProblem(f"{self._where}: the registry redirects too often")
 
     def _send(
@@ -148,7 +148,7 @@ class RegistryStore:
         )
         return self._client.send(request, stream=True)
 
-    def _led(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
+    def _redirect_target(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
         """Return the target of a redirect."""
         target = url.join(response.headers.get("location", ""))
         if url.scheme == "https" and target.scheme != "https":

@@ -7,7 +7,6 @@ import msgspec
 
 from backends.errors import BackendError, StartProblem
 from backends.model_tools.tuning.memory import measure_memory
-from backends.model_tools.tuning.precision import Precision
 from backends.model_tools.tuning.profile import ELSEWHERE, PROVIDERS, Echo, Profile
 from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
@@ -16,8 +15,9 @@ from backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
     describe_report,
-    written,
+    temporary_graph,
 )
+from backends.model_tools.tuning.variant_maker import VariantMaker
 from backends.model_tools.tuning.variant_options import GateOptions
 from backends.qualification.golden_texts import read_golden
 from backends.qualification.text_runs import SpeedSample, measure_speed
@@ -70,7 +70,7 @@ def optimize(
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
     calibrate, judging = (subject.suited(part, texts) for part in read_golden(texts).split())
     gate = VariantGate(subject, judging, bounds=limits.bounds, min_speedup=limits.min_speedup)
-    work = Precision(subject, bounds=limits.bounds, echo=echo)
+    maker = VariantMaker(subject, bounds=limits.bounds, echo=echo)
     graphs: dict[str, bytes | None] = {}
     variants: list[VariantEntry] = []
     for profile in get_args(Profile):
@@ -79,7 +79,7 @@ def optimize(
             variants.append(VariantEntry(name=profile, reasons=[ELSEWHERE[profile]]))
         else:
             try:
-                graphs[profile], report = work.make(profile, gate, calibrate=calibrate)
+                graphs[profile], report = maker.make(profile, gate, calibrate=calibrate)
             except (BackendError, StartProblem) as error:
                 variants.append(VariantEntry(name=profile, reasons=[str(error)]))
             else:
@@ -115,7 +115,7 @@ def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None)
     most = subject.manifest.max_tokens
     if graph is None:
         return measure_memory(subject.graph, max_tokens=most)
-    with written(graph) as path:
+    with temporary_graph(graph) as path:
         return measure_memory(path, max_tokens=most)
 
 

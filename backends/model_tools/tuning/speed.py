@@ -29,7 +29,7 @@ from backends.model_tools.tuning.tuned_model import find_graph_model
 from backends.pipelines.ask import Pipeline
 from backends.qualification.form_trials import form_trials
 from backends.qualification.golden_texts import GoldenSet, default_texts
-from backends.qualification.judged import kind_of
+from backends.qualification.measures import kind_of
 from backends.qualification.qualify import Candidate, qualify
 from backends.qualification.records import MachineInfo, describe_machine
 from backends.qualification.tuned import TunedBatching, write_tuned

@@ -17,7 +17,7 @@ from backends.pipelines.head import read_head_weights
 from backends.qualification.forms import find_quickest
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import GoldenSet
-from backends.qualification.judged import kind_of, rank_scores
+from backends.qualification.measures import kind_of, rank_scores
 from backends.qualification.text_runs import TextBatch, make_batches, run_texts
 from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
@@ -41,7 +41,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds a `model` and the model of its graph, `below`: itself, or the encoder of a head.
 
     `graph` is the fp32 file that a backend opens here, the quickest form. `apply` turns the graph's
-    outputs into the values to compare, by `measure`. With `several`, each logit is a decision.
+    outputs into the values to compare, by `measure`. With `multi_label`, each logit is a decision.
     `dependents` names the other models that build on the graph. `rows` is the batch size.
     """
 
@@ -52,7 +52,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     measure: Measure
     reads_pairs: bool
     labels: list[str]
-    several: bool
+    multi_label: bool
     dependents: list[str]
     rows: int
     tokenizer: Tokenizer
@@ -126,7 +126,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         Raises:
             StartProblem: the model has no such label.
         """
-        if golden.labels is None or self.several or self.measure != "labels":
+        if golden.labels is None or self.multi_label or self.measure != "labels":
             return None
         columns = {label: place for place, label in enumerate(self.labels)}
         unknown = next((label for label in golden.labels if label not in columns), None)
@@ -198,7 +198,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         measure=measure,
         reads_pairs=reads_pairs,
         labels=labels,
-        several=getattr(manifest, "function", "") == "sigmoid",
+        multi_label=getattr(manifest, "function", "") == "sigmoid",
         dependents=[
             other.name
             for other in catalogue.models.values()

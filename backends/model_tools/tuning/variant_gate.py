@@ -122,7 +122,7 @@ def judge_answers(
         found,
         expected=expected,
         bounds=bounds,
-        several=subject.several,
+        multi_label=subject.multi_label,
         measure=subject.measure,
         owners=owners,
     )
@@ -145,7 +145,7 @@ def _few(batches: Sequence[TextBatch]) -> Sequence[TextBatch]:
 
 
 @contextmanager
-def written(graph: bytes) -> Iterator[Path]:
+def temporary_graph(graph: bytes) -> Iterator[Path]:
     """Write a graph to a temporary file, which exists while the context is open."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.onnx")

@@ -113,24 +113,24 @@ def make_variant(
     judge = wanted.golden_file()
     quiet_libraries()
     with needs_onnx("--precision"):
-        from backends.model_tools.tuning.precision import Precision  # noqa: PLC0415
         from backends.model_tools.tuning.publish import publish  # noqa: PLC0415
         from backends.model_tools.tuning.tuned_model import find_tuned_model  # noqa: PLC0415
         from backends.model_tools.tuning.variant_gate import (  # noqa: PLC0415
             VariantGate,
             describe_report,
         )
+        from backends.model_tools.tuning.variant_maker import VariantMaker  # noqa: PLC0415
     if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
         raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
     subject = find_tuned_model(read_catalogue(settings.models), name, settings)
     golden = subject.suited(read_golden(judge), judge)
-    work = Precision(subject, bounds=wanted.gate.bounds, echo=echo)
+    maker = VariantMaker(subject, bounds=wanted.gate.bounds, echo=echo)
     limits = wanted.gate
     gate = VariantGate(subject, golden, bounds=limits.bounds, min_speedup=limits.min_speedup)
     calibrate = None
     if wanted.calibrate is not None:
         calibrate = subject.suited(read_golden(wanted.calibrate), wanted.calibrate)
-    graph, report = work.make(wanted.precision, gate, calibrate=calibrate)
+    graph, report = maker.make(wanted.precision, gate, calibrate=calibrate)
     for line in describe_report(report):
         echo(line)
     if report.reasons:

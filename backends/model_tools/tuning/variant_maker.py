@@ -19,7 +19,7 @@ from backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
     judge_answers,
-    written,
+    temporary_graph,
 )
 from backends.qualification.gate import CHANGES, Bounds, Verdict
 from backends.qualification.golden_texts import GoldenSet
@@ -35,7 +35,7 @@ _MARGIN = 0.5
 T = TypeVar("T")
 
 
-class Precision:
+class VariantMaker:
     """Makes variants of one model."""
 
     def __init__(self, subject: TunedModel, *, bounds: Bounds, echo: Echo) -> None:
@@ -70,7 +70,7 @@ class Precision:
         return graph, msgspec.structs.replace(report, products=products, float_products=floats)
 
     def _judge(self, gate: VariantGate, graph: bytes, profile: Profile) -> VariantReport:
-        with written(graph) as path:
+        with temporary_graph(graph) as path:
             return gate.judge(path, profile=profile)
 
     def _quantize(
@@ -131,7 +131,7 @@ class Precision:
         return content
 
     def _answers(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
-        with written(graph) as path:
+        with temporary_graph(graph) as path:
             executor = self._subject.open(path)
         return self._subject.answers(executor, batches)[0]
 
