@@ -93,7 +93,7 @@ class Encoder:
 
     def prepare(
         self, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
-    ) -> "PreparedQuery":
+    ) -> PreparedQuery:
         """Return `texts` with their prompts; texts with far too many characters are truncated.
 
         Raises:
@@ -106,7 +106,7 @@ class Encoder:
         return PreparedQuery(texts=parts, are_cut=are_cut)
 
     def check(
-        self, prepared: "PreparedQuery", encodings: Sequence[Encoding], caller: RowCaller
+        self, prepared: PreparedQuery, encodings: Sequence[Encoding], caller: RowCaller
     ) -> None:
         """Check the encodings of prepared texts, and note truncations in `caller`.
 

@@ -94,8 +94,7 @@ def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fa
     digest = hashlib.blake2b()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        first, *_ = parts = name.split("/")
-        if not path.is_file() or any(map(_is_hidden, parts)) or without(first):
+        if not path.is_file() or is_hidden(name) or without(name.partition("/")[0]):
             continue
         try:
             with path.open("rb") as file:
@@ -118,6 +117,6 @@ def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
     return hashlib.blake2b(msgspec.json.encode(found, order="deterministic")).hexdigest()
 
 
-def _is_hidden(part: str) -> bool:
-    """Whether a file is not part of the model: a hidden file, or Python bytecode."""
-    return part.startswith(".") or part == "__pycache__"
+def is_hidden(path: str) -> bool:
+    """Whether a file is not part of a model: hidden, in a hidden folder, or Python bytecode."""
+    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))

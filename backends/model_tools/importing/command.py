@@ -9,7 +9,11 @@ import click
 
 from backends.errors import StartProblem
 from backends.executors.padded_batch import INPUTS
-from backends.model_tools.tuning.variant_options import VariantOptions, variant_options
+from backends.model_tools.tuning.variant_options import (
+    VariantOptions,
+    needs_onnx,
+    variant_options,
+)
 from backends.settings import quiet_libraries, read_settings
 
 _OUTPUTS = ("logits", "pooled", "tokens")
@@ -73,15 +77,9 @@ def import_command(
     if data_dir is not None:
         raise StartProblem("`--data-dir` is used only with `--reload`; add `--reload`")
     quiet_libraries()
-    try:
-        # Serving a model does not need the package `onnx`, so it may be missing.
+    with needs_onnx("models import"):
         from backends.model_tools.importing.hub import find_folder  # noqa: PLC0415
         from backends.model_tools.importing.work import import_model  # noqa: PLC0415
-    except ImportError as error:
-        raise StartProblem(
-            f"`models import` needs the package `{error.name}`: install it with "
-            f"`pip install {error.name}`"
-        ) from None
     settings = read_settings(models=models)
     found = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()

@@ -14,10 +14,9 @@ from google.protobuf.message import DecodeError
 from onnx import external_data_helper
 
 from backends.errors import StartProblem
-from backends.model_tools.importing.source import CheckpointFolder, read_json
+from backends.model_tools.importing.source import SHARDS, WEIGHTS, CheckpointFolder, read_json
 from backends.repository.sentence_modules import module_folders
 
-WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
     *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),

@@ -20,7 +20,7 @@ from backends.repository.sentence_modules import FILE as MODULES, SentenceModule
 from backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
-_WEIGHTS, _SHARDS = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 _MANIFEST = "model.yaml"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
@@ -94,7 +94,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StartProblem: there are no weights, or they cannot be read.
         """
-        path = self.folder / folder / _WEIGHTS
+        path = self.folder / folder / WEIGHTS
         if not path.is_file():
             raise StartProblem(f"`{path}` is missing{_unusable_weights(path.parent)}")
         return self._read(path)
@@ -109,12 +109,12 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         return simple.get(modes[0], "mean") if len(modes) == 1 else "mean"
 
     def _read_weights(self) -> Weights:
-        if (self.folder / _WEIGHTS).is_file():
-            return self._read(self.folder / _WEIGHTS)
-        index = self.folder / _SHARDS
+        if (self.folder / WEIGHTS).is_file():
+            return self._read(self.folder / WEIGHTS)
+        index = self.folder / SHARDS
         if not index.is_file():
             raise StartProblem(
-                f"`{self.folder}` has neither `model.onnx` nor `{_WEIGHTS}`"
+                f"`{self.folder}` has neither `model.onnx` nor `{WEIGHTS}`"
                 f"{_unusable_weights(self.folder)}"
             )
         places = read_json(index).get("weight_map")

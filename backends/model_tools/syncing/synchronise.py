@@ -24,6 +24,7 @@ from backends.model_tools.syncing.manifest import (
 )
 from backends.model_tools.syncing.stores import ArtifactStore
 from backends.repository.last_good import read_last_good
+from backends.repository.model import is_hidden
 from backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 
 _STAGING = ".synchronising"
@@ -278,11 +279,6 @@ def _files_of(root: Path, unit: str) -> dict[str, Path]:
 def _state(files: Mapping[str, Path]) -> _State:
     found = {path: each.stat() for path, each in files.items()}
     return {path: (each.st_ino, each.st_size, each.st_mtime_ns) for path, each in found.items()}
-
-
-def is_hidden(path: str) -> bool:
-    """Return whether a file is not part of a model: a hidden file, or Python bytecode."""
-    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))
 
 
 def _remove_empty(folder: Path, model: Path) -> None:

@@ -142,7 +142,9 @@ def make_variant(
 
 @contextmanager
 def needs_onnx(what: str) -> Iterator[None]:
-    """Turn a missing package into a one-line error; `what` needs the package.
+    """Turn a missing package into a one-line error that says that `what` needs it.
+
+    Serving a model does not need `onnx`, so it may be missing.
 
     Raises:
         StartProblem: a package is not installed.
