@@ -33,7 +33,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     output: OutputKind = OutputKind.POOLED
 
 
-def answer(
+def certified_outputs(
     executor: ModelExecutor, encode: Encode, output: OutputKind = OutputKind.POOLED
 ) -> list[list[float]]:
     """Return a variant's output for a few texts, each run alone; token vectors are concatenated."""

@@ -166,8 +166,8 @@ def _judge(
     threads = max(1, usable_cores() // 2)
     reference = OnnxExecutor(alone, worker_threads=threads, wide=False)
     candidate = open_executor(half)
-    before, owners = _answers(subject, reference, rows)
-    after, _ = _answers(subject, candidate, rows)
+    before, owners = _outputs(subject, reference, rows)
+    after, _ = _outputs(subject, candidate, rows)
     measure, _ = kind_of(subject.manifest)
     return judge(
         before,
@@ -199,7 +199,7 @@ def _read_texts(subject: HalfSubject) -> tuple[GoldenSet, list[Encoding]]:
     return golden.take(read), [rows[place] for place in read]
 
 
-def _answers(
+def _outputs(
     subject: HalfSubject, executor: ModelExecutor, rows: Sequence[Encoding]
 ) -> tuple[FloatArray, IntArray]:
     """Return the outputs to compare, and the index of the row of each line."""

@@ -45,20 +45,20 @@ def compare_command(
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
     # Imported late, because the modules are heavy.
-    from backends.model_tools.comparing.answers import (  # noqa: PLC0415
-        compare_answers,
+    from backends.model_tools.comparing.reference import reference_results  # noqa: PLC0415
+    from backends.model_tools.comparing.results import (  # noqa: PLC0415
+        compare_results,
         describe_difference,
     )
-    from backends.model_tools.comparing.reference import reference_answers  # noqa: PLC0415
-    from backends.model_tools.comparing.served import served_answers  # noqa: PLC0415
+    from backends.model_tools.comparing.served import served_results  # noqa: PLC0415
 
     task = _find_task(settings, name)
     measure: Measure = _MEASURES.get(task, "labels")
     golden = read_golden(texts).suited_to(measure, reads_pairs=task is Task.RERANK)
-    expected = reference_answers(folder, task, golden.texts)
-    served = served_answers(settings, name, golden.texts, task)
+    expected = reference_results(folder, task, golden.texts)
+    served = served_results(settings, name, golden.texts, task)
     try:
-        found = compare_answers(served, expected, tolerance=tolerance)
+        found = compare_results(served, expected, tolerance=tolerance)
     except ValueError as error:
         raise StartProblem(f"`{name}` was not made from `{folder}`: {error}") from None
     click.echo(f"task                   {task}")

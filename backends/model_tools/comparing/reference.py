@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from backends.errors import StartProblem
-from backends.model_tools.comparing.answers import Answers, Entity
+from backends.model_tools.comparing.results import Entity, Results
 from backends.protocol import Task
 from backends.types import Text
 
 
-def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answers:
+def reference_results(folder: Path, task: Task, texts: Sequence[Text]) -> Results:
     """Return the results of transformers, or of sentence-transformers, with a checkpoint.
 
     Raises:
@@ -23,7 +23,7 @@ def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answer
     if not folder.is_dir():
         raise StartProblem(f"`--folder {folder}`: there is no such folder")
     try:
-        return _ANSWERERS[task](str(folder), texts)
+        return _FUNCTIONS[task](str(folder), texts)
     except ImportError as error:
         raise StartProblem(
             f"`models compare` needs the reference library `{error.name}`, which is not installed; "
@@ -34,19 +34,19 @@ def reference_answers(folder: Path, task: Task, texts: Sequence[Text]) -> Answer
         raise StartProblem(f"`{folder}`: the reference library failed: {reason[0]}") from None
 
 
-def _classify(folder: str, texts: Sequence[Text]) -> Answers:
+def _classify(folder: str, texts: Sequence[Text]) -> Results:
     classify = _pipeline("text-classification", folder)
     scores = []
     for text in texts:
         item = text if isinstance(text, str) else {"text": text[0], "text_pair": text[1]}
         found = classify(item, top_k=None, truncation=True)
         scores.append({label["label"]: float(label["score"]) for label in found})
-    return Answers(scores=scores)
+    return Results(scores=scores)
 
 
-def _find_entities(folder: str, texts: Sequence[Text]) -> Answers:
+def _find_entities(folder: str, texts: Sequence[Text]) -> Results:
     find = _pipeline("token-classification", folder, aggregation_strategy="simple")
-    return Answers(
+    return Results(
         entities=[
             [
                 Entity(
@@ -62,18 +62,18 @@ def _find_entities(folder: str, texts: Sequence[Text]) -> Answers:
     )
 
 
-def _embed(folder: str, texts: Sequence[Text]) -> Answers:
+def _embed(folder: str, texts: Sequence[Text]) -> Results:
     library = importlib.import_module("sentence_transformers")
     model = library.SentenceTransformer(folder, device="cpu")
     vectors = model.encode(list(texts), normalize_embeddings=True, show_progress_bar=False)
-    return Answers(vectors=np.asarray(vectors, dtype=np.float32))
+    return Results(vectors=np.asarray(vectors, dtype=np.float32))
 
 
-def _rank(folder: str, texts: Sequence[Text]) -> Answers:
+def _rank(folder: str, texts: Sequence[Text]) -> Results:
     library = importlib.import_module("sentence_transformers")
     model = library.CrossEncoder(folder, device="cpu")
     scores = model.predict([tuple(text) for text in texts], show_progress_bar=False)
-    return Answers(scores=[{"score": float(score)} for score in np.ravel(scores)])
+    return Results(scores=[{"score": float(score)} for score in np.ravel(scores)])
 
 
 def _pipeline(task: str, folder: str, **options: Any) -> Any:
@@ -82,7 +82,7 @@ def _pipeline(task: str, folder: str, **options: Any) -> Any:
     )
 
 
-_ANSWERERS: Mapping[Task, Callable[[str, Sequence[Text]], Answers]] = MappingProxyType(
+_FUNCTIONS: Mapping[Task, Callable[[str, Sequence[Text]], Results]] = MappingProxyType(
     {
         Task.CLASSIFY: _classify,
         Task.ENTITIES: _find_entities,

@@ -98,7 +98,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return the rows of texts in batches."""
         return make_batches(self.encode(texts), size=self.rows, output=self.output)
 
-    def answers(
+    def outputs(
         self, executor: ModelExecutor, batches: Sequence[TextBatch]
     ) -> tuple[FloatArray, IntArray]:
         """Return the values to compare for every text, and the index of the text of each line."""

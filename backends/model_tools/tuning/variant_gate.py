@@ -11,7 +11,7 @@ import numpy as np
 from backends.executors.base import ModelExecutor
 from backends.model_tools.tuning.profile import Profile
 from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.qualification.certificate import answer
+from backends.qualification.certificate import certified_outputs
 from backends.qualification.gate import CHANGES, Bounds, Verdict, judge
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.invariance import Invariance, measure_invariance
@@ -61,7 +61,7 @@ class VariantGate:
         self._groups = against.groups
         self._fp32 = subject.open(subject.graph)
         self._batches = subject.batches(against.texts)
-        self._reference, self._owners = subject.answers(self._fp32, self._batches)
+        self._reference, self._owners = subject.outputs(self._fp32, self._batches)
 
     @property
     def reference_runs(self) -> tuple[ModelExecutor, Sequence[TextBatch]]:
@@ -72,8 +72,8 @@ class VariantGate:
         """Compare a graph with the fp32 graph."""
         subject = self._subject
         candidate = subject.open(graph, profile)
-        found, _ = subject.answers(candidate, self._batches)
-        verdict = judge_answers(
+        found, _ = subject.outputs(candidate, self._batches)
+        verdict = judge_outputs(
             subject,
             self._reference,
             found,
@@ -97,7 +97,7 @@ class VariantGate:
             speedup=speedup.ratio,
             least_speedup=speedup.at_least,
             machine=describe_machine(),
-            expected=answer(candidate, subject.encode_ids, subject.output),
+            expected=certified_outputs(candidate, subject.encode_ids, subject.output),
             output=subject.output,
             reasons=[
                 *verdict.reasons,
@@ -107,7 +107,7 @@ class VariantGate:
         )
 
 
-def judge_answers(
+def judge_outputs(
     subject: TunedModel,
     reference: FloatArray,
     found: FloatArray,

@@ -18,7 +18,7 @@ from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
-    judge_answers,
+    judge_outputs,
     temporary_graph,
 )
 from backends.qualification.gate import CHANGES, Bounds, Verdict
@@ -103,13 +103,13 @@ class VariantMaker:
         fp32 = self._subject.open(self._subject.graph)
         whole = self._subject.batches(sample.texts)
         few = self._subject.batches(_spread(sample.texts, _DAMAGE_TEXTS))
-        reference, owners = self._subject.answers(fp32, whole)
-        reference_few, _ = self._subject.answers(fp32, few)
+        reference, owners = self._subject.outputs(fp32, whole)
+        reference_few, _ = self._subject.outputs(fp32, few)
         groups = owners if sample.groups is None else sample.groups
 
         def flips(kept: frozenset[str]) -> float:
             graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
-            verdict = self._compare(reference, self._answers(graph, whole), groups)
+            verdict = self._compare(reference, self._outputs(graph, whole), groups)
             self._echo(
                 f"{len(kept)} of {len(plans)} products in float: {verdict.flips:.2%} "
                 f"{CHANGES[verdict.measure]}"
@@ -117,23 +117,23 @@ class VariantMaker:
             return max(verdict.flips, verdict.swaps or 0.0)
 
         def damage(name: str) -> float:
-            found = self._answers(self._build({name: plans[name]}), few)
+            found = self._outputs(self._build({name: plans[name]}), few)
             return float(np.abs(found - reference_few).mean())
 
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
 
     def _compare(self, reference: FloatArray, found: FloatArray, owners: IntArray) -> Verdict:
-        return judge_answers(self._subject, reference, found, owners=owners, bounds=self._bounds)
+        return judge_outputs(self._subject, reference, found, owners=owners, bounds=self._bounds)
 
     def _build(self, plans: dict[str, ProductPlan]) -> bytes:
         content: bytes = quantize(self._model, plans).SerializeToString()
         return content
 
-    def _answers(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
+    def _outputs(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
         with temporary_graph(graph) as path:
             executor = self._subject.open(path)
-        return self._subject.answers(executor, batches)[0]
+        return self._subject.outputs(executor, batches)[0]
 
 
 class _Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):

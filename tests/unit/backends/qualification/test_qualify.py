@@ -15,7 +15,7 @@ from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch
-from backends.qualification.certificate import FILE, answer
+from backends.qualification.certificate import FILE, certified_outputs
 from backends.qualification.qualify import RECORD, Candidate, qualify
 from backends.types import FloatArray, IntArray, OutputKind
 from testing.model_repository import DIMENSIONS, make_tokenizer, toy_graph
@@ -131,7 +131,7 @@ def test_a_variant_that_answers_otherwise_than_where_it_was_judged_is_refused(
 ) -> None:
     """As an int8 graph does where the CPU lacks the instructions it was judged with."""
     executor = DummyExecutor()
-    expected = np.array(answer(executor, encode))
+    expected = np.array(certified_outputs(executor, encode))
     certificate = tmp_path / FILE
     certificate.write_bytes(msgspec.json.encode({"expected": expected.tolist()}))
     assert qualify(candidate(tmp_path, executor))

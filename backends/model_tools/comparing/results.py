@@ -19,7 +19,7 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
     score: float
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class Results(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds a result for each text: scores by label, entities, or a vector of length one."""
 
     scores: list[dict[str, float]] | None = None
@@ -27,14 +27,14 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     vectors: FloatArray | None = None
 
 
-class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
+class ResultDifference(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how much results differ; `changed` holds the indices of texts whose results differ.
 
     Results differ if their first labels or entities differ, or if the cosine of their vectors is
     too small for the tolerance. `cosine` is the smallest cosine.
     """
 
-    answers: int
+    count: int
     largest: float
     changed: list[int]
     cosine: float | None = None
@@ -44,7 +44,7 @@ class AnswerDifference(msgspec.Struct, frozen=True, kw_only=True):
         return not self.changed and self.largest <= tolerance
 
 
-def compare_answers(served: Answers, expected: Answers, *, tolerance: float) -> AnswerDifference:
+def compare_results(served: Results, expected: Results, *, tolerance: float) -> ResultDifference:
     """Return the difference of two lists of results of one kind.
 
     Raises:
@@ -57,11 +57,11 @@ def compare_answers(served: Answers, expected: Answers, *, tolerance: float) -> 
     return _scores(served.scores or [], expected.scores or [])
 
 
-def describe_difference(found: AnswerDifference) -> list[str]:
+def describe_difference(found: ResultDifference) -> list[str]:
     """Return the lines that describe a difference."""
     shown = ", ".join(str(number + 1) for number in found.changed[:_SHOWN])
     lines = {
-        "results": str(found.answers),
+        "results": str(found.count),
         "largest difference": f"{found.largest:.2g}",
         "least cosine": "" if found.cosine is None else f"{found.cosine:.7f}",
         "different results": str(len(found.changed)),
@@ -70,7 +70,7 @@ def describe_difference(found: AnswerDifference) -> list[str]:
     return [f"{title:22} {value}" for title, value in lines.items() if value]
 
 
-def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) -> AnswerDifference:
+def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) -> ResultDifference:
     labels = set(expected[0]) if expected else set()
     if served and set(served[0]) != labels:
         here, there = ", ".join(sorted(served[0])), ", ".join(sorted(labels))
@@ -81,10 +81,10 @@ def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) ->
         best = max(found, key=found.__getitem__)
         if max(right.values()) - right[best] > _TIE:
             changed.append(number)
-    return AnswerDifference(answers=len(expected), largest=largest, changed=changed)
+    return ResultDifference(count=len(expected), largest=largest, changed=changed)
 
 
-def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> AnswerDifference:
+def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> ResultDifference:
     largest, changed = 0.0, []
     for number, (found, right) in enumerate(zip(served, expected, strict=True)):
         places = [(entity.label, entity.start, entity.end) for entity in right]
@@ -93,10 +93,10 @@ def _entities(served: list[list[Entity]], expected: list[list[Entity]]) -> Answe
             continue
         apart = [abs(one.score - other.score) for one, other in zip(found, right, strict=True)]
         largest = max([largest, *apart])
-    return AnswerDifference(answers=len(expected), largest=largest, changed=changed)
+    return ResultDifference(count=len(expected), largest=largest, changed=changed)
 
 
-def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> AnswerDifference:
+def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> ResultDifference:
     if served.shape != expected.shape:
         raise ValueError(
             f"the model's vectors have {served.shape[1]} values, but the checkpoint's have "
@@ -105,8 +105,8 @@ def _vectors(served: FloatArray, expected: FloatArray, tolerance: float) -> Answ
     cosines = (served * expected).sum(axis=1)
     # The cosine of two vectors of length one whose distance is `tolerance`.
     least = 1 - tolerance**2 / 2 - np.finfo(np.float32).eps
-    return AnswerDifference(
-        answers=len(expected),
+    return ResultDifference(
+        count=len(expected),
         largest=float(np.abs(served - expected).max()),
         changed=np.flatnonzero(~(cosines >= least)).tolist(),
         cosine=float(cosines.min()),
