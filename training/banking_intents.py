@@ -43,7 +43,6 @@ def main() -> None:
 
 
 def _read(path: Path) -> list[tuple[str, str]]:
-    """Return the texts of a file with their intents."""
     with path.open(encoding="utf-8", newline="") as file:
         return [(row["text"], row["category"]) for row in csv.DictReader(file)]
 

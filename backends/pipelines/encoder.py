@@ -143,7 +143,6 @@ class Encoder:
     async def _pair_rows(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool
     ) -> list[Encoding]:
-        """Return the encoding of each pair; see `pairs`."""
         texts = [(first, second) for second in seconds]
         parts = [self._read_text(text) for text in texts]
         begin = self._prompt + parts[0][0]

@@ -88,7 +88,6 @@ def _runtimes() -> list[str]:
 
 
 def _gpus() -> list[str]:
-    """Return the names of the NVIDIA GPUs that the driver lists."""
     try:
         texts = [path.read_text(encoding="utf-8") for path in sorted(_GPUS.glob("*/information"))]
     except (OSError, UnicodeDecodeError):

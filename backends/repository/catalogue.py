@@ -191,7 +191,6 @@ class _CatalogueReader:
         return models[name]
 
     def _note_missing(self, name: str, needed: str) -> None:
-        """Record that `name` cannot be served, because `needed` is broken or missing."""
         catalogue = self.catalogue
         is_broken = needed in catalogue.problems
         state = "is broken" if is_broken else "is not in the repository"
@@ -255,7 +254,6 @@ def _check_revisions(
 
 
 def _split(folder: Path, shares: Mapping[str, int]) -> Model:
-    """Return the model that splits its items among revisions."""
     # The order is fixed, because it decides which revision an item gets.
     arms = {f"{folder.name}@{number}": shares[number] for number in sorted(shares, key=int)}
     plan = hashlib.blake2b(repr(sorted(arms.items())).encode()).hexdigest()

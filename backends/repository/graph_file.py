@@ -92,7 +92,6 @@ class _Span:
         self.number = number
 
     def __iter__(self) -> Iterator[tuple[int, "_Span"]]:
-        """Yield the fields of a message, each with its field number."""
         at = self._start
         while at < self._end:
             key, at = self._varint(at)

@@ -290,7 +290,6 @@ class _ManifestInference:
                 self._set("rerank_function", *found)
 
     def _infer_pairs(self, graph: GraphFile) -> None:
-        """Infer how a pair of texts becomes one row."""
         takes = any(value.name == "token_type_ids" for value in graph.inputs)
         given = self._json(TOKENIZER_CONFIG)
         if takes and sends_types(self._config, given) is False:

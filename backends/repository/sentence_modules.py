@@ -138,8 +138,6 @@ def _listed(path: Path) -> list[tuple[str, str]]:
 
 
 class _Reader:
-    """Reads the modules of one folder in order."""
-
     def __init__(self, files: Files) -> None:
         self._files = files
         self._pooling: dict[str, Any] = {}

@@ -65,7 +65,6 @@ class _Reader:
             found.setdefault(written, []).extend(self._values(depth))
 
     def _values(self, depth: int) -> list[Any]:
-        """Read the value or values after a field's name."""
         kind, written = self._next()
         has_colon = (kind, written) == ("mark", ":")
         if has_colon:

@@ -132,7 +132,6 @@ def _names() -> list[str]:
 
 
 def _sizes(root: Path) -> dict[str, int]:
-    """Return the size of each file of the models."""
     return {
         path.relative_to(root).as_posix(): path.stat().st_size
         for name in _names()

@@ -71,8 +71,6 @@ def build_bert(
 
 
 class _BertWriter:
-    """Writes the nodes of one encoder in order."""
-
     def __init__(self, shape: BertShape, form: GraphForm, graph: GraphBuilder) -> None:
         self._shape = shape
         self._form = form

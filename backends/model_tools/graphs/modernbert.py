@@ -141,7 +141,6 @@ class _ModernBertWriter:
         return self._norm(f"layers.{layer}.attn_norm", state) if layer else state
 
     def _projections(self, layer: int, *tokens: str) -> list[str]:
-        """Add query, key and value; each reads its own state."""
         prefix = f"layers.{layer}.attn.Wqkv"
         return [self._part(prefix, each, part, of=3) for part, each in enumerate(tokens)]
 

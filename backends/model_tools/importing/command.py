@@ -100,7 +100,6 @@ def import_command(
 def _fields(
     inputs: Sequence[str], outputs: Sequence[str], labels: str | None, *, truncate: bool
 ) -> dict[str, Any]:
-    """Return the fields of a `model.yaml` that the options set."""
     fields: dict[str, Any] = {"truncate": True} if truncate else {}
     if inputs:
         fields["inputs"] = _pairs("--input", inputs, INPUTS)

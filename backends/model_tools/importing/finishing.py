@@ -119,7 +119,6 @@ def _check_numbers(model: ModelProto, path: Path, graph: Path) -> None:
 
 
 def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: CheckpointFolder) -> bool:
-    """Rename the mapped inputs to the names that every encoder has."""
     found = [value.name for value in model.graph.input]
     for ours, theirs in inputs.items():
         if ours not in INPUTS or theirs not in found:

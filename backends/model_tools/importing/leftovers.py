@@ -91,7 +91,6 @@ def check_leftovers(
 
 
 def _check_known(folder: Path, left: Iterable[str], known: Collection[str]) -> None:
-    """Refuse an ignored name that no file has."""
     for name in left:
         if not any(_is_left(each, [name]) for each in known):
             close = difflib.get_close_matches(name, known, n=1)

@@ -105,7 +105,6 @@ def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
 
 
 def _prune(model: ModelProto) -> None:
-    """Remove the nodes that no output needs."""
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
@@ -138,15 +137,12 @@ def _rename_value(model: ModelProto, old: str, new: str) -> None:
 
 
 class _SentenceWriter:
-    """Writes the nodes after an encoder in order."""
-
     def __init__(self, opset: int) -> None:
         self.graph = GraphBuilder({}, "fp32")
         self._opset = opset
         self._values = 0
 
     def add(self, operator: str, *inputs: str, **attributes: int) -> str:
-        """Add an operator; return the name of its output."""
         self._values += 1
         return self.graph.plain(
             operator, list(inputs), f"sentence.value.{self._values}", **attributes
@@ -202,7 +198,6 @@ class _SentenceWriter:
         return vectors[0] if len(vectors) == 1 else self.add("Concat", *vectors, axis=-1)
 
     def dense(self, state: str, module: DenseModule, weights: Weights, width: int | None) -> str:
-        """Add a linear layer and its activation."""
         matrix, bias = weights.get("linear.weight"), weights.get("linear.bias")
         shape = (module.outputs, module.inputs)
         fits = width in (None, module.inputs) and (bias is not None) is module.bias
@@ -223,7 +218,6 @@ class _SentenceWriter:
         return _ACTIVATIONS[name](self, product)
 
     def layer_norm(self, state: str, module: LayerNormModule, weights: Weights) -> str:
-        """Add a layer normalization."""
         parts = [weights.get("norm.weight"), weights.get("norm.bias")]
         if any(part is None or part.shape != (module.width,) for part in parts):
             raise ModelProblem(
@@ -243,7 +237,6 @@ class _SentenceWriter:
         return self.add("Div", state, length)
 
     def gelu(self, state: str) -> str:
-        """Add the exact form of GELU."""
         error = self.add("Erf", self.add("Mul", state, self.number(2.0**-0.5)))
         half = self.add("Mul", state, self.number(0.5))
         return self.add("Mul", half, self.add("Add", error, self.number(1.0)))

@@ -149,7 +149,6 @@ class RegistryStore:
         return self._client.send(request, stream=True)
 
     def _redirect_target(self, url: httpx.URL, response: httpx.Response) -> httpx.URL:
-        """Return the target of a redirect."""
         target = url.join(response.headers.get("location", ""))
         if url.scheme == "https" and target.scheme != "https":
             raise SyncProblem(

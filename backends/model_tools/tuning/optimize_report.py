@@ -87,7 +87,6 @@ def _cost(rows_per_second: float, price: float | None) -> str:
 
 
 def _details(entry: VariantEntry) -> list[str]:
-    """Return the measurements of a variant, and why it was refused."""
     lines = [f"- {reason}" for reason in entry.reasons]
     if entry.report is not None:
         verdict = describe_verdict(entry.report.verdict, entry.name)

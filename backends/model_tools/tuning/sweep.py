@@ -118,7 +118,6 @@ async def sweep_clients(
 
 
 def _median(points: Sequence[Point]) -> Point:
-    """Return the median of one setting's measurements."""
     return msgspec.structs.replace(
         points[0],
         rows_per_second=float(np.median([point.rows_per_second for point in points])),
