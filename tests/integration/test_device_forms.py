@@ -415,7 +415,8 @@ def test_the_gate_judges_the_quickest_form_and_publishes_it_with_all_others(tmp_
     assert report.verdict.logit_worst > 1e-4
     assert yaml.safe_load((folder / "model.yaml").read_bytes())["profile"] == "fp16"
     files = [
-        {each.name for each in place.glob("*.onnx")} for place in (subject.below.folder, folder)
+        {each.name for each in place.glob("*.onnx")}
+        for place in (subject.graph_model.folder, folder)
     ]
     assert files[0] == files[1]
     assert len(files[0]) > len(PADDED)

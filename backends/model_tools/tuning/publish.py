@@ -35,27 +35,27 @@ def publish(
         StartProblem: the repository cannot be written, or another model has the new name.
     """
     certificate = msgspec.json.format(msgspec.json.encode(report), indent=1)
-    model, below, profile = subject.model, subject.below, report.profile
+    model, graph_model, profile = subject.model, subject.graph_model, report.profile
     files = {FILE: certificate}
     if graph is not None:
         files[subject.manifest.graph] = graph
     try:
-        if below is model and not (subject.measure == "vectors" and subject.dependents):
+        if graph_model is model and not (subject.measure == "vectors" and subject.dependents):
             return [_write(models, model, {"profile": profile}, files)]
-        if below is model:
+        if graph_model is model:
             name = f"{model.name}-{profile}"[:_LONGEST_NAME]
             described = {"description": f"`{model.name}` in {profile}.", "profile": profile}
             _check_name(models / name, described["description"])
             return [_write(models, model, described, files, name=name)]
-        name = f"{below.name}-{profile}-{model.name}"[:_LONGEST_NAME]
+        name = f"{graph_model.name}-{profile}-{model.name}"[:_LONGEST_NAME]
         encoder = {
-            "description": f"`{below.name}` in {profile}, judged for `{model.name}`.",
+            "description": f"`{graph_model.name}` in {profile}, judged for `{model.name}`.",
             "profile": profile,
             "tasks": [],
         }
         _check_name(models / name, str(encoder["description"]))
         return [
-            _write(models, below, encoder, files, name=name),
+            _write(models, graph_model, encoder, files, name=name),
             _write(models, model, {"encoder": name}, {}),
         ]
     except OSError as error:

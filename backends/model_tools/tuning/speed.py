@@ -161,7 +161,7 @@ async def _tune(
         best = choose(batches)
         async with session.serve(best.batch_size, threads=best.threads) as pipeline:
 
-            async def ask(text: Text, client: int) -> object:
+            async def send(text: Text, client: int) -> object:
                 deadline = time.monotonic() + _DEADLINE
                 # Each client has its own scope, so that equal texts are computed separately.
                 caller = RowCaller(scope=f"client-{client}", deadline=deadline)
@@ -170,7 +170,7 @@ async def _tune(
                 return await pipeline.vectors([text], caller)
 
             texts = [text for text, _ in fitting]
-            clients = await sweep_clients(ask, texts, clients=CLIENTS, best=best, seconds=seconds)
+            clients = await sweep_clients(send, texts, clients=CLIENTS, best=best, seconds=seconds)
     return Sweep(
         model=model.name,
         provider=executor.provider,

@@ -36,8 +36,8 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     p95: float
 
 
-# Computes one text for the client with a number.
-AskOne = Callable[[Text, int], Awaitable[object]]
+# Sends one text as the client with the given number, and awaits the result.
+SendText = Callable[[Text, int], Awaitable[object]]
 
 
 def batch_sizes(provider: str, rows: Sequence[Encoding], *, max_tokens: int) -> list[int]:
@@ -96,7 +96,7 @@ def choose(points: Sequence[Point]) -> Point:
 
 
 async def sweep_clients(
-    ask: AskOne,
+    send: SendText,
     texts: Sequence[Text],
     *,
     clients: Sequence[int],
@@ -107,8 +107,8 @@ async def sweep_clients(
     """Measure every number of clients for `seconds`; each client sends one text after the other."""
     rounds = [
         [
-            await _ask_all(
-                ask, texts, count=count, best=best, seconds=seconds / _ROUNDS, clock=clock
+            await _measure_clients(
+                send, texts, count=count, best=best, seconds=seconds / _ROUNDS, clock=clock
             )
             for count in clients
         ]
@@ -162,8 +162,8 @@ def _measure(
     return Point(batch_size=size, threads=threads, rows_per_second=rate, p95=p95)
 
 
-async def _ask_all(
-    ask: AskOne,
+async def _measure_clients(
+    send: SendText,
     texts: Sequence[Text],
     *,
     count: int,
@@ -179,7 +179,7 @@ async def _ask_all(
         ended = started
         while ended - started < seconds:
             begun = clock()
-            await ask(next(source), number)
+            await send(next(source), number)
             ended = clock()
             took.append(ended - begun)
 

@@ -38,7 +38,7 @@ _ROWS_CPU, _ROWS_GPU = 8, 64
 
 
 class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds a `model` and the model of its graph, `below`: itself, or the encoder of a head.
+    """Holds a `model`, and the model that has its graph: itself, or the encoder of a head.
 
     `graph` is the fp32 file that a backend opens here, the quickest form. `apply` turns the graph's
     outputs into the values to compare, by `measure`. With `multi_label`, each logit is a decision.
@@ -46,7 +46,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
 
     model: Model
-    below: Model
+    graph_model: Model
     manifest: GraphManifest
     graph: Path
     measure: Measure
@@ -68,7 +68,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     def open(self, graph: Path, profile: str = "fp32") -> ModelExecutor:
         """Open another graph instead of the fp32 one, and run it in `profile`."""
-        source = graph_source(self.below, self.manifest)
+        source = graph_source(self.graph_model, self.manifest)
         # Without a digest, nothing is recorded beside the temporary file.
         source = msgspec.structs.replace(source, path=graph, digest="", profile=profile)
         executor = self.open_executor(source)
@@ -81,7 +81,9 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         On CUDA it is the quickest form in that precision. Other runtimes round the fp32 graph.
         """
-        source = msgspec.structs.replace(graph_source(self.below, self.manifest), profile=profile)
+        source = msgspec.structs.replace(
+            graph_source(self.graph_model, self.manifest), profile=profile
+        )
         rounds = profile in ROUNDING.get(self.provider, ())
         if not rounds and self.provider != "cuda":
             return None
@@ -159,7 +161,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         StartProblem: it does not exist, has no graph, or its graph is not in fp32.
     """
     model = find_model(catalogue, name)
-    below, graph, apply = _find_graph(catalogue, model)
+    graph_model, graph, apply = _find_graph(catalogue, model)
     manifest = model.manifest
     measure, reads_pairs = kind_of(manifest)
     labels = [] if isinstance(manifest, EncoderManifest) else list(getattr(manifest, "labels", []))
@@ -172,7 +174,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         )
     with ThreadPoolExecutor(1) as pool:
         # The pool is never used, because `encode_now` runs in the calling thread.
-        file = below.file(graph.tokenizer)
+        file = graph_model.file(graph.tokenizer)
         tokenizer = Tokenizer(
             file,
             pool=pool,
@@ -183,7 +185,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         )
     # Many graphs are opened, so they get no second session for single batches.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
-    source = graph_source(below, graph)
+    source = graph_source(graph_model, graph)
     served = find_quickest(
         source,
         provider=settings.provider,
@@ -192,7 +194,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     )
     return TunedModel(
         model=model,
-        below=below,
+        graph_model=graph_model,
         manifest=graph,
         graph=source.path.with_name(served.file),
         measure=measure,
@@ -202,7 +204,7 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         dependents=[
             other.name
             for other in catalogue.models.values()
-            if below.name in builds_on(other.manifest) and other.name != name
+            if graph_model.name in builds_on(other.manifest) and other.name != name
         ],
         rows=_ROWS_GPU if settings.provider in GPU_PROVIDERS else _ROWS_CPU,
         tokenizer=tokenizer,
@@ -236,11 +238,11 @@ def find_graph_model(catalogue: Catalogue, name: str) -> Model:
     model = find_model(catalogue, name)
     if isinstance(model.manifest, GraphManifest):
         return model
-    below = list(dict.fromkeys(builds_on(model.manifest)))
-    if len(below) != 1:
-        named = ", ".join(f"`{each}`" for each in below)
+    needed = list(dict.fromkeys(builds_on(model.manifest)))
+    if len(needed) != 1:
+        named = ", ".join(f"`{each}`" for each in needed)
         raise StartProblem(f"`{name}` has no graph; tune the models it builds on: {named}")
-    return find_graph_model(catalogue, below[0])
+    return find_graph_model(catalogue, needed[0])
 
 
 def _find_graph(
@@ -253,8 +255,10 @@ def _find_graph(
     if not isinstance(manifest, HeadManifest):
         named = ", ".join(f"`{each}`" for each in dict.fromkeys(builds_on(manifest)))
         raise StartProblem(f"`{model.name}` has no graph; tune the models it builds on: {named}")
-    below = find_model(catalogue, manifest.encoder)
-    if not isinstance(below.manifest, EncoderManifest):
-        raise StartProblem(f"`{below.name}`, which `{model.name}` builds on, is not an encoder")
-    weights = read_head_weights(model, manifest, inputs=below.manifest.dimensions)
-    return below, below.manifest, weights.apply
+    graph_model = find_model(catalogue, manifest.encoder)
+    if not isinstance(graph_model.manifest, EncoderManifest):
+        raise StartProblem(
+            f"`{graph_model.name}`, which `{model.name}` builds on, is not an encoder"
+        )
+    weights = read_head_weights(model, manifest, inputs=graph_model.manifest.dimensions)
+    return graph_model, graph_model.manifest, weights.apply

@@ -59,7 +59,7 @@ class VariantMaker:
             return None, gate.judge(form, profile=profile)
         if profile == "bf16":
             raise StartProblem(
-                f"`{self._subject.below.folder}` has no form in bf16 that runs here; "
+                f"`{self._subject.graph_model.folder}` has no form in bf16 that runs here; "
                 "import the model again"
             )
         if profile == "fp16" or calibrate is None:
