@@ -27,7 +27,9 @@ _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"
     "--folder", type=click.Path(path_type=Path), required=True, help="The model's checkpoint."
 )
 @click.option("--texts", type=_FILE, required=True, help="Texts: one per line, or CSV.")
-@click.option("--tolerance", default=1e-3, show_default=True, help="For scores and vectors.")
+@click.option(
+    "--tolerance", default=1e-3, show_default=True, help="Allowed difference of scores and vectors."
+)
 def compare_command(
     *,
     name: str,

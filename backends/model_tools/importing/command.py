@@ -25,8 +25,10 @@ _FOLDER = click.Path(path_type=Path)
 @click.option("--models", type=_FOLDER, help="Model repository directory.")
 @click.option("--name", help="Name of the model.  [default: the folder's name]")
 @click.option("--truncate", is_flag=True, help="Truncate long texts instead of refusing them.")
-@click.option("--input", "inputs", multiple=True, metavar="NAME=INPUT", help="Map a graph's input.")
-@click.option("--output", "outputs", multiple=True, metavar="KIND=OUTPUT", help="Map an output.")
+@click.option("--input", "inputs", multiple=True, metavar="NAME=INPUT", help="Use INPUT as NAME.")
+@click.option(
+    "--output", "outputs", multiple=True, metavar="KIND=OUTPUT", help="Use OUTPUT as KIND."
+)
 @click.option("--labels", help="Labels of the logits, in order, separated by commas.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out this file.")

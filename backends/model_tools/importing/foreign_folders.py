@@ -9,8 +9,8 @@ from backends.repository.sentence_modules import read_modules
 
 ADAPTER = "adapter_config.json"
 _MERGE = (
-    "is an adapter (such as LoRA) without its model; merge it with `merge_and_unload()`, save the "
-    "result and import that"
+    "is an adapter (such as LoRA), not a model; merge it into its model with "
+    "`merge_and_unload()`, save the result and import that"
 )
 _ONNX = "if it needs only token ids, export it to ONNX and import that"
 _KINDS: Mapping[str, str] = MappingProxyType(

@@ -43,7 +43,7 @@ _KNOWN = {
     "model_head.pkl": "the head of SetFit",
     "model_head.joblib": "the head of SetFit",
 }
-_STATE, _COPY = "state of its training", "a second copy of its weights"
+_STATE, _COPY = "training state", "a second copy of the weights"
 _WORDS = ("ForMaskedLM", "ForPreTraining")
 _TOLD = ("tasks", "outputs", "pooling")
 _MOST_NAMED = 3

@@ -23,10 +23,18 @@ _OPTIONS = (
     click.option("--judge", type=_FILE, help="Other texts, with labels, to judge the variant by."),
 )
 _BOUNDS = (
-    click.option("--max-flips", default=1.0, show_default=True, help="% of results that change."),
-    click.option("--max-loss", default=0.3, show_default=True, help="Loss of accuracy in points."),
-    click.option("--min-cosine", default=0.99, show_default=True, help="Cosine to fp32's vectors."),
-    click.option("--min-speedup", default=1.0, show_default=True, help="Speed relative to fp32."),
+    click.option(
+        "--max-flips", default=1.0, show_default=True, help="Results that may change, in %."
+    ),
+    click.option(
+        "--max-loss", default=0.3, show_default=True, help="Allowed loss of accuracy, in points."
+    ),
+    click.option(
+        "--min-cosine", default=0.99, show_default=True, help="Required cosine to fp32's vectors."
+    ),
+    click.option(
+        "--min-speedup", default=1.0, show_default=True, help="Required speed relative to fp32."
+    ),
 )
 
 
