@@ -25,7 +25,7 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.tuned_model import find_graph_model
+from backends.model_tools.tuning.tuned_model import find_graph_model, open_tokenizer
 from backends.pipelines.ask import Pipeline
 from backends.qualification.form_trials import form_trials
 from backends.qualification.golden_texts import GoldenSet, default_texts
@@ -39,7 +39,6 @@ from backends.repository.model import Model
 from backends.serving.loading import LoadingTools, graph_source, load_models, make_shared
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, OutputKind, Text
 
 _DEADLINE = 60.0
@@ -145,7 +144,7 @@ async def _tune(
         raise StartProblem(f"`{model.name}` has no graph of its own")
     output = _output(model, manifest)
     with ThreadPoolExecutor(settings.tokenizer_threads) as pool:
-        fitting = _fitting(model, manifest, given, pool)
+        fitting = _fitting(model, manifest, given)
         session = _TuningSession(settings, model, pool)
         async with session.serve(1, threads=settings.worker_threads):
             executor, rows = session.executor, [row for _, row in fitting]
@@ -190,7 +189,7 @@ def _output(model: Model, manifest: GraphManifest) -> OutputKind:
 
 
 def _fitting(
-    model: Model, manifest: GraphManifest, given: Sequence[Text] | None, pool: ThreadPoolExecutor
+    model: Model, manifest: GraphManifest, given: Sequence[Text] | None
 ) -> list[tuple[Text, Encoding]]:
     """Return the texts that fit the model, with their rows.
 
@@ -200,17 +199,8 @@ def _fitting(
     measure, reads_pairs = kind_of(manifest)
     texts = list(given if given is not None else default_texts())
     texts = GoldenSet(texts=texts).suited_to(measure, reads_pairs=reads_pairs).texts
-    cut = manifest.max_tokens if manifest.truncate else None
-    file = model.file(manifest.tokenizer)
-    tokenizer = Tokenizer(
-        file,
-        pool=pool,
-        truncate_to=cut,
-        lowercase=manifest.lowercase,
-        token_types=manifest.token_types,
-        split_special_tokens=manifest.split_special_tokens,
-    )
-    encoded = tokenizer.encode_now(texts)
+    truncate_to = manifest.max_tokens if manifest.truncate else None
+    encoded = open_tokenizer(model, manifest, truncate_to=truncate_to).encode_now(texts)
     fitting = [
         (text, row)
         for text, row in zip(texts, encoded, strict=True)

@@ -172,17 +172,6 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
             f"`{name}` runs in `{graph.profile}` already; to go back to the earlier revision, "
             f"remove the folder `{model.folder}`"
         )
-    with ThreadPoolExecutor(1) as pool:
-        # The pool is never used, because `encode_now` runs in the calling thread.
-        file = graph_model.file(graph.tokenizer)
-        tokenizer = Tokenizer(
-            file,
-            pool=pool,
-            truncate_to=graph.max_tokens,
-            lowercase=graph.lowercase,
-            token_types=graph.token_types,
-            split_special_tokens=graph.split_special_tokens,
-        )
     # Many graphs are opened, so they get no second session for single batches.
     opener = executor_opener(msgspec.structs.replace(settings, wide="never"))
     source = graph_source(graph_model, graph)
@@ -207,12 +196,26 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
             if graph_model.name in builds_on(other.manifest) and other.name != name
         ],
         rows=_ROWS_GPU if settings.provider in GPU_PROVIDERS else _ROWS_CPU,
-        tokenizer=tokenizer,
+        tokenizer=open_tokenizer(graph_model, graph, truncate_to=graph.max_tokens),
         apply=rank_scores if measure == "order" else apply,
         provider=settings.provider,
         bounds=batch_bounds(settings),
         open_executor=opener,
     )
+
+
+def open_tokenizer(model: Model, manifest: GraphManifest, *, truncate_to: int | None) -> Tokenizer:
+    """Return the tokenizer of a model, for use with `encode_now` only."""
+    # `encode_now` runs in the calling thread, so the pool may be closed.
+    with ThreadPoolExecutor(1) as pool:
+        return Tokenizer(
+            model.file(manifest.tokenizer),
+            pool=pool,
+            truncate_to=truncate_to,
+            lowercase=manifest.lowercase,
+            token_types=manifest.token_types,
+            split_special_tokens=manifest.split_special_tokens,
+        )
 
 
 def find_model(catalogue: Catalogue, name: str) -> Model:
