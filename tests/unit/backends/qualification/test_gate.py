@@ -28,7 +28,7 @@ def test_flips_over_the_bound_are_refused_with_their_number() -> None:
     verdict = judge(REFERENCE, flipped(20), bounds=Bounds(flips=0.01))
 
     assert verdict.reasons
-    assert verdict.reasons == ["2.00% of labels flip, 1.00% may"]
+    assert verdict.reasons == ["2.00% of labels flip, but only 1.00% may"]
 
 
 def test_accuracy_may_rise_but_not_fall() -> None:
