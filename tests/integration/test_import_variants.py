@@ -100,7 +100,7 @@ def test_each_kind_is_judged_by_what_it_is_used_for(
 
     assert result.exit_code == 1
     assert message in result.output
-    assert "200 texts are too few to know" in result.output.replace("queries", "texts")
+    assert "with 200 texts" in result.output.replace("queries", "texts")
     assert [path.name for path in (tmp_path / "m" / "mood").iterdir()] == ["1"]
 
 

@@ -318,7 +318,7 @@ SENTENCES: dict[str, tuple[Change, str, str]] = {
         f"2_Dense/{WEIGHTS}",
         "is a pickle",
     ),
-    "another width": (edit(DENSE, in_features=16), "", "`2_Dense`: its weights"),
+    "another width": (edit(DENSE, in_features=16), "", "`2_Dense`: the weights"),
     "an own activation": (edit(DENSE, activation_function="own.A"), "", "`own.A`"),
     "a residual": (edit(DENSE, use_residual=True), DENSE, "`use_residual`"),
     "vectors of tokens": (
