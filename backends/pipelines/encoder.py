@@ -295,7 +295,8 @@ class Encoder:
         if len(text) > most:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {len(text)} characters; at most {most} are accepted; split it",
+                f"the text has {len(text)} characters; at most {most} are accepted; send it in "
+                "parts",
             )
 
     def _spans(
@@ -316,13 +317,13 @@ class Encoder:
             raise ItemRefused(
                 "input_too_long",
                 f"the text has {tokens} tokens, which are {len(spans)} windows of `{self._name}`; "
-                f"at most {MAX_WINDOWS} windows are accepted; split the text",
+                f"at most {MAX_WINDOWS} windows are accepted; send it in parts",
             )
         if rows > 1 and len(spans) * rows > MAX_PAIRS:
             raise ItemRefused(
                 "input_too_long",
                 f"the text has {len(spans)} windows of `{self._name}` for each of {rows} labels "
-                f"or choices; at most {MAX_PAIRS} pairs are accepted; split the text, or send "
+                f"or choices; at most {MAX_PAIRS} pairs are accepted; send it in parts, or send "
                 "fewer labels or choices",
             )
         return spans

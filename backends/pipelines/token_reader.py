@@ -90,5 +90,5 @@ class TokenReader:
             raise ItemRefused(
                 "input_too_long",
                 f"the text has {len(text)} {unit}; `{self._name}` accepts at most {self._most}; "
-                "split it",
+                "send it in parts",
             )

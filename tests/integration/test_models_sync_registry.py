@@ -117,9 +117,9 @@ def test_what_came_over_https_does_not_leave_over_http(
     store = RegistryStore("registry.example", "models")
     (tmp_path / "file").write_bytes(b"x")
 
-    with pytest.raises(SyncProblem, match="leads from HTTPS to http://elsewhere"):
+    with pytest.raises(SyncProblem, match="from HTTPS to http://elsewhere"):
         store.put_blob(sha256(b"x"), tmp_path / "file")
-    with pytest.raises(SyncProblem, match="leads from HTTPS to http://elsewhere"):
+    with pytest.raises(SyncProblem, match="from HTTPS to http://elsewhere"):
         list(store.blob(sha256(b"x")))
     store.close()
 
